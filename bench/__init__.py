@@ -1,0 +1,1 @@
+"""One run of a model under an engine: spec, resolve, launch, loop, meters, record."""

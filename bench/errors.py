@@ -1,0 +1,52 @@
+"""Errors of the harness, each with the exit code that the command line gives it.
+
+BenchError                        6  internal
+├── UsageError                    2  bad input; the message says expected, found, what to change
+│   └── ConfigError               2  a configuration that cannot mean anything
+├── UnsupportedError              3  a valid run that cannot run here; a sweep prunes it with `reason`
+├── NothingMeasuredError          3  no run finished, or nothing could be kept (a full disk)
+└── NotComparableError            5  hardware, configuration or schema differ
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BenchError(Exception):
+    """Base of all errors that the harness raises on purpose."""
+
+    exit_code: ClassVar[int] = 6
+
+
+class UsageError(BenchError):
+    """The user must change something; nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration that is wrong on every machine."""
+
+
+class UnsupportedError(BenchError):
+    """A valid configuration that cannot run here. `rule` names the pruning rule, stable for tests."""
+
+    exit_code = 3
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(f"{reason} [{rule}]")
+        self.rule = rule
+        self.reason = reason
+
+
+class NothingMeasuredError(BenchError):
+    """No number came out: every run failed or was pruned, or the disk is full."""
+
+    exit_code = 3
+
+
+class NotComparableError(BenchError):
+    """The two sides differ in hardware, configuration or schema."""
+
+    exit_code = 5

@@ -1,0 +1,125 @@
+"""What is kept of one run: plain data, versioned, torch-free. Files and folders are `bench.store`'s.
+
+Raw samples are never edited. Everything that a formula makes out of them (`RunSummary`) carries the
+formula's name and is rebuilt by `bench.derive` whenever it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from bench.spec import ResolvedRun
+
+SCHEMA_VERSION = 1
+
+RunState = Literal[
+    "running",
+    "ok",
+    "out_of_memory",
+    "timeout",
+    "crashed",
+    "hang",
+    "nan",
+    "unstable",
+    "interrupted",
+    "unsupported",
+]
+FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One optimizer step as one rank saw it. One line of `steps.rank<N>.jsonl`.
+
+    step: 1-based. milliseconds: wall time of the step, data loading included. loss: mean over this
+    rank's microbatches, before the update. grad_norm: global, before clipping (same on all ranks).
+    tokens: consumed by this rank. wire_bytes: bytes this rank sent by the ring convention (gather
+    and scatter (n-1)/n of the full buffer, all-reduce twice that). rss_bytes: resident set after
+    the step. device_peak_bytes: the device allocator's peak so far, None on CPU.
+    """
+
+    step: int
+    milliseconds: float
+    loss: float
+    grad_norm: float | None
+    learning_rate: float
+    tokens: int
+    wire_bytes: int | None
+    rss_bytes: int
+    device_peak_bytes: int | None = None
+
+
+class RunStatus(BaseModel):
+    """`status.json`: written when the run starts, replaced atomically when it ends."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    state: RunState = "running"
+    reason: str = ""
+    exit_code: int | None = None
+    failed_rank: int | None = None
+    started_utc: str = ""
+    ended_utc: str | None = None
+    sweep: str | None = None
+    cell: str | None = None
+    repeat: int = 0
+    arm: str | None = None
+    code: str = ""
+    comparable_in_time: bool = True
+
+
+class SteadyWindow(BaseModel):
+    """Steps [first, last] (1-based, inclusive) that count; `stable` False means no number stands."""
+
+    first: int
+    last: int
+    stable: bool
+    method: str
+    reason: str = ""
+
+
+class RunSummary(BaseModel):
+    """Numbers derived from raw samples; None means not measured, never zero."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    formula: str
+    steady: SteadyWindow | None = None
+    step_milliseconds_median: float | None = None
+    step_milliseconds_p90: float | None = None
+    tokens_per_second: float | None = None
+    tflops_per_second_per_device: float | None = None
+    mfu: float | None = None
+    peak_tflops: float | None = None
+    final_loss: float | None = None
+    final_grad_norm: float | None = None
+    wire_bytes_per_step: float | None = None
+    rss_peak_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    memory_by_category_bytes: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run, read back. `problems` names what was damaged or missing; reading never raises it."""
+
+    run_id: str
+    resolved: ResolvedRun
+    status: RunStatus
+    environment: dict[str, Any]
+    steps: dict[int, list[StepSample]]
+    memory: dict[str, Any] | None = None
+    problems: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss per step, averaged over the ranks that have the step (only steps all ranks have)."""
+        if not self.steps:
+            return []
+        ranks = list(self.steps.values())
+        count = min(len(samples) for samples in ranks)
+        return [sum(samples[i].loss for samples in ranks) / len(ranks) for i in range(count)]
