@@ -1,0 +1,83 @@
+# Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
+#
+#   make demo | test | check | bench | gpu-check | nightly | venv | clean
+#
+# PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
+# VENV=path                 another environment than .venv
+# TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?=
+TORCH ?=
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help venv demo test check bench gpu-check nightly clean
+
+help:
+	@sed -n '2,8s/^# \{0,1\}//p' Makefile
+
+venv: $(STAMP)
+
+$(BIN)/python:
+	@chosen=""; \
+	for candidate in $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14; do \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    chosen="$$candidate"; break; \
+	  fi; \
+	done; \
+	if [ -z "$$chosen" ]; then \
+	  echo "expected: Python 3.11 or later with the venv module" >&2; \
+	  echo "found:    $$(python3 --version 2>&1 || true) as python3" >&2; \
+	  echo "change:   install one (Debian and Ubuntu: python3.11 and python3.11-venv) or name it: make venv PYTHON=/path/to/python3.11" >&2; \
+	  exit 2; \
+	fi; \
+	echo "making $(VENV) with $$chosen ($$("$$chosen" --version))"; \
+	"$$chosen" -m venv "$(VENV)"
+
+# torch goes in first: as a mere dependency the default index would serve its CUDA build, several GB.
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+	@if [ -n "$(TORCH)" ]; then \
+	  $(PIP) install -q -c constraints.txt "$(TORCH)"; \
+	elif ! $(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
+	  $(PIP) install -q "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
+	    echo "pip knows no CPU build of torch $(TORCH_VERSION); installing the default build, which may be several GB (README, Installation)"; \
+	    $(PIP) install -q -c constraints.txt "torch==$(TORCH_VERSION)"; }; \
+	fi
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: venv
+	@$(BIN)/mfsdp-bench run sweeps/quickstart.yaml --report
+
+test: venv
+	@$(BIN)/python -m pytest
+
+check: venv
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+nightly: venv
+	@$(BIN)/python -m pytest -m nightly
+
+bench: venv
+	@echo "make bench: not built yet. A side-by-side performance comparison needs repeated, interleaved runs and statistics, which this version lacks." >&2
+	@echo "What exists: 'make demo' (one run per cell) and 'mfsdp-bench compare'." >&2
+	@exit 3
+
+gpu-check: venv
+	@$(BIN)/python -c 'import sys, torch; \
+	  torch.cuda.is_available() or sys.exit("make gpu-check: torch sees no CUDA device on this machine (is a CUDA build of torch installed? make venv TORCH=torch==$(TORCH_VERSION))")'
+	@$(BIN)/python -m pytest -m "gpu or multigpu"
+
+clean:
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
