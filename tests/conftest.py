@@ -1,0 +1,27 @@
+"""What every test folder shares: skips with a reason, where a machine lacks what a test needs."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def cuda_device_count() -> int:
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
+    if not wanted:
+        return
+    devices = cuda_device_count()
+    for item in wanted:
+        needed = 2 if item.get_closest_marker("multigpu") else 1
+        if devices < needed:
+            reason = f"needs {needed} CUDA device(s), torch sees {devices}"
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,216 @@
+"""Toy models, each with one property that a sharded implementation gets wrong easily.
+
+Every model takes one tensor `[batch, features]` (or `[batch, channels, height, width]`) and is built
+with weights that depend on the seed alone. Sizes are chosen so that few of them divide by 2 or 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH = 6
+VOCABULARY = 11
+
+
+class Block(nn.Module):
+    """The unit of most models: a residual two-layer perceptron with a norm."""
+
+    def __init__(self, width: int = WIDTH, hidden: int = 10) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class LinearStack(nn.Module):
+    """Three units and a head that the root owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class TiedEmbedding(nn.Module):
+    """Embedding and output projection are one root-owned parameter, used first and last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.output(x)
+
+
+class Frozen(nn.Module):
+    """A unit with one frozen parameter, a unit frozen whole, and a trained one before both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 3)
+        self.blocks[1].up.weight.requires_grad_(False)
+        self.blocks[2].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class RawReader(nn.Module):
+    """Reads its child's weight without calling the child, as fused kernels do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.linear(x, self.inner.weight, self.inner.bias).tanh()
+
+
+class RootOwned(nn.Module):
+    """The root owns parameters that nobody's forward is called for: its own, and a raw-read child's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.reader = RawReader()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x * self.scale)
+        x = self.blocks[1](self.reader(x))
+        return self.head(x * self.scale)
+
+
+class ConvBlock(nn.Module):
+    """Row sizes of 27, 72 and 64 elements in one unit: no common multiple below 1728."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.second = nn.Conv2d(8, 4, 3)
+        self.linear = nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.second(F.gelu(self.first(x))))
+        return self.linear(x.flatten(1))
+
+
+class ConvLinear(nn.Module):
+    """One unit that mixes convolutions and a linear layer: row alignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = ConvBlock()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x).tanh())
+
+
+class UsedTwice(nn.Module):
+    """One unit runs twice in a forward pass, with another one between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = Block()
+        self.between = Block()
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.twice(self.between(self.twice(x))))
+
+
+class UnusedParameter(nn.Module):
+    """A unit whose extra branch takes no part in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks[0].extra = nn.Linear(WIDTH, 4)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A model, the classes that are its units, and the input of one microbatch."""
+
+    model: Callable[[], nn.Module]
+    units: tuple[type[nn.Module], ...]
+    inputs: Callable[[torch.Generator, torch.dtype], Tensor]
+
+
+def _features(generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(4, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def _tokens(generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randint(VOCABULARY, (2, 5), generator=generator)
+
+
+def _images(generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64).to(dtype)
+
+
+TOYS: dict[str, Toy] = {
+    "linear_stack": Toy(LinearStack, (Block,), _features),
+    "tied_embedding": Toy(TiedEmbedding, (Block,), _tokens),
+    "frozen": Toy(Frozen, (Block,), _features),
+    "root_owned": Toy(RootOwned, (Block,), _features),
+    "conv_linear": Toy(ConvLinear, (ConvBlock,), _images),
+    "used_twice": Toy(UsedTwice, (Block,), _features),
+    "unused_parameter": Toy(UnusedParameter, (Block,), _features),
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 7) -> nn.Module:
+    """The model with weights drawn in fp64 from `seed`, then rounded to `dtype`: equal on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = TOYS[name].model()
+    generator = torch.Generator().manual_seed(seed)
+    model.to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(drawn * 0.3)
+    return model
+
+
+def batch(name: str, rank: int, microbatch: int, dtype: torch.dtype, cycle: int = 0) -> Tensor:
+    """Input of one microbatch: different for every rank, microbatch and cycle."""
+    seed = 1_000_003 * cycle + 1_009 * rank + microbatch + 1
+    return TOYS[name].inputs(torch.Generator().manual_seed(seed), dtype)
+
+
+def loss(output: Tensor) -> Tensor:
+    """A scalar that depends on every output element, with curvature."""
+    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+    return (weights * output.float().square().to(output.dtype) + weights * output).mean()
