@@ -1,0 +1,101 @@
+"""The only place where tests build and drive the implementation under test. Runs inside a rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from oracle.models import TOYS, batch, build, loss
+from oracle.ranks import mesh
+from oracle.reference import Named
+
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+STYLES = ("no_sync", "auto_sync", "finish")
+
+
+@dataclass
+class Sharded:
+    """A toy model under test, and how to drive it. Every method is called on all ranks."""
+
+    name: str
+    group_size: int
+    dtype: torch.dtype
+    model: Any
+
+    def forward(self, microbatch: int = 0, cycle: int = 0) -> torch.Tensor:
+        """Loss of one microbatch of this rank."""
+        rank = mesh(self.group_size).get_local_rank("dp")
+        return loss(self.model(batch(self.name, rank, microbatch, self.dtype, cycle)))
+
+    def backward(self, microbatch: int = 0, cycle: int = 0) -> float:
+        """Forward and backward of one microbatch of this rank; returns the loss."""
+        value = self.forward(microbatch, cycle)
+        value.backward()
+        return float(value.detach())
+
+    def run_cycle(self, microbatches: int, cycle: int = 0, style: str = "no_sync") -> None:
+        """All microbatches of a cycle up to the finished gradient.
+
+        no_sync: all microbatches but the last inside `no_sync`, then `finish_grad_sync`.
+        auto_sync: `set_model_auto_sync` is switched on for the last one; nothing else is called.
+        finish: nobody says which microbatch is the last; `finish_grad_sync` must work that out.
+        """
+        for j in range(microbatches):
+            last = j == microbatches - 1
+            if style == "auto_sync":
+                self.model.set_model_auto_sync(last)
+            if style == "no_sync" and not last:
+                with self.model.no_sync():
+                    self.backward(j, cycle)
+            else:
+                self.backward(j, cycle)
+        if style != "auto_sync":
+            self.model.finish_grad_sync()
+
+    def parameters(self) -> Iterator[tuple[str, Any]]:
+        """Optimizer parameters under the names that the bare module gives them."""
+        for key, parameter in self.model.named_parameters():
+            yield key.removeprefix("module."), parameter
+
+    def full_gradient(self) -> Named:
+        """Gradient of every trainable parameter, put together from all shards (a collective)."""
+        return {key: gather_full(p.grad) for key, p in self.parameters() if p.requires_grad}
+
+    def full_parameters(self) -> Named:
+        """Main weights of every parameter, put together from all shards (a collective)."""
+        return {key: gather_full(p.detach()) for key, p in self.parameters()}
+
+    @contextmanager
+    def collectives(self) -> Iterator[Counter[tuple[str, str]]]:
+        """Counts what goes over the wire inside the block, by (operation, dtype)."""
+        start = len(self.model.wire_log)
+        counted: Counter[tuple[str, str]] = Counter()
+        yield counted
+        counted.update((r.operation, r.dtype) for r in list(self.model.wire_log)[start:])
+
+
+def shard(
+    name: str,
+    strategy: str | int,
+    group_size: int,
+    dtype: torch.dtype = torch.float32,
+    **arguments: Any,
+) -> Sharded:
+    """The toy model `name`, sharded; main weights have the model's dtype unless told otherwise."""
+    arguments.setdefault("sync_model_each_microbatch", False)
+    arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(main_params_dtype=dtype))
+    model = fully_shard_model(
+        build(name, dtype),
+        device_mesh=mesh(group_size),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=list(TOYS[name].units),
+        zero_dp_strategy=strategy,
+        **arguments,
+    )
+    return Sharded(name, group_size, dtype, model)

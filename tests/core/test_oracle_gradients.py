@@ -1,0 +1,68 @@
+"""The gradient that the optimizer is handed is the mean over ranks of the sum over microbatches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle.models import TOYS
+from oracle.ranks import GROUP_SIZES, RankPool
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, STYLES, shard
+
+pytestmark = pytest.mark.processes
+
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+def gradient_errors(
+    name: str, strategy: str, group_size: int, dtype: torch.dtype, style: str
+) -> dict[int, float]:
+    """Relative difference by number of microbatches, each with a fresh model."""
+    errors = {}
+    for microbatches in (1, 2, 3, 4):
+        subject = shard(name, strategy, group_size, dtype)
+        subject.run_cycle(microbatches, style=style)
+        expected = expected_gradient(name, group_size, microbatches, dtype)
+        errors[microbatches] = relative_difference(subject.full_gradient(), expected)
+    return errors
+
+
+def errors_of_three_cycles(name: str, strategy: str, group_size: int) -> list[float]:
+    subject = shard(name, strategy, group_size, torch.float64)
+    errors = []
+    for cycle in (0, 1, 2):
+        subject.run_cycle(2, cycle)
+        expected = expected_gradient(name, group_size, 2, torch.float64, cycle)
+        errors.append(relative_difference(subject.full_gradient(), expected))
+        subject.model.zero_grad_buffer()
+    return errors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", TOYS)
+def test_gradients_agree_with_the_reference_for_one_to_four_microbatches(
+    ranks: RankPool, name: str, strategy: str, group_size: int, dtype: torch.dtype
+) -> None:
+    for errors in ranks.run(gradient_errors, name, strategy, group_size, dtype, "no_sync"):
+        assert max(errors.values()) <= TOLERANCE[dtype], errors
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "no_sync"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_way_to_mark_the_last_microbatch_gives_the_same_gradient(
+    ranks: RankPool, strategy: str, style: str
+) -> None:
+    for errors in ranks.run(gradient_errors, "linear_stack", strategy, 2, torch.float64, style):
+        assert max(errors.values()) <= 1e-12, errors
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["tied_embedding", "root_owned"])
+def test_cycles_separated_by_zero_grad_are_independent(
+    ranks: RankPool, name: str, strategy: str, group_size: int
+) -> None:
+    for errors in ranks.run(errors_of_three_cycles, name, strategy, group_size):
+        assert max(errors) <= 1e-12, errors

@@ -1,0 +1,65 @@
+"""Parameters after optimizer steps, gradient norm and clipping equal a single process with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from oracle import reference
+from oracle.models import TOYS
+from oracle.ranks import GROUP_SIZES, RankPool
+from oracle.sharded import STRATEGIES, shard
+from torch import nn
+
+from mfsdp_core import clip_grad_norm_, fully_shard_optimizer
+
+pytestmark = pytest.mark.processes
+
+STEPS, MICROBATCHES = 3, 2
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def training_errors(
+    name: str, strategy: str, group_size: int, clip_norm: float | None
+) -> tuple[float, float]:
+    """Relative difference of the parameters after all steps, and largest one of the norms."""
+    subject = shard(name, strategy, group_size, torch.float64)
+    trainable = [p for p in subject.model.parameters() if p.requires_grad]
+    optimizer = fully_shard_optimizer(adamw(trainable))
+    norms = []
+    for step in range(STEPS):
+        subject.run_cycle(MICROBATCHES, cycle=step)
+        bound = float("inf") if clip_norm is None else clip_norm
+        norms.append(float(clip_grad_norm_(subject.model, bound)))
+        optimizer.step()
+        optimizer.zero_grad()
+    expected, expected_norms = reference.train(
+        name, group_size, MICROBATCHES, STEPS, adamw, clip_norm=clip_norm
+    )
+    worst_norm = max(abs(a / b - 1) for a, b in zip(norms, expected_norms, strict=True))
+    return reference.relative_difference(subject.full_parameters(), expected), worst_norm
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", TOYS)
+def test_parameters_after_three_adamw_steps_equal_the_reference(
+    ranks: RankPool, name: str, strategy: str, group_size: int
+) -> None:
+    for parameters, _ in ranks.run(training_errors, name, strategy, group_size, None):
+        assert parameters <= 1e-10
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["tied_embedding", "frozen"])
+def test_gradient_norm_and_clipping_equal_torch_on_the_full_gradient(
+    ranks: RankPool, name: str, strategy: str, group_size: int
+) -> None:
+    for parameters, norm in ranks.run(training_errors, name, strategy, group_size, 0.05):
+        assert norm <= 1e-12
+        assert parameters <= 1e-10
