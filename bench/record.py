@@ -83,7 +83,10 @@ class SteadyWindow(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """Numbers derived from raw samples; None means not measured, never zero."""
+    """Numbers derived from raw samples; None means not measured, never zero.
+
+    `notes` says in words what was withheld and why.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -101,6 +104,7 @@ class RunSummary(BaseModel):
     rss_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
     memory_by_category_bytes: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Peak arithmetic rates of known devices, for MFU.
+
+The key is the exact name that the driver reports, because substrings lie: "H100" names four parts
+with three peaks. A device that is not listed has no peak, and its MFU is null; guessing one is how
+dashboards came to show 563 %. A CPU has no entry on purpose: its peak depends on the clock that its
+vector units sustain, which no name tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TABLE_DATE = "2026-08"
+"""When the entries were last compared with their sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Dense peak (no structured sparsity) of one device, in TFLOP/s (1e12 per second).
+
+    `bf16_tflops` holds for fp16 too on every device listed. `fp8_tflops` None: no FP8 units.
+    """
+
+    device_name: str
+    form_factor: str
+    bf16_tflops: float
+    fp8_tflops: float | None
+    source: str
+    date: str = TABLE_DATE
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlopsUtilisation:
+    """`fraction` of the peak (1.0 is all of it), or None with the `reason` why there is none."""
+
+    fraction: float | None
+    peak_tflops: float | None
+    reason: str = ""
+
+
+_A100 = "NVIDIA A100 datasheet, dense column"
+_H100 = "NVIDIA H100 datasheet, sparse column halved"
+_H200 = "NVIDIA H200 datasheet, sparse column halved"
+_H20 = "published H20 specification sheets; NVIDIA has no public page for it"
+_L40S = "NVIDIA L40S datasheet, dense column"
+_BLACKWELL = "NVIDIA GB200 NVL72 and HGX B200 specification, sparse column halved"
+_MI300 = "304 compute units x 2048 FLOP per clock (ROCm MI300 architecture page) x 2.1 GHz"
+
+_PEAKS: tuple[Peak, ...] = (
+    Peak("NVIDIA A100-SXM4-40GB", "SXM4", 312.0, None, _A100),
+    Peak("NVIDIA A100-SXM4-80GB", "SXM4", 312.0, None, _A100),
+    Peak("NVIDIA A100-PCIE-40GB", "PCIe", 312.0, None, _A100),
+    Peak("NVIDIA A100 80GB PCIe", "PCIe", 312.0, None, _A100),
+    Peak("NVIDIA H100 80GB HBM3", "SXM5", 989.4, 1978.9, _H100),
+    Peak("NVIDIA H100 PCIe", "PCIe", 756.0, 1513.0, _H100),
+    Peak("NVIDIA H100 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H100),
+    Peak("NVIDIA GH200 480GB", "Grace Hopper", 989.4, 1978.9, _H100),
+    Peak("NVIDIA H200", "SXM5", 989.4, 1978.9, _H200),
+    Peak("NVIDIA H200 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H200),
+    Peak("NVIDIA H20", "SXM5", 148.0, 296.0, _H20),
+    Peak("NVIDIA L40S", "PCIe", 362.0, 733.0, _L40S),
+    Peak("NVIDIA B200", "HGX SXM6", 2250.0, 4500.0, _BLACKWELL),
+    Peak("NVIDIA GB200", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
+    Peak("NVIDIA GB300", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
+    Peak("AMD Instinct MI300X", "OAM", 1307.4, 2614.9, _MI300),
+    Peak("AMD Instinct MI325X", "OAM", 1307.4, 2614.9, _MI300),
+)
+# NVIDIA B300 is left out: published values conflict (2250 and 3500 TFLOP/s dense BF16).
+
+PEAKS: dict[str, Peak] = {peak.device_name: peak for peak in _PEAKS}
+
+
+def peak_tflops(device_name: str, dtype: str) -> Peak | None:
+    """The entry of `device_name` if its peak for `dtype` is known, else None.
+
+    Args:
+        device_name: exactly as the driver reports it; no substring, no change of case.
+        dtype: "bf16", "fp16" or "fp8". Any other has no entry: what fp32 products reach depends
+            on whether TF32 is switched on, which the name of the device does not tell.
+    """
+    peak = PEAKS.get(device_name)
+    if peak is None or rate_for(peak, dtype) is None:
+        return None
+    return peak
+
+
+def rate_for(peak: Peak, dtype: str) -> float | None:
+    """Dense TFLOP/s of `peak` in `dtype`, None where the table has no value."""
+    if dtype in ("bf16", "fp16"):
+        return peak.bf16_tflops
+    if dtype == "fp8":
+        return peak.fp8_tflops
+    return None
+
+
+def model_flops_utilisation(
+    tflops_per_second_per_device: float, device_name: str | None, dtype: str
+) -> ModelFlopsUtilisation:
+    """Achieved model FLOP/s over the dense peak of the compute dtype.
+
+    A value above 1 is impossible, so it is withheld (`fraction` None) and named in `reason`: either
+    the time, the number of devices or the peak is wrong.
+    """
+    if device_name is None:
+        return ModelFlopsUtilisation(None, None, "no device with a known peak (CPU)")
+    peak = peak_tflops(device_name, dtype)
+    rate = None if peak is None else rate_for(peak, dtype)
+    if rate is None:
+        known = "unknown device" if device_name not in PEAKS else f"no {dtype} peak known"
+        return ModelFlopsUtilisation(None, None, f"{known}: {device_name}")
+    fraction = tflops_per_second_per_device / rate
+    if fraction > 1.0:
+        reason = (
+            f"invalid: {fraction:.0%} of the {dtype} peak of {device_name} ({rate:g} TFLOP/s); "
+            "time, device count or peak must be wrong"
+        )
+        return ModelFlopsUtilisation(None, rate, reason)
+    return ModelFlopsUtilisation(fraction, rate)

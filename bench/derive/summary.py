@@ -1,0 +1,187 @@
+"""One run's raw samples made into its numbers. Nothing here is stored as truth: it is rebuilt.
+
+The time of a step is the *largest* over the ranks that ran it. A step is over when its last rank is
+done; rank 0 alone would hide a slow rank that the others wait for at the next collective, and a
+mean over ranks would dilute it. Only steps that every rank has recorded count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+from bench.derive.flops import FORMULA, flops_per_global_batch
+from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
+from bench.derive.steady import DROPPED_STEPS, steady_window
+from bench.record import FINISHED_GOOD, RunRecord, RunSummary, SteadyWindow, StepSample
+
+SUMMARY_FORMULA = f"{FORMULA}; step=max-over-ranks; window={DROPPED_STEPS}+mser"
+"""Changes whenever a number could come out differently from the same samples."""
+
+
+def summarise(record: RunRecord) -> RunSummary:
+    """Derive the numbers of one run; never raises for damaged or missing samples.
+
+    Times, tokens/s and TFLOP/s are medians over the steady window and None when the run did not
+    finish, is not stable, or is marked as not comparable in time. `final_loss` and
+    `final_grad_norm` (last step, mean over ranks) are None for a run that did not finish. Memory
+    peaks are the largest rank's and stand for failed runs too, because they explain an
+    out-of-memory. TFLOP/s is per rank on a CPU, where a rank is the device. `notes` says in words
+    what was withheld and why.
+    """
+    steps = common_steps(record.steps)
+    finished = record.status.state in FINISHED_GOOD
+    notes: list[str] = []
+    steady = steady_window(step_milliseconds(steps)) if finished else None
+    window = _window_steps(steps, steady, record, notes)
+    times = step_milliseconds(window)
+    middle = median(times) if times else None
+    tokens = _tokens_per_step(window or steps, record, notes)
+    tflops = _tflops_per_device(record, middle)
+    mfu = _mfu(record, tflops, notes)
+    return RunSummary(
+        formula=SUMMARY_FORMULA,
+        steady=steady,
+        step_milliseconds_median=middle,
+        step_milliseconds_p90=_quantile(times, 0.9),
+        tokens_per_second=tokens / (middle / 1e3) if tokens and middle else None,
+        tflops_per_second_per_device=tflops,
+        mfu=mfu.fraction if mfu else None,
+        peak_tflops=mfu.peak_tflops if mfu else None,
+        final_loss=_final(steps, "loss") if finished else None,
+        final_grad_norm=_final(steps, "grad_norm") if finished else None,
+        wire_bytes_per_step=_wire_bytes(window or steps),
+        rss_peak_bytes=_peak(record.steps, "rss_bytes"),
+        device_peak_bytes=_peak(record.steps, "device_peak_bytes"),
+        memory_by_category_bytes=memory_by_category(record.memory),
+        notes=tuple(notes),
+    )
+
+
+def common_steps(steps: dict[int, list[StepSample]]) -> list[list[StepSample]]:
+    """Samples grouped by step, in order, for the steps 1, 2, ... that all ranks have.
+
+    The list ends before the first step that a rank lacks, so that a hole (a damaged line) cannot
+    shift one rank's samples against another's.
+    """
+    if not steps:
+        return []
+    by_rank = [{sample.step: sample for sample in samples} for samples in steps.values()]
+    grouped: list[list[StepSample]] = []
+    while all(len(grouped) + 1 in samples for samples in by_rank):
+        grouped.append([samples[len(grouped) + 1] for samples in by_rank])
+    return grouped
+
+
+def step_milliseconds(steps: Iterable[list[StepSample]]) -> list[float]:
+    """Time of each step: the largest over its ranks."""
+    return [max(sample.milliseconds for sample in ranks) for ranks in steps]
+
+
+def device_name(record: RunRecord) -> str | None:
+    """The accelerator that the run used, None for a CPU run or where the record does not say."""
+    if record.resolved.launch.device == "cpu":
+        return None
+    names = record.environment.get("device_names") or record.environment.get("cuda_device_names")
+    if not isinstance(names, list) or not names:
+        return None
+    return str(names[0]) if len(set(map(str, names))) == 1 else None
+
+
+def memory_by_category(memory: dict[str, Any] | None) -> dict[str, int]:
+    """The ledger of `memory.json`: bytes by category, empty if the run kept none."""
+    ledger = (memory or {}).get("by_category_bytes", {})
+    if not isinstance(ledger, dict):
+        return {}
+    return {
+        str(name): int(value)
+        for name, value in ledger.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _window_steps(
+    steps: list[list[StepSample]],
+    steady: SteadyWindow | None,
+    record: RunRecord,
+    notes: list[str],
+) -> list[list[StepSample]]:
+    if steady is None:
+        notes.append(f"no times: the run ended as {record.status.state}")
+        return []
+    if not steady.stable:
+        notes.append(f"no times: not steady, {steady.reason}")
+        return []
+    if not record.status.comparable_in_time:
+        notes.append("no times: the run was profiled, which slows it down")
+        return []
+    if len(steps) < record.resolved.train.steps:
+        notes.append(f"{len(steps)} of {record.resolved.train.steps} steps are complete")
+    return steps[steady.first - 1 : steady.last]
+
+
+def _tokens_per_step(
+    steps: list[list[StepSample]], record: RunRecord, notes: list[str]
+) -> float | None:
+    """Tokens of one global batch as the ranks counted them."""
+    if not steps:
+        return None
+    counted = median(sum(sample.tokens for sample in ranks) for ranks in steps)
+    planned = record.resolved.tokens_per_step
+    if counted != planned:
+        notes.append(
+            f"ranks consumed {counted:g} tokens per step, the configuration says {planned}"
+        )
+    return counted
+
+
+def _tflops_per_device(record: RunRecord, milliseconds: float | None) -> float | None:
+    if milliseconds is None:
+        return None
+    train, ranks = record.resolved.train, record.resolved.launch.ranks
+    flops = flops_per_global_batch(record.resolved.shape, train.seq_len, train.global_batch)
+    return flops / (milliseconds / 1e3) / 1e12 / ranks
+
+
+def _mfu(record: RunRecord, tflops: float | None, notes: list[str]) -> ModelFlopsUtilisation | None:
+    if tflops is None:
+        return None
+    mfu = model_flops_utilisation(tflops, device_name(record), record.resolved.dtypes.compute)
+    if mfu.reason:
+        notes.append(f"no MFU: {mfu.reason}")
+    return mfu
+
+
+def _wire_bytes(steps: list[list[StepSample]]) -> float | None:
+    """Bytes sent per step, summed over ranks; None if any rank did not count them."""
+    totals: list[int] = []
+    for ranks in steps:
+        counts = [sample.wire_bytes for sample in ranks if sample.wire_bytes is not None]
+        if len(counts) < len(ranks):
+            return None
+        totals.append(sum(counts))
+    return float(median(totals)) if totals else None
+
+
+def _final(steps: list[list[StepSample]], field: str) -> float | None:
+    """Mean over ranks at the last step, None if there is none or it is not a number."""
+    values = [getattr(sample, field) for sample in steps[-1]] if steps else []
+    if not values or any(value is None or not math.isfinite(value) for value in values):
+        return None
+    return float(sum(values) / len(values))
+
+
+def _peak(steps: dict[int, list[StepSample]], field: str) -> int | None:
+    values = [getattr(sample, field) for samples in steps.values() for sample in samples]
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _quantile(values: list[float], fraction: float) -> float | None:
+    """Nearest-rank quantile: a time that was measured, not one between two."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]

@@ -1,0 +1,82 @@
+"""The peak table: exact names only, null for the unknown, and no utilisation above 100 %."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.derive.peaks import PEAKS, model_flops_utilisation, peak_tflops, rate_for
+
+
+def test_parts_of_one_family_have_their_own_peaks():
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL")
+    assert [PEAKS[name].bf16_tflops for name in names] == [989.4, 756.0, 835.0]
+
+
+def test_a_part_of_a_known_name_is_not_the_device():
+    assert peak_tflops("H100", "bf16") is None
+    assert peak_tflops("nvidia h100 pcie", "bf16") is None
+    assert peak_tflops("NVIDIA H100 PCIe ", "bf16") is None
+
+
+@given(st.text())
+def test_any_other_name_has_no_peak(name):
+    found = peak_tflops(name, "bf16")
+    assert (found is not None) == (name in PEAKS)
+
+
+def test_a_dtype_without_units_has_no_peak():
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", "fp8") is None
+    assert peak_tflops("NVIDIA H100 PCIe", "fp32") is None
+
+
+def test_every_entry_names_its_form_factor_source_and_date():
+    for peak in PEAKS.values():
+        assert peak.form_factor
+        assert peak.source
+        assert peak.date
+
+
+def test_fp8_doubles_bf16_wherever_both_are_listed():
+    for peak in PEAKS.values():
+        if peak.fp8_tflops is not None:
+            assert peak.fp8_tflops / peak.bf16_tflops == pytest.approx(2.0, rel=0.02)
+
+
+def test_the_published_617_tflops_are_62_percent_of_an_h100():
+    mfu = model_flops_utilisation(617.5, "NVIDIA H100 80GB HBM3", "bf16")
+    assert mfu.fraction == pytest.approx(0.624, abs=5e-4)
+
+
+def test_a_cpu_has_no_utilisation_and_says_so():
+    mfu = model_flops_utilisation(0.05, None, "bf16")
+    assert mfu.fraction is None
+    assert "CPU" in mfu.reason
+
+
+def test_an_unknown_device_has_no_utilisation_and_is_named():
+    mfu = model_flops_utilisation(100.0, "NVIDIA GeForce RTX 9090", "bf16")
+    assert mfu.fraction is None
+    assert mfu.peak_tflops is None
+    assert "NVIDIA GeForce RTX 9090" in mfu.reason
+
+
+def test_more_than_the_peak_is_withheld_as_invalid():
+    mfu = model_flops_utilisation(1757.0, "NVIDIA A100-SXM4-80GB", "bf16")
+    assert mfu.fraction is None
+    assert "invalid: 563%" in mfu.reason
+
+
+@given(
+    st.floats(0, 1e5),
+    st.sampled_from(sorted(PEAKS)),
+    st.sampled_from(["bf16", "fp16", "fp8", "fp32"]),
+)
+def test_a_utilisation_is_never_above_one_nor_without_a_reason(tflops, name, dtype):
+    mfu = model_flops_utilisation(tflops, name, dtype)
+    if mfu.fraction is None:
+        assert mfu.reason
+    else:
+        assert 0 <= mfu.fraction <= 1
+        assert mfu.fraction * (rate_for(PEAKS[name], dtype) or 0) == pytest.approx(tflops)

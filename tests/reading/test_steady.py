@@ -1,0 +1,142 @@
+"""Steady state: what is always dropped, what is cut, what is refused, what is forgiven."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.derive.steady import DROPPED_STEPS, MIN_WINDOW_STEPS, steady_window
+
+RUNS = 300
+
+
+def noisy(rng, count):
+    """Step times of a busy machine: 4 % noise, every seventh step 1.5 to 4 times slower."""
+    times = 300.0 * (1 + 0.04 * rng.standard_normal(count))
+    hit = rng.random(count) < 1 / 7
+    times[hit] *= rng.uniform(1.5, 4.0, hit.sum())
+    return times
+
+
+@pytest.mark.parametrize("count", [16, 20, 24])
+def test_stationary_series_with_outliers_are_stable_in_more_than_99_of_100_runs(count):
+    rng = np.random.default_rng(count)
+    stable = sum(steady_window(noisy(rng, count).tolist()).stable for _ in range(RUNS))
+    assert stable > 0.99 * RUNS
+
+
+@pytest.mark.parametrize("count", [16, 20, 24])
+def test_stationary_series_with_a_pareto_tail_are_stable_in_more_than_99_of_100_runs(count):
+    rng = np.random.default_rng(count)
+    series = (300.0 * (1 + 0.05 * rng.pareto(1.5, count)) for _ in range(RUNS))
+    assert sum(steady_window(times.tolist()).stable for times in series) > 0.99 * RUNS
+
+
+def test_a_warm_up_of_five_slow_steps_is_cut():
+    rng = np.random.default_rng(5)
+    cut = stable = 0
+    for _ in range(RUNS):
+        times = noisy(rng, 24)
+        times[:5] *= [6.0, 3.0, 2.2, 1.8, 1.5]
+        window = steady_window(times.tolist())
+        stable += window.stable
+        cut += window.first > 5
+    assert stable > 0.98 * RUNS
+    assert cut > 0.95 * RUNS
+
+
+def test_the_median_after_a_warm_up_is_that_of_the_quiet_part():
+    rng = np.random.default_rng(6)
+    times = [2000.0, 900.0, 700.0, 600.0, 500.0, *noisy(rng, 19)]
+    window = steady_window(times)
+    assert window.stable
+    assert median(times[window.first - 1 : window.last]) == pytest.approx(300, rel=0.05)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_strong_trend_is_unstable_and_the_reason_gives_its_size(direction):
+    rng = np.random.default_rng(7)
+    ramp = np.linspace(1, 2, 24)[::direction]
+    times = 300 * (1 + 0.03 * rng.standard_normal(24)) * ramp
+    window = steady_window(times.tolist())
+    assert not window.stable
+    assert "drifts by " + ("+" if direction == 1 else "-") in window.reason
+
+
+def test_strong_trends_are_refused_almost_always():
+    rng = np.random.default_rng(8)
+    refused = 0
+    for _ in range(RUNS):
+        times = 300 * (1 + 0.03 * rng.standard_normal(24)) * np.linspace(1, 1.5, 24)
+        refused += not steady_window(times.tolist()).stable
+    assert refused > 0.95 * RUNS
+
+
+def test_a_small_drift_is_forgiven_however_regular_it_is():
+    times = [100.0 * (1 + 0.04 * i / 40) for i in range(40)]
+    assert steady_window(times).stable
+
+
+def test_a_single_huge_step_neither_moves_nor_breaks_the_window():
+    times = [100.0 + i % 3 for i in range(24)]
+    plain = steady_window(times)
+    times[15] = 1e6
+    assert steady_window(times) == plain
+
+
+@pytest.mark.parametrize("count", [0, 1, DROPPED_STEPS + MIN_WINDOW_STEPS - 1])
+def test_too_few_steps_give_no_number_and_say_how_many_are_needed(count):
+    window = steady_window([100.0] * count)
+    assert not window.stable
+    assert f"{count} steps" in window.reason
+    assert str(DROPPED_STEPS + MIN_WINDOW_STEPS) in window.reason
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 0.0, -3.0])
+def test_a_time_that_is_none_is_named_by_its_step(broken):
+    times = [100.0] * 20
+    times[11] = broken
+    window = steady_window(times)
+    assert not window.stable
+    assert "step 12" in window.reason
+
+
+times_of_steps = st.lists(
+    st.floats(0.01, 1e6), min_size=DROPPED_STEPS + MIN_WINDOW_STEPS, max_size=60
+)
+
+
+@given(times_of_steps)
+@settings(deadline=None)
+def test_the_first_steps_never_count_and_half_of_the_run_always_remains(times):
+    window = steady_window(times)
+    assert DROPPED_STEPS < window.first <= window.last == len(times)
+    assert window.last - window.first + 1 >= min(
+        len(times) - DROPPED_STEPS, max(MIN_WINDOW_STEPS, len(times) // 2)
+    )
+    assert window.stable == (window.reason == "")
+
+
+@given(times_of_steps, st.sampled_from([0.5, 2.0, 1024.0]))
+@settings(deadline=None)
+def test_the_unit_of_time_does_not_change_the_window(times, factor):
+    plain, scaled = steady_window(times), steady_window([factor * x for x in times])
+    assert (plain.first, plain.last, plain.stable) == (scaled.first, scaled.last, scaled.stable)
+
+
+@given(times_of_steps, st.floats(0.01, 1e6))
+@settings(deadline=None)
+def test_the_time_of_the_first_step_is_irrelevant(times, first):
+    assert steady_window([first, *times[1:]]) == steady_window(times)
+
+
+@given(st.floats(0.01, 1e6), st.integers(DROPPED_STEPS + MIN_WINDOW_STEPS, 2000))
+@settings(deadline=None, max_examples=20)
+def test_a_constant_series_is_stable_right_after_the_dropped_steps(value, count):
+    window = steady_window([value] * count)
+    assert window.stable
+    assert window.first == DROPPED_STEPS + 1
