@@ -1,0 +1,9 @@
+"""From what the user asked for to a run that can start, or to a reason why not. Torch-free."""
+
+from __future__ import annotations
+
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve
+from bench.resolve.rules import RULES, Rule, broken_rules
+
+__all__ = ["RULES", "Machine", "Rule", "broken_rules", "resolve"]

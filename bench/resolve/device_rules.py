@@ -1,0 +1,120 @@
+"""Rules about this machine: devices, cores, memory, dtypes, files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bench.resolve.machine import Machine
+from bench.spec import DtypeName, ResolvedRun
+
+# More runnable threads than this per core and a step measures the scheduler, not the engine.
+MAX_THREADS_PER_CORE = 4
+
+_BF16_CAPABILITY = (8, 0)
+_DTYPE_BYTES: dict[DtypeName, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+_OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
+
+
+def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
+    """One rank drives one CUDA device."""
+    needed, found = run.launch.ranks, len(machine.cuda_devices)
+    if run.launch.device != "cuda" or needed <= found:
+        return None
+    return f"needs {needed} CUDA device{'s' if needed > 1 else ''}; this machine shows {found}"
+
+
+def too_many_cpu_ranks(run: ResolvedRun, machine: Machine) -> str | None:
+    """CPU ranks may share cores, within a bound that is documented in bench/README.md."""
+    launch = run.launch
+    threads, most = launch.ranks * launch.threads_per_rank, MAX_THREADS_PER_CORE * machine.cpu_count
+    if launch.device != "cpu" or threads <= most:
+        return None
+    return (
+        f"{launch.ranks} ranks x {launch.threads_per_rank} threads = {threads} threads on"
+        f" {machine.cpu_count} cores; at most {MAX_THREADS_PER_CORE} per core, {most} here"
+    )
+
+
+def dtype_not_on_device(run: ResolvedRun, machine: Machine) -> str | None:
+    """bf16 on CUDA needs compute capability 8.0; torch emulates it below, at no useful speed.
+
+    On CPU nothing is refused: torch has matrix products, attention, cross-entropy, AdamW and gloo
+    reductions in fp64, fp32, bf16 and fp16 (tried with 2.13; fp16 products take about four times as
+    long as fp32 ones).
+    """
+    used = {run.dtypes.compute, run.dtypes.main_params, run.dtypes.main_grads, run.dtypes.grad_comm}
+    if run.launch.device != "cuda" or "bf16" not in used:
+        return None
+    for index, device in enumerate(machine.cuda_devices[: run.launch.ranks]):
+        if device.capability is not None and device.capability < _BF16_CAPABILITY:
+            major, minor = device.capability
+            return (
+                f"bf16 needs CUDA compute capability 8.0; device {index} ({device.name}) has"
+                f" {major}.{minor}"
+            )
+    return None
+
+
+def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
+    """CPU ranks that cannot fit end as victims of the kernel, and may take others with them.
+
+    The bound counts only weights, gradients and optimizer state, so it never refuses what fits. On
+    CUDA running out of memory harms nobody and is a result, so it is left to the run.
+    """
+    if run.launch.device != "cpu":
+        return None
+    needed = resting_bytes(run)
+    if needed <= machine.memory_bytes:
+        return None
+    return (
+        f"{run.shape.preset} needs at least {_gib(needed)} for weights, gradients and optimizer"
+        f" state on {run.launch.ranks} CPU ranks; this machine has {_gib(machine.memory_bytes)}"
+    )
+
+
+def resting_bytes(run: ResolvedRun) -> int:
+    """Lower bound of what all ranks together hold at the optimizer step, activations left out.
+
+    parameters x (main weight + gradient + optimizer states), once over all ranks where the strategy
+    shards the optimizer, and on every rank where it does not.
+    """
+    main = _DTYPE_BYTES[run.dtypes.main_params or run.dtypes.compute]
+    states = _OPTIMIZER_STATES[run.train.optimizer] * main
+    each = main + _DTYPE_BYTES[run.dtypes.main_grads] + states
+    copies = run.launch.ranks if run.strategy == "no_shard" else 1
+    return run.shape.parameters * each * copies
+
+
+def data_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
+    """The text to train on must be where the ranks run, and hold more than one sequence."""
+    if run.data.path is None:
+        return None
+    path = Path(run.data.path)
+    try:
+        if not path.exists():
+            found = "there is nothing at this path"
+        elif not os.access(path, os.R_OK):
+            found = "it cannot be read"
+        elif not _holds_more_than(path, run.train.seq_len):
+            found = f"it holds no more than one sequence of {run.train.seq_len} bytes"
+        else:
+            return None
+    except OSError as error:
+        found = error.strerror or "it cannot be read"
+    return f"data.path {run.data.path} names the text to train on, and {found}"
+
+
+def _holds_more_than(path: Path, size_bytes: int) -> bool:
+    """Stops looking at the files of a folder as soon as they are enough."""
+    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
+    total = 0
+    for file in files:
+        total += file.stat().st_size
+        if total > size_bytes:
+            return True
+    return False
+
+
+def _gib(count_bytes: int) -> str:
+    return f"{count_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,109 @@
+"""Rules about engines: what they offer, and what of mfsdp_core exists so far."""
+
+from __future__ import annotations
+
+from bench.resolve.machine import Machine
+from bench.spec import EngineName, EngineSpec, ResolvedRun, StrategyName
+
+DEFAULT_STRATEGY: dict[EngineName, StrategyName] = {
+    "single": "no_shard",
+    "ddp": "no_shard",
+    "fsdp2": "optim_grads_params",
+    "mfsdp": "optim_grads_params",
+}
+
+_STRATEGIES: dict[EngineName, tuple[StrategyName, ...]] = {
+    "single": ("no_shard",),
+    "ddp": ("no_shard",),
+    # reshard_after_forward False and True.
+    "fsdp2": ("optim_grads", "optim_grads_params"),
+    "mfsdp": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+}
+
+# Everything of EngineSpec that only mfsdp reads.
+_SWITCHES = (
+    "outer_strategy",
+    "outer_size",
+    "allocator",
+    "overlap_param_gather",
+    "overlap_grad_reduce",
+    "nccl_ub",
+    "double_buffer",
+    "average_in_collective",
+)
+
+
+def strategy_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
+    """An engine is asked for a sharding that it does not have."""
+    name, strategy = run.engine.name, run.strategy
+    offered = _STRATEGIES[name]
+    if strategy in offered:
+        return None
+    return f"engine {name} offers the strategy {' and '.join(offered)}, not {strategy}"
+
+
+def single_has_one_rank(run: ResolvedRun, _machine: Machine) -> str | None:
+    """`single` has no communication, so a second rank would repeat the first."""
+    if run.engine.name != "single" or run.launch.ranks == 1:
+        return None
+    return (
+        f"engine single is one process that consumes the whole global batch; found"
+        f" {run.launch.ranks} ranks: set launch.ranks to 1 in its cells"
+    )
+
+
+def switch_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
+    """A switch of mfsdp on another engine would be ignored, and the cell mislabelled."""
+    if run.engine.name == "mfsdp":
+        return None
+    defaults = EngineSpec()
+    changed = [
+        f"{switch}={getattr(run.engine, switch)}"
+        for switch in _SWITCHES
+        if getattr(run.engine, switch) != getattr(defaults, switch)
+    ]
+    if not changed:
+        return None
+    return f"engine {run.engine.name} has no {', '.join(changed)}: these are switches of mfsdp"
+
+
+def outer_needs_inner_sharding(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Sharding the optimizer over the outer axis refines the inner shards; there must be some."""
+    if run.engine.outer_strategy == "no_shard" or run.strategy != "no_shard":
+        return None
+    return (
+        "outer_strategy optim cuts the inner optimizer shards further, and the strategy no_shard"
+        " has none: use optim, optim_grads or optim_grads_params"
+    )
+
+
+def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Where gradients are sharded, each microbatch must be reduced before the next one."""
+    if run.engine.name != "mfsdp" or run.engine.overlap_grad_reduce:
+        return None
+    if run.strategy in {"no_shard", "optim"}:
+        return None
+    return (
+        f"overlap_grad_reduce=False reduces once, at the end of a step, from whole gradients; the"
+        f" strategy {run.strategy} keeps only a shard of them: use no_shard or optim"
+    )
+
+
+def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Capabilities of the mfsdp engine that do not exist yet."""
+    engine = run.engine
+    if engine.name != "mfsdp":
+        return None
+    missing = []
+    if engine.outer_size > 1 or engine.outer_strategy != "no_shard":
+        missing.append(
+            f"an outer data-parallel axis (outer_size={engine.outer_size},"
+            f" outer_strategy={engine.outer_strategy})"
+        )
+    if engine.allocator != "storage_resize":
+        missing.append(f"the allocator {engine.allocator}")
+    if engine.nccl_ub:
+        missing.append("NCCL user buffers (nccl_ub)")
+    if engine.double_buffer:
+        missing.append("double buffering (double_buffer)")
+    return f"mfsdp does not have {', '.join(missing)} yet" if missing else None

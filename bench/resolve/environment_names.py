@@ -1,0 +1,70 @@
+"""Which environment variables a run may set, and which ones a record may show."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+from bench.errors import ConfigError
+from bench.store.redaction import looks_secret
+
+SETTABLE_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "CUDA_", "GLOO_", "MFSDP_")
+
+# The harness sets these itself; two sources for one value would make the record ambiguous.
+_OWNED = {
+    "CUDA_VISIBLE_DEVICES": "set it in the shell that starts mfsdp-bench, so that the device count"
+    " is checked against it",
+    "OMP_NUM_THREADS": "use launch.threads_per_rank",
+    "MKL_NUM_THREADS": "use launch.threads_per_rank",
+}
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_MAX_VALUE_CHARACTERS = 4096
+
+
+def check_environment(variables: Mapping[str, str]) -> None:
+    """Refuse what a run may not set.
+
+    Raises:
+        ConfigError: a name outside the families, one that the harness owns or that looks like a
+            secret, or a value that no process environment can hold.
+    """
+    for name, value in variables.items():
+        _check_name(name)
+        _check_value(name, value)
+
+
+def _check_name(name: str) -> None:
+    shown = repr(name[:80])
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"launch.env: {shown} is not a variable name; expected capital letters, digits and '_'"
+        )
+    if name in _OWNED:
+        raise ConfigError(f"launch.env: {name} is set by the harness; {_OWNED[name]}")
+    if not name.startswith(SETTABLE_PREFIXES):
+        family = name.split("_", maxsplit=1)[0] + "_"
+        close = difflib.get_close_matches(family, SETTABLE_PREFIXES, n=1, cutoff=0.6)
+        hint = f"; did you mean {close[0]}...?" if close else ""
+        raise ConfigError(
+            f"launch.env: {shown} cannot be set by a run; expected a name that starts with one of"
+            f" {', '.join(SETTABLE_PREFIXES)}{hint}"
+        )
+    if looks_secret(name):
+        raise ConfigError(
+            f"launch.env: {name} looks like a secret, and what a run sets is stored in its record;"
+            " set it in the shell instead"
+        )
+
+
+def _check_value(name: str, value: str) -> None:
+    if any(character in value for character in "\0\n\r"):
+        raise ConfigError(
+            f"launch.env: the value of {name} holds a line break or a NUL character; expected one"
+            " line of text"
+        )
+    if len(value) > _MAX_VALUE_CHARACTERS:
+        raise ConfigError(
+            f"launch.env: the value of {name} has {len(value)} characters; expected at most"
+            f" {_MAX_VALUE_CHARACTERS}"
+        )

@@ -1,0 +1,72 @@
+"""What this machine offers, found without loading torch (and without creating a CUDA context)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.resolve.cuda_devices import CudaDevice, visible_cuda_devices
+
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The part of a machine that decides what can run on it.
+
+    cpu_count: cores that this process may use (its affinity). memory_bytes: of the machine, or of
+    the container if that has less. cuda_devices: the visible ones, in CUDA's numbering.
+    """
+
+    cpu_count: int
+    memory_bytes: int
+    cuda_devices: tuple[CudaDevice, ...] = ()
+    cpu_name: str = ""
+    hostname: str = ""
+
+    @property
+    def cuda_device_names(self) -> tuple[str, ...]:
+        """Name of each visible device, as `NVIDIA H100 80GB HBM3`."""
+        return tuple(device.name for device in self.cuda_devices)
+
+    @classmethod
+    def detect(cls) -> Machine:
+        """Look at this machine. Never raises: what cannot be found counts as absent."""
+        return cls(
+            cpu_count=len(os.sched_getaffinity(0)),
+            memory_bytes=_memory_bytes(),
+            cuda_devices=visible_cuda_devices(),
+            cpu_name=_cpu_name(),
+            hostname=socket.gethostname(),
+        )
+
+
+def _memory_bytes() -> int:
+    total: int = psutil.virtual_memory().total
+    for file in _CGROUP_LIMITS:
+        try:
+            limit = int(file.read_text())
+        except (OSError, ValueError):
+            continue  # absent, or "max"
+        total = min(total, limit)
+    return total
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()

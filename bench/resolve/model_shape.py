@@ -1,0 +1,66 @@
+"""`ModelSpec` to `ModelShape`: the preset, with single fields replaced, checked for sense."""
+
+from __future__ import annotations
+
+import difflib
+
+from bench.errors import ConfigError
+from bench.resolve.presets import PRESETS
+from bench.spec import ModelShape, ModelSpec
+
+_REPLACEABLE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tie_embeddings")
+
+
+def resolve_shape(model: ModelSpec) -> ModelShape:
+    """The architecture that `model` means.
+
+    A preset keeps its head dimension until `hidden` or `heads` is replaced; then it is
+    hidden / heads.
+
+    Raises:
+        ConfigError: unknown preset, or numbers of heads that do not fit.
+    """
+    preset = _preset(model.preset)
+    changes = {
+        name: getattr(model, name) for name in _REPLACEABLE if getattr(model, name) is not None
+    }
+    shape = preset.model_copy(update=changes)
+    if model.hidden is not None or model.heads is not None:
+        shape = shape.model_copy(update={"head_dim": _head_dim(shape)})
+    if shape.heads % shape.kv_heads:
+        raise ConfigError(
+            f"model: {shape.heads} heads cannot share {shape.kv_heads} kv_heads evenly; choose"
+            f" kv_heads out of {_divisors(shape.heads)}"
+        )
+    return shape
+
+
+def _preset(name: str) -> ModelShape:
+    if name in PRESETS:
+        return PRESETS[name]
+    close = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.4)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(
+        f"model.preset: unknown preset {name!r}; expected one of {', '.join(PRESETS)}{hint}"
+    )
+
+
+def _head_dim(shape: ModelShape) -> int:
+    head_dim, rest = divmod(shape.hidden, shape.heads)
+    if rest:
+        lower = shape.hidden - rest
+        near = [size for size in (lower, lower + shape.heads) if size > 0]
+        raise ConfigError(
+            f"model: hidden {shape.hidden} is not divisible by heads {shape.heads}; choose heads"
+            f" out of {_divisors(shape.hidden)}, or hidden {' or '.join(map(str, near))}"
+        )
+    if head_dim % 2:
+        raise ConfigError(
+            f"model: hidden {shape.hidden} over {shape.heads} heads gives a head dimension of"
+            f" {head_dim}; rotary embeddings turn pairs, so it must be even: change hidden or heads"
+        )
+    return head_dim
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,53 @@
+"""`resolve`: every choice made, every user error raised, before a process starts."""
+
+from __future__ import annotations
+
+from bench.errors import UnsupportedError
+from bench.resolve.dtype_policy import resolve_dtypes
+from bench.resolve.engine_rules import DEFAULT_STRATEGY
+from bench.resolve.environment_names import check_environment
+from bench.resolve.machine import Machine
+from bench.resolve.model_shape import resolve_shape
+from bench.resolve.rules import RULES
+from bench.resolve.validity import check_spec
+from bench.spec import ResolvedRun, RunSpec
+
+
+def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
+    """Turn a request into a run that can start on `machine`.
+
+    Raises:
+        ConfigError: the spec is wrong on every machine.
+        UnsupportedError: it cannot run here; `rule` and `reason` are for the plan.
+    """
+    run = resolve_anywhere(spec)
+    for rule in RULES:
+        reason = rule.check(run, machine)
+        if reason is not None:
+            raise UnsupportedError(rule.id, reason)
+    return run
+
+
+def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
+    """The choices alone: whether any machine can run the result is not asked.
+
+    Raises:
+        ConfigError: the spec is wrong on every machine.
+    """
+    shape = resolve_shape(spec.model)
+    check_environment(spec.launch.env)
+    data_parallel = 1 if spec.engine.name == "single" else spec.launch.ranks
+    check_spec(spec, shape, data_parallel)
+    strategy = spec.engine.strategy or DEFAULT_STRATEGY[spec.engine.name]
+    return ResolvedRun(
+        shape=shape,
+        recompute=spec.model.recompute,
+        data=spec.data,
+        engine=spec.engine.model_copy(update={"strategy": strategy}),
+        dtypes=resolve_dtypes(spec.dtypes),
+        train=spec.train,
+        launch=spec.launch,
+        measure=spec.measure,
+        data_parallel=data_parallel,
+        microbatches=spec.train.global_batch // (data_parallel * spec.train.micro_batch),
+    )

@@ -1,0 +1,54 @@
+"""Why a valid run cannot run here: one function per rule, in the order in which they are asked.
+
+What no machine could do comes first, then what is not built, then what this machine lacks, so that
+the printed reason is the one that would survive a move to a larger machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.resolve import device_rules, dtype_rules, engine_rules, nccl_rules
+from bench.resolve.machine import Machine
+from bench.spec import ResolvedRun
+
+Check = Callable[[ResolvedRun, Machine], str | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`check` gives the reason why a run cannot run on a machine, or None.
+
+    `id` is what `UnsupportedError.rule` and the plan show; it is stable.
+    """
+
+    id: str
+    check: Check
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("strategy-not-in-engine", engine_rules.strategy_not_in_engine),
+    Rule("single-has-one-rank", engine_rules.single_has_one_rank),
+    Rule("switch-not-in-engine", engine_rules.switch_not_in_engine),
+    Rule("outer-needs-inner-sharding", engine_rules.outer_needs_inner_sharding),
+    Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
+    Rule("dtypes-not-in-engine", dtype_rules.dtypes_not_in_engine),
+    Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),
+    Rule("nccl-ub-needs-sum", nccl_rules.nccl_ub_needs_sum),
+    Rule("nccl-ub-needs-pool", nccl_rules.nccl_ub_needs_pool),
+    Rule("pool-needs-double-buffer", nccl_rules.pool_needs_double_buffer),
+    Rule("double-buffer-needs-pool", nccl_rules.double_buffer_needs_pool),
+    Rule("not-built", engine_rules.not_built),
+    Rule("too-few-devices", device_rules.too_few_devices),
+    Rule("too-many-cpu-ranks", device_rules.too_many_cpu_ranks),
+    Rule("dtype-not-on-device", device_rules.dtype_not_on_device),
+    Rule("not-enough-memory", device_rules.not_enough_memory),
+    Rule("data-not-here", device_rules.data_not_here),
+)
+
+
+def broken_rules(run: ResolvedRun, machine: Machine) -> list[tuple[str, str]]:
+    """(rule id, reason) of every rule that stops `run` on `machine`, in the order of `RULES`."""
+    reasons = ((rule.id, rule.check(run, machine)) for rule in RULES)
+    return [(rule_id, reason) for rule_id, reason in reasons if reason is not None]

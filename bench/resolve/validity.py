@@ -1,0 +1,87 @@
+"""Checks of what is wrong on every machine. Each raises ConfigError with a way out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from bench.errors import ConfigError
+from bench.spec import ModelShape, RunSpec
+
+_BYTE_VALUES = 256
+
+
+def check_spec(spec: RunSpec, shape: ModelShape, data_parallel: int) -> None:
+    """Refuse a spec that no machine could run.
+
+    Raises:
+        ConfigError: numbers that are not finite, a batch that does not divide, a warm-up longer
+            than the run, a vocabulary too small for text, axes that do not fit.
+    """
+    _check_finite(spec)
+    _check_batch(spec, data_parallel)
+    _check_warmup(spec)
+    _check_data(spec, shape)
+    _check_outer(spec)
+
+
+def _check_finite(spec: RunSpec) -> None:
+    for name, value in _floats(spec):
+        if not math.isfinite(value):
+            raise ConfigError(f"{name}: found {value}; expected a finite number")
+
+
+def _floats(spec: RunSpec) -> Iterator[tuple[str, float]]:
+    for section in ("train", "launch"):
+        for field, value in getattr(spec, section).model_dump().items():
+            if isinstance(value, float):
+                yield f"{section}.{field}", value
+
+
+def _check_batch(spec: RunSpec, data_parallel: int) -> None:
+    train = spec.train
+    per_step = data_parallel * train.micro_batch
+    rest = train.global_batch % per_step
+    if not rest:
+        return
+    lower = train.global_batch - rest
+    near = " or ".join(str(size) for size in (lower, lower + per_step) if size > 0)
+    raise ConfigError(
+        f"train.global_batch: {train.global_batch} sequences cannot be split over {data_parallel}"
+        f" data-parallel ranks x micro_batch {train.micro_batch} = {per_step} sequences; the"
+        f" nearest that can: {near}"
+    )
+
+
+def _check_warmup(spec: RunSpec) -> None:
+    train = spec.train
+    if train.warmup_steps > train.steps:
+        raise ConfigError(
+            f"train.warmup_steps: a warm-up of {train.warmup_steps} steps is longer than the run of"
+            f" {train.steps}; lower it, or raise train.steps"
+        )
+
+
+def _check_data(spec: RunSpec, shape: ModelShape) -> None:
+    if spec.data.kind == "text" and shape.vocab < _BYTE_VALUES:
+        raise ConfigError(
+            f"data.kind: text is read as bytes and needs a vocabulary of at least {_BYTE_VALUES};"
+            f" found {shape.vocab}: raise model.vocab, or use markov data"
+        )
+    if spec.data.path is not None and spec.data.kind != "text":
+        raise ConfigError(
+            f"data.path: {spec.data.kind} data is generated and reads no file; remove the path, or"
+            " use data.kind: text"
+        )
+    if spec.data.path is not None and "\0" in spec.data.path:
+        raise ConfigError("data.path: holds a NUL character; expected the path of a file or folder")
+
+
+def _check_outer(spec: RunSpec) -> None:
+    outer, ranks = spec.engine.outer_size, spec.launch.ranks
+    if ranks % outer:
+        fitting = [size for size in range(1, ranks + 1) if ranks % size == 0]
+        raise ConfigError(
+            f"engine.outer_size: {ranks} ranks cannot be split into {outer} equal groups; choose"
+            f" one of {fitting}"
+        )

@@ -1,0 +1,22 @@
+"""Runs on disk: one folder per run, written atomically, read tolerantly. Torch-free."""
+
+from __future__ import annotations
+
+from bench.store.errors import (
+    DamagedRecordError,
+    NotAResultsFolderError,
+    StoreFullError,
+    StoreLockedError,
+)
+from bench.store.results_store import DamagedRun, ResultsStore
+from bench.store.run_folder import RunFolder
+
+__all__ = [
+    "DamagedRecordError",
+    "DamagedRun",
+    "NotAResultsFolderError",
+    "ResultsStore",
+    "RunFolder",
+    "StoreFullError",
+    "StoreLockedError",
+]

@@ -1,0 +1,29 @@
+"""What can go wrong with a results folder.
+
+UsageError                 2
+├── NotAResultsFolderError    the path is something else, or of a newer version
+├── StoreLockedError          another runner owns the folder
+└── DamagedRecordError        the run asked for cannot be read at all
+NothingMeasuredError       3
+└── StoreFullError            no space left; what was finished before is safe
+"""
+
+from __future__ import annotations
+
+from bench.errors import NothingMeasuredError, UsageError
+
+
+class NotAResultsFolderError(UsageError):
+    """The path does not hold results that this version can use."""
+
+
+class StoreLockedError(UsageError):
+    """A second runner on one results folder."""
+
+
+class DamagedRecordError(UsageError):
+    """A run whose `spec.json` cannot be read: nothing says what was measured."""
+
+
+class StoreFullError(NothingMeasuredError):
+    """A write failed for lack of space (disk, quota or file size limit)."""

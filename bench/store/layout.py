@@ -1,0 +1,123 @@
+"""Names of the files in a results folder, and the check that a folder is one.
+
+results/
+  SCHEMA                 integer version of everything below
+  runner.lock            held by the one runner of the folder
+  runs/<slug>-<cfg12>/<UTC>-<rand4>/
+    spec.json            ResolvedRun                       written once, first
+    owner.lock           held while the run is alive       [Note: liveness by flock]
+    status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
+    steps.rank<N>.jsonl  one line per step, appended by rank N alone
+    logs/                agent.log, agent.json, rank<N>.log
+  sweeps/<id>/plan.json
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bench.errors import UsageError
+from bench.record import SCHEMA_VERSION
+from bench.store.atomic import reporting_failed_writes, write_text_atomically
+from bench.store.errors import NotAResultsFolderError
+
+SCHEMA = "SCHEMA"
+RUNS = "runs"
+SWEEPS = "sweeps"
+LOGS = "logs"
+PLAN = "plan.json"
+SPEC = "spec.json"
+STATUS = "status.json"
+ENVIRONMENT = "env.json"
+RUNTIME = "runtime.json"
+MEMORY = "memory.json"
+SUMMARY = "summary.json"
+OWNER_LOCK = "owner.lock"
+RUNNER_LOCK = "runner.lock"
+STEPS_GLOB = "steps.rank*.jsonl"
+FAILURE_GLOB = "failure.rank*.json"
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
+_RANK = re.compile(r"\.rank(\d+)\.")
+
+
+def steps_name(rank: int) -> str:
+    """File of the raw samples of one rank."""
+    return f"steps.rank{rank}.jsonl"
+
+
+def failure_name(rank: int) -> str:
+    """File in which a rank says why it ends."""
+    return f"failure.rank{rank}.json"
+
+
+def rank_of(path: Path) -> int | None:
+    """Rank in a name such as `steps.rank3.jsonl`, None if there is none."""
+    found = _RANK.search(path.name)
+    return int(found.group(1)) if found else None
+
+
+def checked_identifier(kind: str, name: str) -> str:
+    """`name` if it can be a folder name on its own.
+
+    Raises:
+        UsageError: it could leave the results folder or confuse a shell.
+    """
+    if not _IDENTIFIER.fullmatch(name):
+        raise UsageError(
+            f"{kind} {name!r} cannot be a folder name: expected letters, digits, '.', '_' and '-',"
+            " starting with a letter or digit, at most 151 characters"
+        )
+    return name
+
+
+def open_layout(root: Path, *, create: bool) -> None:
+    """Check that `root` is a results folder of a version we can use, or make it one.
+
+    Raises:
+        NotAResultsFolderError: missing (without `create`), not a folder, a folder of something
+            else, or written by a newer version.
+        StoreFullError: no space to create it.
+    """
+    if root.exists() and not root.is_dir():
+        raise NotAResultsFolderError(
+            f"{root} is a file; expected a results folder: give the path of a folder"
+        )
+    if (root / SCHEMA).is_file():
+        _check_version(root)
+    elif not create:
+        found = "a folder without a SCHEMA file" if root.exists() else "nothing"
+        raise NotAResultsFolderError(
+            f"{root} is not a results folder (found {found}); expected one that"
+            " `mfsdp-bench run` has written: check --results"
+        )
+    elif root.exists() and any(root.iterdir()):
+        raise NotAResultsFolderError(
+            f"{root} is not empty and not a results folder (it has no SCHEMA file); nothing was"
+            " written there: give an empty or a new folder"
+        )
+    if create:
+        _create(root)
+
+
+def _create(root: Path) -> None:
+    with reporting_failed_writes(root):
+        for folder in (root, root / RUNS, root / SWEEPS):
+            folder.mkdir(parents=True, exist_ok=True)
+    if not (root / SCHEMA).exists():
+        write_text_atomically(root / SCHEMA, f"{SCHEMA_VERSION}\n")
+
+
+def _check_version(root: Path) -> None:
+    text = (root / SCHEMA).read_text(errors="replace").strip()
+    if not text.isdecimal():
+        raise NotAResultsFolderError(
+            f"{root / SCHEMA} holds {text[:40]!r}; expected an integer version such as"
+            f" {SCHEMA_VERSION}: this folder was not written by mfsdp-bench, or was damaged"
+        )
+    if int(text) > SCHEMA_VERSION:
+        raise NotAResultsFolderError(
+            f"{root} was written by a newer version (schema {text}; this one reads up to"
+            f" {SCHEMA_VERSION}): update mfsdp-bench, or use another results folder"
+        )

@@ -1,0 +1,171 @@
+"""Reading one run back, whatever state its files are in.
+
+Damage never raises: it becomes a sentence in `RunRecord.problems`, and what is intact is used. The
+one exception is `spec.json`, without which nothing says what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from bench.record import SCHEMA_VERSION, RunRecord, RunStatus, StepSample
+from bench.spec import ResolvedRun
+from bench.store import layout
+from bench.store.errors import DamagedRecordError
+from bench.store.file_lock import is_locked
+
+_SAMPLE: TypeAdapter[StepSample] = TypeAdapter(StepSample)
+_MAX_PROBLEMS_PER_FILE = 3
+
+
+def read_record(path: Path, run_id: str) -> RunRecord:
+    """Read the run in folder `path`.
+
+    Raises:
+        DamagedRecordError: `spec.json` is missing or cannot be understood.
+    """
+    resolved = read_spec(path)
+    problems: list[str] = []
+    status = read_status(path, problems)
+    environment = read_json_object(path / layout.ENVIRONMENT, problems)
+    if environment is None:
+        problems.append(f"{layout.ENVIRONMENT} is missing")
+        environment = {}
+    if "runtime" not in environment:
+        environment["runtime"] = read_json_object(path / layout.RUNTIME, problems) or {}
+    return RunRecord(
+        run_id=run_id,
+        resolved=resolved,
+        status=status,
+        environment=environment,
+        steps=_read_steps(path, resolved, status, problems),
+        memory=read_json_object(path / layout.MEMORY, problems),
+        problems=tuple(problems),
+    )
+
+
+def read_spec(path: Path) -> ResolvedRun:
+    """`spec.json` of the run in folder `path`.
+
+    Raises:
+        DamagedRecordError: it is missing or cannot be understood.
+    """
+    file = path / layout.SPEC
+    try:
+        return ResolvedRun.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise DamagedRecordError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DamagedRecordError(
+            f"{file} cannot be understood: {place + ': ' if place else ''}{first['msg']}"
+        ) from error
+
+
+def read_status(path: Path, problems: list[str]) -> RunStatus:
+    """`status.json`; a run that says it is running but has no living owner was interrupted."""
+    document = read_json_object(path / layout.STATUS, problems)
+    if document is None:
+        problems.append(f"{layout.STATUS} is missing or damaged")
+        return _ownerless(path, RunStatus())
+    try:
+        status = RunStatus.model_validate(document)
+    except ValidationError as error:
+        problems.append(f"{layout.STATUS}: {error.errors()[0]['msg']}")
+        return _ownerless(path, RunStatus())
+    if status.schema_version > SCHEMA_VERSION:
+        problems.append(
+            f"{layout.STATUS} was written by a newer version (schema {status.schema_version})"
+        )
+    return _ownerless(path, status) if status.state == "running" else status
+
+
+def _ownerless(path: Path, status: RunStatus) -> RunStatus:
+    """`status` as it stands while the owner lives, else interrupted ([Note: liveness by flock])."""
+    if is_locked(path / layout.OWNER_LOCK):
+        return status
+    return status.model_copy(
+        update={
+            "state": "interrupted",
+            "reason": "the process that ran it ended without writing how (killed, or power loss)",
+        }
+    )
+
+
+def read_failures(path: Path, problems: list[str]) -> dict[int, dict[str, Any]]:
+    """`failure.rank<N>.json` of every rank that left a readable one."""
+    failures: dict[int, dict[str, Any]] = {}
+    for file in sorted(path.glob(layout.FAILURE_GLOB)):
+        rank = layout.rank_of(file)
+        document = read_json_object(file, problems)
+        if rank is not None and document is not None:
+            failures[rank] = document
+    return failures
+
+
+def read_json_object(file: Path, problems: list[str]) -> dict[str, Any] | None:
+    """The JSON object in `file`; None if it is absent, or damaged (then `problems` grows)."""
+    try:
+        document = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(f"{file.name}: {error.strerror}")
+        return None
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{file.name} is not valid JSON: {error}")
+        return None
+    if not isinstance(document, dict):
+        problems.append(f"{file.name}: expected a JSON object, found {type(document).__name__}")
+        return None
+    return document
+
+
+def _read_steps(
+    path: Path, resolved: ResolvedRun, status: RunStatus, problems: list[str]
+) -> dict[int, list[StepSample]]:
+    steps: dict[int, list[StepSample]] = {}
+    for file in sorted(path.glob(layout.STEPS_GLOB)):
+        rank = layout.rank_of(file)
+        if rank is not None:
+            steps[rank] = _read_steps_file(file, problems)
+    if status.state == "ok":
+        missing = [rank for rank in range(resolved.launch.ranks) if not steps.get(rank)]
+        if missing:
+            problems.append(f"no samples of rank {', '.join(map(str, missing))}")
+    return dict(sorted(steps.items()))
+
+
+def _read_steps_file(file: Path, problems: list[str]) -> list[StepSample]:
+    """Samples of one rank. A last line without its newline was cut off while being written."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        problems.append(f"{file.name}: {error.strerror}")
+        return []
+    samples: list[StepSample] = []
+    found: list[str] = []
+    if lines.pop():
+        found.append(f"{file.name}: the last line is cut off and was left out")
+    for number, line in enumerate(lines, start=1):
+        try:
+            samples.append(_SAMPLE.validate_python(json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            found.append(f"{file.name}:{number} was left out: {_first_line(error)}")
+    if len(found) > _MAX_PROBLEMS_PER_FILE:
+        more = len(found) - _MAX_PROBLEMS_PER_FILE
+        found = [*found[:_MAX_PROBLEMS_PER_FILE], f"{file.name}: {more} more such lines"]
+    problems.extend(found)
+    return samples
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,193 @@
+"""The results folder: makes runs, finds them again, keeps plans. Files are the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.record import RunRecord, RunStatus
+from bench.spec import ResolvedRun
+from bench.store import layout
+from bench.store.atomic import reporting_failed_writes, write_json_atomically
+from bench.store.errors import DamagedRecordError, StoreLockedError
+from bench.store.file_lock import FileLock, holder_of
+from bench.store.reading import read_json_object, read_record, read_status
+from bench.store.run_folder import RunFolder, utc_now
+
+_MAX_NAMED_RUNS = 10
+
+
+@dataclass(frozen=True)
+class DamagedRun:
+    """A run folder that cannot be read as a record, and why."""
+
+    run_id: str
+    problem: str
+
+
+class ResultsStore:
+    """All runs and plans under one root. Create it with `open`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def open(cls, path: str | Path, create: bool) -> ResultsStore:
+        """Open the results folder `path`; with `create`, make it where there is none.
+
+        Raises:
+            NotAResultsFolderError: the path is something else, or of a newer version.
+            StoreFullError: no space to create it.
+        """
+        root = Path(path).expanduser().absolute()
+        layout.open_layout(root, create=create)
+        return cls(root)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one runner of this folder.
+
+        Raises:
+            StoreLockedError: another living process is; the message names it.
+        """
+        path = self.root / layout.RUNNER_LOCK
+        lock = FileLock(path)
+        holder = f"pid {os.getpid()} on {socket.gethostname()} since {utc_now()}"
+        if not lock.acquire(holder):
+            raise StoreLockedError(
+                f"another runner is using {self.root} ({holder_of(path) or 'unknown process'});"
+                " wait for it, stop it, or use another folder with --results"
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def new_run(
+        self,
+        resolved: ResolvedRun,
+        *,
+        sweep: str | None,
+        cell: str | None,
+        repeat: int,
+        arm: str | None,
+        code: str,
+    ) -> RunFolder:
+        """Make the folder of a run that is about to start; the caller owns it until `close`.
+
+        Raises:
+            StoreFullError: no space.
+        """
+        status = RunStatus(
+            state="running",
+            started_utc=utc_now(),
+            sweep=sweep,
+            cell=cell,
+            repeat=repeat,
+            arm=arm,
+            code=code,
+            comparable_in_time=resolved.measure.profile == "none",
+        )
+        return RunFolder.create(self.root / layout.RUNS, resolved, status)
+
+    def records(self, *, sweep: str | None = None) -> Iterator[RunRecord]:
+        """Readable runs, oldest first; with `sweep`, only those of that sweep."""
+        for run_id, path in self._folders():
+            if sweep is not None and read_status(path, []).sweep != sweep:
+                continue
+            with contextlib.suppress(DamagedRecordError):
+                yield read_record(path, run_id)
+
+    def damaged(self) -> list[DamagedRun]:
+        """Run folders that `records` had to leave out."""
+        found = []
+        for run_id, path in self._folders():
+            try:
+                read_record(path, run_id)
+            except DamagedRecordError as error:
+                found.append(DamagedRun(run_id, str(error)))
+        return found
+
+    def read(self, run: str) -> RunRecord:
+        """The run of this id, or the only one whose id contains `run`.
+
+        Raises:
+            UsageError: no run or several match.
+            DamagedRecordError: the run cannot be read.
+        """
+        run_id, path = self.find(run)
+        return read_record(path, run_id)
+
+    def find(self, run: str) -> tuple[str, Path]:
+        """Id and folder of the run that `run` names, as `read` does.
+
+        Raises:
+            UsageError: no run or several match.
+        """
+        folders = dict(self._folders())
+        if run in folders:
+            return run, folders[run]
+        matches = [run_id for run_id in folders if run in run_id]
+        if len(matches) == 1:
+            return matches[0], folders[matches[0]]
+        if not matches:
+            raise UsageError(
+                f"no run in {self.root} has {run!r} in its id ({len(folders)} runs there): give an"
+                " id, or a part of one, that `mfsdp-bench status` lists"
+            )
+        shown = "\n  ".join(matches[:_MAX_NAMED_RUNS])
+        more = "\n  ..." if len(matches) > _MAX_NAMED_RUNS else ""
+        raise UsageError(
+            f"{len(matches)} runs have {run!r} in their id; give more of it:\n  {shown}{more}"
+        )
+
+    def write_plan(self, sweep_id: str, document: dict[str, Any]) -> None:
+        """Keep the plan of a sweep: all cells, the pruned ones with reasons.
+
+        Raises:
+            UsageError: the id cannot be a folder name.
+            StoreFullError: no space.
+        """
+        folder = self.root / layout.SWEEPS / layout.checked_identifier("sweep id", sweep_id)
+        with reporting_failed_writes(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(folder / layout.PLAN, document)
+
+    def read_plan(self, sweep_id: str) -> dict[str, Any]:
+        """The plan kept under `sweep_id`.
+
+        Raises:
+            UsageError: there is none, or it is damaged.
+        """
+        layout.checked_identifier("sweep id", sweep_id)
+        problems: list[str] = []
+        file = self.root / layout.SWEEPS / sweep_id / layout.PLAN
+        document = read_json_object(file, problems)
+        if document is None:
+            known = ", ".join(self.sweeps()) or "none"
+            found = problems[0] if problems else "there is none"
+            raise UsageError(
+                f"no plan of sweep {sweep_id!r} in {self.root}: {found}; known sweeps: {known}"
+            )
+        return document
+
+    def sweeps(self) -> list[str]:
+        """Ids of the sweeps that have a plan, in alphabetical order."""
+        return sorted(
+            file.parent.name for file in self.root.glob(f"{layout.SWEEPS}/*/{layout.PLAN}")
+        )
+
+    def _folders(self) -> list[tuple[str, Path]]:
+        """(run id, folder) of every run, oldest first."""
+        folders = [
+            (f"{path.parent.name}/{path.name}", path)
+            for path in self.root.glob(f"{layout.RUNS}/*/*")
+            if path.is_dir()
+        ]
+        return sorted(folders, key=lambda item: (item[1].name, item[0]))

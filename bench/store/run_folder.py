@@ -1,0 +1,137 @@
+"""The folder of one run while it is being written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.record import RunStatus, RunSummary, StepSample
+from bench.spec import ResolvedRun
+from bench.store import layout
+from bench.store.atomic import (
+    reporting_failed_writes,
+    write_json_atomically,
+    write_text_atomically,
+)
+from bench.store.file_lock import FileLock
+from bench.store.reading import read_failures, read_json_object
+from bench.store.redaction import redact
+
+
+def utc_now() -> str:
+    """Now, as `2026-01-31T12:00:00.123Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class RunFolder:
+    """Owns one run: holds its lock from creation until `close` ([Note: liveness by flock]).
+
+    `status` is what was last written. Use as a context manager, or call `close`.
+    """
+
+    def __init__(self, path: Path, run_id: str, status: RunStatus, lock: FileLock) -> None:
+        self.path = path
+        self.run_id = run_id
+        self.status = status
+        self._lock = lock
+
+    @classmethod
+    def create(cls, runs: Path, resolved: ResolvedRun, status: RunStatus) -> RunFolder:
+        """Make a new folder under `runs`, write spec and status into it, and own it.
+
+        Raises:
+            StoreFullError: no space; nothing of the run is left behind but an empty folder.
+        """
+        cell = f"{resolved.slug}-{resolved.config_hash}"
+        with reporting_failed_writes(runs):
+            (runs / cell).mkdir(parents=True, exist_ok=True)
+            path = _new_unique_folder(runs / cell)
+            (path / layout.LOGS).mkdir()
+        lock = FileLock(path / layout.OWNER_LOCK)
+        lock.acquire(f"pid {os.getpid()}")
+        folder = cls(path, f"{cell}/{path.name}", status, lock)
+        try:
+            write_text_atomically(path / layout.SPEC, resolved.model_dump_json(indent=2) + "\n")
+            folder.write_status(status)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def steps_path(self, rank: int) -> Path:
+        """File to which rank `rank` appends its samples."""
+        return self.path / layout.steps_name(rank)
+
+    @property
+    def logs_path(self) -> Path:
+        """Folder of the text that the processes print."""
+        return self.path / layout.LOGS
+
+    def write_status(self, status: RunStatus) -> None:
+        """Replace `status.json`.
+
+        Raises:
+            StoreFullError: no space; the previous status stands.
+        """
+        write_json_atomically(self.path / layout.STATUS, status.model_dump(mode="json"))
+        self.status = status
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        """Replace `env.json`; what looks like a secret is redacted here, whoever collected it."""
+        write_json_atomically(self.path / layout.ENVIRONMENT, redact(environment))
+
+    def write_memory(self, memory: dict[str, Any]) -> None:
+        """Replace `memory.json` (bytes by category; rank 0 of a run writes its own)."""
+        write_json_atomically(self.path / layout.MEMORY, memory)
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Replace `summary.json`: a convenience for other tools, never read back by ours."""
+        write_json_atomically(self.path / layout.SUMMARY, summary.model_dump(mode="json"))
+
+    def append_step(self, rank: int, sample: StepSample) -> None:
+        """Append one line to the samples of `rank` (an importer's way; ranks write their own)."""
+        line = json.dumps(dataclasses.asdict(sample)) + "\n"
+        path = self.steps_path(rank)
+        with reporting_failed_writes(path), path.open("a") as stream:
+            stream.write(line)
+
+    def read_runtime(self) -> dict[str, Any]:
+        """What rank 0 said about torch and its devices; empty if it did not get that far."""
+        return read_json_object(self.path / layout.RUNTIME, []) or {}
+
+    def read_failures(self) -> dict[int, dict[str, Any]]:
+        """`failure.rank<N>.json` of every rank that left one."""
+        return read_failures(self.path, [])
+
+    def close(self) -> None:
+        """Give up ownership. A run whose status still says running now reads as interrupted."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _new_unique_folder(cell: Path) -> Path:
+    while True:
+        # Milliseconds, so that runs sort in the order in which they started.
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3] + "Z"
+        path = cell / f"{stamp}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
