@@ -1,16 +1,16 @@
-"""Roundings of mixed main and communication dtypes, against emulated reductions (two ranks: exact)."""
+"""Roundings of mixed main and communication dtypes, against emulated reductions."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
+from mfsdp_core import MixedPrecisionPolicy
 from oracle.models import build
 from oracle.ranks import RankPool
 from oracle.reference import raw_gradients
 from oracle.rounding import accumulate_then_reduce, reduce_then_accumulate, ulp_distance
 from oracle.sharded import STRATEGIES, shard
-
-from mfsdp_core import MixedPrecisionPolicy
 
 pytestmark = pytest.mark.processes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from oracle.models import TOYS
 from oracle.ranks import GROUP_SIZES, RankPool
 from oracle.reference import expected_gradient, relative_difference

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+
 from oracle.ranks import GROUP_SIZES, RankFailureError, RankPool, mesh
 
 pytestmark = pytest.mark.processes

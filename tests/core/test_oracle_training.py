@@ -1,4 +1,4 @@
-"""Parameters after optimizer steps, gradient norm and clipping equal a single process with torch."""
+"""Parameters after optimizer steps, gradient norm and clipping equal plain torch's."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from torch import nn
+
+from mfsdp_core import clip_grad_norm_, fully_shard_optimizer
 from oracle import reference
 from oracle.models import TOYS
 from oracle.ranks import GROUP_SIZES, RankPool
 from oracle.sharded import STRATEGIES, shard
-from torch import nn
-
-from mfsdp_core import clip_grad_norm_, fully_shard_optimizer
 
 pytestmark = pytest.mark.processes
 

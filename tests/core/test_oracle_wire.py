@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from oracle.ranks import RankPool
-from oracle.sharded import STRATEGIES, shard
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
+from oracle.ranks import RankPool
+from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.processes
 

@@ -1,7 +1,7 @@
 """Toy models, each with one property that a sharded implementation gets wrong easily.
 
-Every model takes one tensor `[batch, features]` (or `[batch, channels, height, width]`) and is built
-with weights that depend on the seed alone. Sizes are chosen so that few of them divide by 2 or 4.
+Every model takes one tensor, `[batch, features]` or `[batch, channels, height, width]`, and is
+built with weights that depend on the seed alone. Few of the sizes divide by 2 or 4.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RawReader(nn.Module):
 
 
 class RootOwned(nn.Module):
-    """The root owns parameters that nobody's forward is called for: its own, and a raw-read child's."""
+    """The root owns a parameter of its own and a child whose weight is read raw."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ TOYS: dict[str, Toy] = {
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 7) -> nn.Module:
-    """The model with weights drawn in fp64 from `seed`, then rounded to `dtype`: equal on all ranks."""
+    """The model with weights drawn in fp64 from `seed`, rounded to `dtype`: equal on all ranks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = TOYS[name].model()

@@ -1,0 +1,67 @@
+"""Who may import whom, as written in pyproject.toml, holds for the tree as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports")
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_every_contract_is_kept() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "contract"),
+    [
+        ("mfsdp_core/plan/strategy.py", "import bench", "mfsdp_core imports nothing of ours"),
+        ("mfsdp_core/plan/strategy.py", "import mfsdp_core.api", "the rooms of mfsdp_core"),
+        ("mfsdp_core/plan/strategy.py", "import torch", "never import torch"),
+        ("bench/spec.py", "import bench.store", "bench, one run"),
+        ("bench/loop.py", "import mfsdp_core", "bench imports mfsdp_core only"),
+        ("bench/loop.py", "import sweeps", "bench imports neither sweeps nor reports"),
+        ("sweeps/matrix.py", "import bench.engines", "sweeps imports of bench only"),
+        ("reports/build.py", "import bench.resolve", "reports imports of bench only"),
+        ("reports/build.py", "import torch", "never import torch"),
+    ],
+)
+def test_a_forbidden_import_breaks_its_contract(
+    tmp_path: Path, module: str, statement: str, contract: str
+) -> None:
+    copy_of_sources(tmp_path)
+    source = tmp_path / module
+    source.write_text(source.read_text() + f"\n{statement}\n")
+    result = lint_imports(tmp_path)
+    assert result.returncode == 1
+    broken = [line for line in result.stdout.splitlines() if "BROKEN" in line]
+    assert any(contract in line for line in broken), result.stdout
+
+
+def test_every_package_of_the_project_is_under_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["importlinter"]["root_packages"] == list(PACKAGES)
+    assert settings["tool"]["mypy"]["packages"] == list(PACKAGES)
+
+
+def copy_of_sources(folder: Path) -> None:
+    """Sources alone, so that a contract can be broken without touching the tree."""
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    for package in PACKAGES:
+        for source in (ROOT / package).rglob("*.py"):
+            target = folder / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.read_text())

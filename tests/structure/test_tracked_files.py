@@ -1,0 +1,95 @@
+"""Rules for every file of the repository: size, names, no trace of one machine, nothing half done."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports")
+MAX_LINES = 500
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+# Assembled, so that this file does not hold what it looks for.
+UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK")))
+PACKAGE_INDEX = re.compile(r"index-url[\s=]+https?:" + r"|://[\w.-]*(?:pypi|python" + r"hosted)\b")
+
+
+def tracked() -> list[Path]:
+    """Every file that is committed or about to be: ignored ones are no part of the repository."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    if listing.returncode != 0:
+        pytest.skip(f"not a git checkout: {listing.stderr.strip()}")
+    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def text_of(path: Path) -> str:
+    """The file's text; undecodable bytes are replaced, for patterns in ASCII only."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def findings(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_source_file_is_longer_than_500_lines() -> None:
+    lengths = {p: len(text_of(p).splitlines()) for p in tracked() if p.suffix == ".py"}
+    assert [f"{p}: {n}" for p, n in lengths.items() if n > MAX_LINES] == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [p for p in tracked() if p.suffix == ".py" and p.stem in VAGUE_NAMES] == []
+
+
+def test_no_file_holds_a_path_of_the_machine_it_was_written_on() -> None:
+    homes = (str(ROOT.parent), str(ROOT), str(Path.home()))
+    places = [re.escape(place) + "/" for place in homes if place.count("/") and place != "/"]
+    assert findings(re.compile("|".join([*places, r"(?<![\w.])/(?:home|Users)/\w+"]))) == []
+
+
+def test_no_file_names_a_package_index() -> None:
+    assert findings(PACKAGE_INDEX) == []
+
+
+def test_nothing_is_marked_unfinished() -> None:
+    assert findings(UNFINISHED) == []
+
+
+def test_no_conflict_marker_was_committed() -> None:
+    assert findings(re.compile(r"^(?:<{7}|>{7}) ")) == []
+
+
+def test_test_files_have_unique_names_and_no_package_among_them() -> None:
+    tests = [p for p in tracked() if p.is_relative_to(ROOT / "tests")]
+    assert [p for p in tests if p.name == "__init__.py"] == []
+    names = Counter(p.name for p in tests if p.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert not {p.name for p in (ROOT / "tests").iterdir()} & set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_has_a_readme_with_its_decisions(package: str) -> None:
+    readme = ROOT / package / "README.md"
+    assert readme.is_file()
+    assert re.search(r"^#+ Decisions$", text_of(readme), re.MULTILINE)
+
+
+def test_the_readme_starts_with_the_two_commands() -> None:
+    lines = [line for line in text_of(ROOT / "README.md").splitlines() if line.startswith("make ")]
+    assert [line.split("#")[0].strip() for line in lines[:2]] == ["make demo", "make test"]
+    assert text_of(ROOT / "README.md").splitlines()[1:3] == lines[:2]
+
+
+def test_the_continuous_integration_script_is_executable() -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
