@@ -1,0 +1,1 @@
+"""Many runs: a sweep file becomes a matrix, a plan and, through `bench.launch`, records."""

@@ -1,0 +1,181 @@
+"""A sweep file, checked: YAML on one side, a `Matrix` on the other, every error with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
+from sweeps.conditions import read_condition
+from sweeps.document import Document, KeyPath, parse_document, read_document
+from sweeps.matrix import MAX_CELLS, Condition, Matrix, Override, expand
+from sweeps.reader import Reader
+from sweeps.schema import MatrixSection, OverrideSection, SweepFile
+from sweeps.settings import explain
+from sweeps.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class SweepDefinition:
+    """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line."""
+
+    name: str
+    description: str
+    matrix: Matrix
+    repeat: int
+    source: str
+    base_lines: Mapping[str, int]
+
+
+def load_sweep(path: Path) -> SweepDefinition:
+    """Read and check a sweep file.
+
+    Raises:
+        SweepFileError: with a line for every problem that one station of the checks found.
+    """
+    return define(read_document(path))
+
+
+def parse_sweep(text: str, source: str = "sweep.yaml") -> SweepDefinition:
+    """As `load_sweep`, from text.
+
+    Raises:
+        SweepFileError: as `load_sweep`.
+    """
+    return define(parse_document(text, source))
+
+
+def define(document: Document) -> SweepDefinition:
+    """Check a parsed document and build its matrix.
+
+    Raises:
+        SweepFileError: as `load_sweep`.
+    """
+    reader = Reader(document)
+    _check_shape(reader)
+    data = document.data
+    base = reader.settings_with_lines(data.get("base") or {}, ("base",))
+    matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [])
+    matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
+    reader.stop_on_problems()
+    _check_cells(reader, matrix)
+    reader.stop_on_problems()
+    return SweepDefinition(
+        name=data["name"],
+        description=data.get("description") or "",
+        matrix=matrix,
+        repeat=data.get("repeat", 1),
+        source=document.source,
+        base_lines={path: line for path, (_, line) in base.items()},
+    )
+
+
+def _check_shape(reader: Reader) -> None:
+    """The keys and kinds of the file; the settings inside are checked one by one later."""
+    data = {key: value for key, value in reader.document.data.items() if key != "base"}
+    for key in ("description", "matrix", "overrides"):
+        if key in data and data[key] is None:
+            del data[key]  # an empty section is an absent one
+    try:
+        SweepFile.model_validate(data)
+    except ValidationError as error:
+        for item in error.errors():
+            reader.report(tuple(p for p in item["loc"] if p != "[key]"), _shape_message(item))
+    base = reader.document.data.get("base")
+    if base is not None and not isinstance(base, dict):
+        reader.report(("base",), "base: expected a mapping of settings")
+    reader.stop_on_problems()
+
+
+def _read_matrix(
+    reader: Reader, written: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]]
+) -> Matrix:
+    product = read_axes(reader, written.get("product", {}), ("matrix", "product"))
+    zips = tuple(
+        read_zip_group(reader, group, ("matrix", "zip", index))
+        for index, group in enumerate(written.get("zip", []))
+    )
+    axes = (*product, *(axis for group in zips for axis in group))
+    check_axes(reader, axes)
+    reader.stop_on_problems()
+    include = tuple(read_includes(reader, written.get("include", []), axes, ("matrix", "include")))
+    labels = {axis.name: [value.label for value in axis.values] for axis in axes}
+    for _, included in include:
+        for name, label in included.items():
+            labels.setdefault(name, []).append(label)
+    exclude = tuple(
+        _condition(reader, rule, ("matrix", "exclude", index), labels)
+        for index, rule in enumerate(written.get("exclude", []))
+    )
+    return Matrix(
+        product=product,
+        zips=zips,
+        include=include,
+        exclude=exclude,
+        overrides=tuple(
+            _override(reader, rule, ("overrides", index), labels)
+            for index, rule in enumerate(overrides)
+        ),
+    )
+
+
+def _condition(
+    reader: Reader, written: Any, place: KeyPath, labels: Mapping[str, Sequence[str]]
+) -> Condition:
+    condition, problems = read_condition(written, labels, reader.document.line(place))
+    for key, message in problems:
+        reader.report((*place, key) if key else place, message)
+    return condition
+
+
+def _override(
+    reader: Reader, rule: Mapping[str, Any], place: KeyPath, labels: Mapping[str, Sequence[str]]
+) -> Override:
+    settings = reader.settings(rule["set"], (*place, "set"))
+    if not rule["set"]:
+        reader.report((*place, "set"), "set: an override needs at least one setting")
+    return Override(_condition(reader, rule["when"], (*place, "when"), labels), settings)
+
+
+def _check_cells(reader: Reader, matrix: Matrix) -> None:
+    """The matrix has a sensible size, and every rule of it means at least one cell."""
+    if matrix.size > MAX_CELLS:
+        reader.report(
+            ("matrix",), f"expands to {matrix.size:,} cells; expected at most {MAX_CELLS:,}"
+        )
+        return
+    if not expand(matrix):
+        reader.report(("matrix",), "every cell is excluded; nothing is left to run")
+        return
+    everything = expand(replace(matrix, exclude=(), overrides=()))
+    rules = [("exclude", rule) for rule in matrix.exclude]
+    rules += [("override", rule.when) for rule in matrix.overrides]
+    for kind, condition in rules:
+        if not any(condition.matches(cell) for cell in everything):
+            reader.report_line(condition.line, f"this {kind} matches no cell; correct or remove it")
+
+
+def _shape_message(error: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    name = ".".join(location)
+    if error["type"] == "missing":
+        return f"{name}: this key is required"
+    if error["type"] == "extra_forbidden":
+        known = list(_section_model(error["loc"]).model_fields)
+        hint = did_you_mean(location[-1], known)
+        return f"unknown key {name!r}{hint or '; expected one of ' + ', '.join(known)}"
+    if error["type"] == "string_pattern_mismatch" and error["loc"] == ("name",):
+        return f"name: expected letters, digits, . _ - (up to 64), found {error['input']!r}"
+    return f"{name}: {explain(error)}"
+
+
+def _section_model(location: tuple[str | int, ...]) -> type[BaseModel]:
+    if location[0] == "matrix" and len(location) > 1:
+        return MatrixSection
+    if location[0] == "overrides" and len(location) > 1:
+        return OverrideSection
+    return SweepFile

@@ -1,0 +1,227 @@
+"""What a sweep would run on one machine, decided before any process starts; `plan.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from bench.errors import UsageError
+from bench.resolve.machine import Machine
+from bench.spec import ResolvedRun
+from sweeps.definition import SweepDefinition
+from sweeps.matrix import Cell, expand, pinned
+from sweeps.prune import Pruned, judge
+from sweeps.selection import variant_name
+from sweeps.settings import Settings, short_path
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell that will run `repeats` times."""
+
+    id: str
+    labels: Mapping[str, str]
+    resolved: ResolvedRun
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class PrunedCell:
+    """A cell that cannot run on the machine of the plan."""
+
+    id: str
+    labels: Mapping[str, str]
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DuplicateCell:
+    """A cell that resolves to the same run as an earlier one, whose records count for both."""
+
+    id: str
+    labels: Mapping[str, str]
+    same_as: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently."""
+
+    id: str
+    name: str
+    description: str
+    source: str
+    cells: tuple[PlannedCell, ...]
+    pruned: tuple[PrunedCell, ...] = ()
+    duplicates: tuple[DuplicateCell, ...] = ()
+    fixed: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Cells of the matrix."""
+        return len(self.cells) + len(self.pruned) + len(self.duplicates)
+
+    @property
+    def runs(self) -> int:
+        """Runs that the plan asks for."""
+        return sum(cell.repeats for cell in self.cells)
+
+    def selected(self, kept: Iterable[str]) -> Plan:
+        """The plan reduced to the cells in `kept`, and to those that stand in for one of them."""
+        ids = set(kept)
+        duplicates = tuple(cell for cell in self.duplicates if cell.id in ids)
+        standing_in = ids | {cell.same_as for cell in duplicates}
+        return replace(
+            self,
+            cells=tuple(cell for cell in self.cells if cell.id in standing_in),
+            pruned=tuple(cell for cell in self.pruned if cell.id in ids),
+            duplicates=duplicates,
+        )
+
+    def with_repeats(self, repeats: int) -> Plan:
+        """The plan with `repeats` runs of every cell."""
+        return replace(self, cells=tuple(replace(c, repeats=repeats) for c in self.cells))
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain data for `plan.json`."""
+        return {
+            "plan_version": PLAN_VERSION,
+            "id": self.id,
+            "name": self.name,
+            "description": self.description,
+            "source": self.source,
+            "set": dict(self.fixed or {}),
+            "cells": [
+                {
+                    "id": cell.id,
+                    "labels": dict(cell.labels),
+                    "repeats": cell.repeats,
+                    "config_hash": cell.resolved.config_hash,
+                    "slug": cell.resolved.slug,
+                    "resolved": cell.resolved.model_dump(mode="json"),
+                }
+                for cell in self.cells
+            ],
+            "pruned": [
+                {"id": c.id, "labels": dict(c.labels), "rule": c.rule, "reason": c.reason}
+                for c in self.pruned
+            ],
+            "duplicates": [
+                {"id": c.id, "labels": dict(c.labels), "same_as": c.same_as, "reason": c.reason}
+                for c in self.duplicates
+            ],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Plan:
+        """Read `plan.json` back.
+
+        Raises:
+            UsageError: damaged, or of a version that is not known here.
+        """
+        version = document.get("plan_version")
+        if version != PLAN_VERSION:
+            raise UsageError(f"plan.json: expected version {PLAN_VERSION}, found {version!r}")
+        try:
+            return _read(document)
+        except (KeyError, TypeError, AttributeError, ValidationError) as error:
+            what = str(error).splitlines()[0]
+            raise UsageError(
+                f"plan.json is damaged ({type(error).__name__}: {what}); plan the sweep again"
+            ) from None
+
+
+def _read(document: Mapping[str, Any]) -> Plan:
+    return Plan(
+        id=document["id"],
+        name=document["name"],
+        description=document["description"],
+        source=document["source"],
+        fixed=dict(document["set"]),
+        cells=tuple(
+            PlannedCell(
+                id=item["id"],
+                labels=dict(item["labels"]),
+                resolved=ResolvedRun.model_validate(item["resolved"]),
+                repeats=int(item["repeats"]),
+            )
+            for item in document["cells"]
+        ),
+        pruned=tuple(
+            PrunedCell(item["id"], dict(item["labels"]), item["rule"], item["reason"])
+            for item in document["pruned"]
+        ),
+        duplicates=tuple(
+            DuplicateCell(item["id"], dict(item["labels"]), item["same_as"], item["reason"])
+            for item in document["duplicates"]
+        ),
+    )
+
+
+def sweep_cells(definition: SweepDefinition, fixed: Settings) -> tuple[Cell, ...]:
+    """The cells of a sweep with the settings that the command line fixed."""
+    return expand(pinned(definition.matrix, fixed))
+
+
+def make_plan(
+    definition: SweepDefinition,
+    machine: Machine,
+    *,
+    fixed: Settings | None = None,
+    repeat: int | None = None,
+) -> Plan:
+    """Expand, prune and merge.
+
+    Args:
+        definition: the checked sweep file.
+        machine: where it would run.
+        fixed: settings of `--set`, by full path.
+        repeat: runs of each cell, instead of the file's number.
+
+    Raises:
+        SweepFileError: a cell that is wrong on every machine.
+    """
+    settings = dict(fixed or {})
+    cells = sweep_cells(definition, settings)
+    planned: dict[str, PlannedCell] = {}
+    pruned: list[PrunedCell] = []
+    duplicates: list[DuplicateCell] = []
+    judged = judge(
+        cells,
+        machine,
+        source=definition.source,
+        base_lines=definition.base_lines,
+        fixed=settings,
+    )
+    for item in judged:
+        cell = item.cell
+        if isinstance(item, Pruned):
+            pruned.append(PrunedCell(cell.id, cell.labels, item.rule, item.reason))
+            continue
+        config_hash = item.resolved.config_hash
+        if config_hash in planned:
+            first = planned[config_hash].id
+            reason = f"resolves to the same run as {first} (config {config_hash})"
+            duplicates.append(DuplicateCell(cell.id, cell.labels, first, reason))
+            continue
+        planned[config_hash] = PlannedCell(
+            cell.id, cell.labels, item.resolved, repeat or definition.repeat
+        )
+    return Plan(
+        id=variant_name(definition.name, settings),
+        name=definition.name,
+        description=definition.description,
+        source=PurePath(definition.source).name,
+        cells=tuple(planned.values()),
+        pruned=tuple(pruned),
+        duplicates=tuple(duplicates),
+        fixed={short_path(path): value for path, value in settings.items()},
+    )

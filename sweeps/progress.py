@@ -1,0 +1,66 @@
+"""What a running sweep publishes. A display or a log subscribes; nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SweepStarted:
+    """The lock is held and the plan written. Counts are runs, not cells."""
+
+    sweep: str
+    to_run: int
+    done_before: int
+    failed_before: int
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """`position` of `total` counts from 1 over the runs that are still missing."""
+
+    cell: str
+    repeat: int
+    position: int
+    total: int
+    steps: int
+    run_id: str
+
+
+@dataclass(frozen=True)
+class StepReached:
+    """The slowest rank has finished `step` (1-based) of the current run."""
+
+    cell: str
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """A record was written, whatever its state."""
+
+    cell: str
+    repeat: int
+    position: int
+    total: int
+    run_id: str
+    state: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SweepStopped:
+    """The sweep ends before its last cell, and why."""
+
+    reason: str
+
+
+Progress = SweepStarted | RunStarted | StepReached | RunEnded | SweepStopped
+Subscriber = Callable[[Progress], None]
+
+
+def ignore(_: Progress) -> None:
+    """A subscriber that does nothing."""

@@ -1,0 +1,57 @@
+"""The shape of a sweep file, as pydantic models: the source of `mfsdp-bench schema sweep`.
+
+What a model cannot say (which settings exist, which labels an axis has) is checked in
+`sweeps.definition`, value by value, where the lines are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bench.spec import RunSpec
+
+AxisValues = list[Any]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class MatrixSection(_Section):
+    """Axes and the exceptions to them."""
+
+    product: dict[str, AxisValues] = Field(
+        default_factory=dict,
+        description="axis -> values; every combination of the axes is a cell",
+    )
+    zip: list[dict[str, AxisValues]] = Field(
+        default_factory=list,
+        description="groups of axes of equal length that advance together",
+    )
+    include: list[dict[str, Any]] = Field(
+        default_factory=list, description="single cells beside the product: setting -> value"
+    )
+    exclude: list[dict[str, Any]] = Field(
+        default_factory=list, description="axis -> value, list or glob; matching cells go"
+    )
+
+
+class OverrideSection(_Section):
+    """Settings for the cells that match `when`."""
+
+    when: dict[str, Any] = Field(description="axis or setting -> value, list or glob")
+    set: dict[str, Any] = Field(description="setting -> value")
+
+
+class SweepFile(_Section):
+    """A sweep file. `base` is a partial RunSpec; settings may also be written with dots."""
+
+    name: str = Field(pattern=NAME_PATTERN, description="names the sweep in the results folder")
+    description: str = ""
+    base: RunSpec = RunSpec()
+    matrix: MatrixSection = MatrixSection()
+    repeat: int = Field(default=1, ge=1, le=1000, description="runs of every cell")
+    overrides: list[OverrideSection] = Field(default_factory=list)

@@ -1,0 +1,105 @@
+"""What the command line adds to a sweep: `--set`, `--only` and `--skip`.
+
+--set PATH=VALUE      fixes a setting in every cell; VALUE is read as YAML (`null`, `8`, `bf16`)
+--only EXPR           keeps cells that match; several of them: any
+--skip EXPR           drops cells that match; several of them: any
+EXPR                  KEY=PATTERN[|PATTERN...][,KEY=...]; KEY is an axis, a setting or `cell`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.errors import UsageError
+from sweeps.conditions import read_condition
+from sweeps.document import SweepFileError, parse_document
+from sweeps.matrix import Cell, Condition
+from sweeps.settings import Scalar, Settings, checked, full_path
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, Scalar]:
+    """`PATH=VALUE` texts as checked settings, the later of two winning.
+
+    Raises:
+        UsageError: no `=`, no such setting, or a value that the setting does not take.
+    """
+    settings: dict[str, Scalar] = {}
+    for text in texts:
+        path, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"--set {text}: expected PATH=VALUE, as in --set train.steps=50")
+        try:
+            full = full_path(path.strip())
+            settings[full] = checked(full, _yaml_value(value))
+        except UsageError as error:
+            raise UsageError(f"--set {text}: {error}") from None
+    return settings
+
+
+def _yaml_value(text: str) -> object:
+    """`value` read as YAML; what is not YAML (`a: b`, `*`) is the text itself."""
+    if not text:
+        return ""
+    try:
+        return parse_document(f"value: {text}", "--set").data["value"]
+    except SweepFileError:
+        return text
+
+
+def variant_name(name: str, fixed: Settings) -> str:
+    """The id of a sweep run with `--set`: its records must not mix with the plain sweep's."""
+    if not fixed:
+        return name
+    text = json.dumps(dict(sorted(fixed.items())), sort_keys=True)
+    return f"{name}-set-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which cells of a plan are meant; an empty one means all."""
+
+    only: tuple[Condition, ...] = ()
+    skip: tuple[Condition, ...] = ()
+
+    def keeps(self, cell: Cell) -> bool:
+        """Whether `cell` is meant."""
+        kept = not self.only or any(condition.matches(cell) for condition in self.only)
+        return kept and not any(condition.matches(cell) for condition in self.skip)
+
+
+def parse_selection(only: Sequence[str], skip: Sequence[str], cells: Sequence[Cell]) -> Selection:
+    """The selection that the expressions mean for these cells.
+
+    Raises:
+        UsageError: a malformed expression, an unknown key or value, or nothing is left.
+    """
+    labels: dict[str, list[str]] = {}
+    for cell in cells:
+        for name, label in cell.labels.items():
+            labels.setdefault(name, []).append(label)
+    selection = Selection(
+        only=tuple(_condition("--only", text, labels) for text in only),
+        skip=tuple(_condition("--skip", text, labels) for text in skip),
+    )
+    if cells and not any(selection.keeps(cell) for cell in cells):
+        given = [f"--only {text}" for text in only] + [f"--skip {text}" for text in skip]
+        raise UsageError(f"no cell is left by {' '.join(given)}; `plan` lists the cells")
+    return selection
+
+
+def _condition(option: str, text: str, labels: Mapping[str, Sequence[str]]) -> Condition:
+    written: dict[str, list[str]] = {}
+    for part in text.split(","):
+        key, separator, patterns = part.partition("=")
+        if not separator or not key.strip() or not patterns.strip():
+            raise UsageError(f"{option} {text}: expected KEY=PATTERN, found {part!r}")
+        if key.strip() in written:
+            raise UsageError(f"{option} {text}: {key.strip()} is given twice; write a|b")
+        written[key.strip()] = [one.strip() for one in patterns.split("|")]
+    condition, problems = read_condition(written, labels)
+    if problems:
+        raise UsageError(f"{option} {text}: {problems[0][1]}")
+    return condition

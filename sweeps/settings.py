@@ -1,0 +1,165 @@
+"""Dotted settings of a run: `engine.name`, `train.lr`, `env.NCCL_DEBUG`, one value each.
+
+Everything a sweep file says about a run (base, axes, overrides, `--set`) is brought into this one
+form, checked value by value, so that each value keeps the line it was written on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bench.errors import UsageError
+from bench.spec import RunSpec
+from sweeps.suggest import did_you_mean
+
+Scalar = str | int | float | bool | None
+Settings = Mapping[str, Scalar]
+
+ENV_PREFIX = "launch.env."
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class SettingError(UsageError):
+    """A path that no run has, or a value that it does not take. The caller adds the line."""
+
+
+@cache
+def known_paths() -> tuple[str, ...]:
+    """Every dotted path of a RunSpec; environment variables are `env.NAME` and not listed."""
+    return tuple(_leaves(RunSpec, ""))
+
+
+@cache
+def section_names() -> tuple[str, ...]:
+    """The sections of a RunSpec: model, data, engine and so on."""
+    return tuple(RunSpec.model_fields)
+
+
+def _leaves(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _leaves(kind, f"{prefix}{name}.")
+        elif f"{prefix}{name}." != ENV_PREFIX:
+            yield f"{prefix}{name}"
+
+
+def full_path(path: str) -> str:
+    """`path` with `env.NAME` written out as `launch.env.NAME`.
+
+    Raises:
+        SettingError: no run has this path.
+    """
+    full = f"launch.{path}" if path.startswith("env.") else path
+    if full.startswith(ENV_PREFIX):
+        name = full.removeprefix(ENV_PREFIX)
+        if not _ENV_NAME.match(name):
+            raise SettingError(f"{name!r} is not the name of an environment variable")
+        return full
+    if full in known_paths():
+        return full
+    if full in section_names():
+        raise SettingError(f"{path!r} is a section, expected a value in it such as '{_in(full)}'")
+    hint = did_you_mean(path, [*known_paths(), "env.NCCL_DEBUG"])
+    if not hint:
+        leaf = path.rpartition(".")[2]
+        near = [known for known in known_paths() if known.rpartition(".")[2] == leaf]
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise SettingError(f"unknown setting {path!r}{hint}")
+
+
+def _in(section: str) -> str:
+    return next(path for path in (*known_paths(), "launch.env.NAME") if path.startswith(section))
+
+
+def short_path(path: str) -> str:
+    """The form that is printed: `launch.env.NAME` as `env.NAME`."""
+    return path.removeprefix("launch.") if path.startswith(ENV_PREFIX) else path
+
+
+def checked(path: str, value: object) -> Scalar:
+    """`value` as the setting `path` takes it (`path` in full form).
+
+    Numbers become text for environment variables, where None means "not set".
+
+    Raises:
+        SettingError: the value has the wrong type or is out of range.
+    """
+    shown = short_path(path)
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise SettingError(f"{shown}: expected a single value, found a {type(value).__name__}")
+    if path.startswith(ENV_PREFIX):
+        return _environment_value(shown, value)
+    try:
+        RunSpec.model_validate(nested({path: value}), strict=True)
+    except ValidationError as error:
+        raise SettingError(f"{shown}: {explain(error.errors()[0])}") from None
+    return value
+
+
+def _environment_value(shown: str, value: Scalar) -> Scalar:
+    if isinstance(value, bool):
+        raise SettingError(f"{shown}: quote the value; 'true' and '1' are different texts")
+    if isinstance(value, str) and "\0" in value:
+        raise SettingError(f"{shown}: an environment variable holds no NUL character")
+    return value if value is None else str(value)
+
+
+def explain(error: Any) -> str:
+    """One pydantic error as expected and found, with a suggestion among fixed choices."""
+    found = error["input"]
+    shown = f"found {found!r}"[:80]
+    if error["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        hint = did_you_mean(found, choices) if isinstance(found, str) else ""
+        return f"expected one of {', '.join(choices)}, {shown}{hint}"
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if message.startswith(("greater", "less")):
+        message = f"a value {message}"
+    return f"expected {message}, {shown}"
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Settings as the nested mapping that RunSpec validates; unset environment variables vanish."""
+    document: dict[str, Any] = {}
+    for path, value in settings.items():
+        if path.startswith(ENV_PREFIX):
+            keys = ["launch", "env", path.removeprefix(ENV_PREFIX)]
+        else:
+            keys = path.split(".")
+        section = document
+        for key in keys[:-1]:
+            section = section.setdefault(key, {})
+        if value is None and path.startswith(ENV_PREFIX):
+            continue
+        section[keys[-1]] = value
+    return document
+
+
+def run_spec(settings: Settings) -> RunSpec:
+    """The RunSpec that these settings, each already `checked`, describe."""
+    return RunSpec.model_validate(nested(settings), strict=True)
+
+
+def shown_value(value: Scalar) -> str:
+    """The text of a value in labels, ids and expressions: `true`, `null`, `8`, `mfsdp`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def spec_value(spec: RunSpec, path: str) -> str:
+    """The text of the value that `spec` holds at `path` (full form)."""
+    if path.startswith(ENV_PREFIX):
+        return shown_value(spec.launch.env.get(path.removeprefix(ENV_PREFIX)))
+    value: Any = spec
+    for key in path.split("."):
+        value = getattr(value, key)
+    return shown_value(value)
