@@ -14,7 +14,7 @@ from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.processes
 
-# linear_stack has three units and a root, each one dtype class: four buckets, three in units.
+# aligned_stack has three units and a root of one bucket each.
 BUCKETS, UNITS = 4, 3
 Counts = Counter[tuple[str, str]]
 
@@ -24,7 +24,7 @@ def counts_of_second_cycle(
 ) -> Counts:
     """Counts of a full cycle (k microbatches and a step), in the steady state."""
     subject = shard(
-        "linear_stack", strategy, 2, dtype, mixed_precision_policy=MixedPrecisionPolicy(**policy)
+        "aligned_stack", strategy, 2, dtype, mixed_precision_policy=MixedPrecisionPolicy(**policy)
     )
     optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
     for cycle in (0, 1):

@@ -1,4 +1,4 @@
-"""Rules for every file of the repository: size, names, no trace of one machine, nothing half done."""
+"""Rules for every file of the repository: size, names, nothing of one machine or half done."""
 
 from __future__ import annotations
 

@@ -158,6 +158,33 @@ class UnusedParameter(nn.Module):
         return self.head(x)
 
 
+class AlignedStack(nn.Module):
+    """Every parameter divides by 4, so that each unit and the root is one bucket without padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 8, bias=False)
+        self.blocks = nn.ModuleList(Block(width=8, hidden=32) for _ in range(3))
+        self.last = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class KnownGradient(nn.Module):
+    """A unit whose weight gets its input as gradient, for arithmetic that is done by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
 @dataclass(frozen=True)
 class Toy:
     """A model, the classes that are its units, and the input of one microbatch."""
@@ -186,6 +213,7 @@ TOYS: dict[str, Toy] = {
     "root_owned": Toy(RootOwned, (Block,), _features),
     "conv_linear": Toy(ConvLinear, (ConvBlock,), _images),
     "used_twice": Toy(UsedTwice, (Block,), _features),
+    "aligned_stack": Toy(AlignedStack, (Block,), _features),
     "unused_parameter": Toy(UnusedParameter, (Block,), _features),
 }
 

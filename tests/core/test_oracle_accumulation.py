@@ -1,0 +1,206 @@
+"""Microbatches, synchronisation and the cycle: when gradients travel, appear and disappear."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from oracle.models import Block, build
+from oracle.ranks import RankPool, mesh
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, Sharded, shard
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_optimizer
+from mfsdp_core.errors import GradAlreadyReducedError
+
+pytestmark = pytest.mark.processes
+
+NAME = "aligned_stack"
+WHOLE_GRADIENT = ("no_shard", "optim")
+
+
+def operations(counts: Counter[tuple[str, str]]) -> Counter[str]:
+    by_operation: Counter[str] = Counter()
+    for (operation, _), number in counts.items():
+        by_operation[operation] += number
+    return by_operation
+
+
+def reductions_inside_no_sync(strategy: str) -> int:
+    subject = shard(NAME, strategy, 2)
+    with subject.collectives() as counts, subject.model.no_sync():
+        subject.backward()
+    subject.model.finish_grad_sync()
+    return operations(counts)["all_reduce"] + operations(counts)["reduce_scatter"]
+
+
+def presence_of_gradients(strategy: str) -> list[bool]:
+    """Whether `.grad` is there: after a backward, after the finish, after zero_grad."""
+    subject = shard(NAME, strategy, 2)
+
+    def present() -> bool:
+        there = {p.grad is not None for _, p in subject.parameters()}
+        assert len(there) == 1
+        return there.pop()
+
+    subject.model.set_model_auto_sync(False)
+    subject.backward()
+    seen = [present()]
+    subject.model.finish_grad_sync()
+    seen.append(present())
+    subject.model.zero_grad_buffer()
+    return [*seen, present()]
+
+
+def second_reduction(strategy: str) -> str:
+    subject = shard(NAME, strategy, 2)
+    subject.run_cycle(1)
+    with pytest.raises(GradAlreadyReducedError) as error:
+        subject.run_cycle(1)
+    return str(error.value)
+
+
+def after_the_error(strategy: str) -> float:
+    """Gradient error of a cycle that follows a refused one and a `zero_grad_buffer`."""
+    subject = shard(NAME, strategy, 2, torch.float64)
+    subject.run_cycle(1)
+    with pytest.raises(GradAlreadyReducedError):
+        subject.run_cycle(1)
+    subject.model.zero_grad_buffer()
+    subject.run_cycle(2, cycle=1)
+    expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
+    return relative_difference(subject.full_gradient(), expected)
+
+
+def auto_sync_states() -> list[bool]:
+    model = shard(NAME, 3, 2).model
+    states = []
+    for before in (False, True):
+        model.set_model_auto_sync(before)
+        with model.sync():
+            states.append(model.model_auto_sync)
+        states.append(model.model_auto_sync)
+    return states
+
+
+def error_inside_sync(strategy: str) -> float:
+    """Inside `sync()` a backward pass alone leaves a finished gradient."""
+    subject = shard(NAME, strategy, 2, torch.float64)
+    with subject.model.sync():
+        subject.backward()
+    expected = expected_gradient(NAME, 2, 1, torch.float64)
+    return relative_difference(subject.full_gradient(), expected)
+
+
+def plain_loop(strategy: str) -> tuple[list[float], float]:
+    """The loop of a user who changed only the import: losses, and spread of weights over ranks."""
+    module = build(NAME)
+    model: Any
+    model, optimizer = fully_shard(
+        module,
+        torch.optim.AdamW(module.parameters(), lr=0.01),
+        device_mesh=mesh(4),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[Block],
+        zero_dp_strategy=strategy,
+    )
+    subject = Sharded(NAME, 4, torch.float32, model)
+    losses = []
+    for _ in range(8):
+        losses.append(subject.backward())
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        output = model(torch.ones(3, 6))
+    outputs = [torch.empty_like(output) for _ in range(4)]
+    torch.distributed.all_gather(outputs, output)
+    return losses, max(float((other - output).abs().max()) for other in outputs)
+
+
+def communication_peak_bytes(strategy: str, comm: torch.dtype) -> int:
+    policy = MixedPrecisionPolicy(
+        main_params_dtype=torch.float32, main_grads_dtype=torch.float32, grad_comm_dtype=comm
+    )
+    subject = shard(NAME, strategy, 2, mixed_precision_policy=policy)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
+    for cycle in range(2):
+        subject.run_cycle(2, cycle)
+        optimizer.step()
+        optimizer.zero_grad()
+    peaks: dict[str, int] = subject.model.ledger.peak_bytes_by_category()
+    return peaks["communication_buffers"]
+
+
+def step_keywords() -> list[bool]:
+    """Whether gradients are there after steps and zero_grads with the keywords of the wrapper."""
+    subject = shard(NAME, 3, 2)
+    optimizer: Any = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
+    (parameter, *_) = subject.model.parameters()
+    before = subject.full_parameters()
+    subject.backward()
+    optimizer.step(sync_grad_before_optimizer_step=False)
+    unchanged = relative_difference(subject.full_parameters(), before) == 0
+    optimizer.step(sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)
+    changed = relative_difference(subject.full_parameters(), before) > 0
+    optimizer.zero_grad(set_to_none=True, zero_grad_buffer=True)
+    return [unchanged, changed, parameter.grad is None]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_sync_sends_no_gradient_where_it_can_be_kept_whole(
+    ranks: RankPool, strategy: str
+) -> None:
+    expected = 0 if strategy in WHOLE_GRADIENT else 4
+    assert ranks.run(reductions_inside_no_sync, strategy) == [expected] * 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_appear_when_the_cycle_is_finished_and_go_with_zero_grad(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(presence_of_gradients, strategy) == [[False, True, False]] * 4
+
+
+@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
+def test_a_second_reduction_in_one_cycle_raises(ranks: RankPool, strategy: str) -> None:
+    for message in ranks.run(second_reduction, strategy):
+        assert "zero_grad" in message
+
+
+@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
+def test_zero_grad_makes_a_model_usable_again_after_a_refused_reduction(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert max(ranks.run(after_the_error, strategy)) <= 1e-12
+
+
+def test_sync_restores_the_previous_state(ranks: RankPool) -> None:
+    assert ranks.run(auto_sync_states) == [[True, False, True, True]] * 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_inside_sync_a_backward_pass_finishes_the_gradient(ranks: RankPool, strategy: str) -> None:
+    assert max(ranks.run(error_inside_sync, strategy)) <= 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_plain_training_loop_learns_and_keeps_ranks_identical(
+    ranks: RankPool, strategy: str
+) -> None:
+    for losses, spread in ranks.run(plain_loop, strategy):
+        assert losses[-1] < losses[0]
+        assert spread == 0
+
+
+@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
+def test_no_communication_buffer_exists_where_no_dtype_changes(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(communication_peak_bytes, strategy, torch.float32) == [0] * 4
+    assert min(ranks.run(communication_peak_bytes, strategy, torch.bfloat16)) > 0
+
+
+def test_the_optimizer_wrapper_honours_its_keywords(ranks: RankPool) -> None:
+    assert ranks.run(step_keywords) == [[True, True, True]] * 4

@@ -1,0 +1,202 @@
+"""The drop-in interface: names, order, defaults, and refusal of what is not built yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mfsdp_core
+from mfsdp_core import MixedPrecisionPolicy
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, UnitSelectionError
+
+SHARED_DEFAULTS: dict[str, Any] = {
+    "device_mesh": None,
+    "dp_shard_dim": None,
+    "dp_outer_dim": None,
+    "tp_dim": None,
+    "hybrid_fsdp_group": None,
+    "hybrid_fsdp_expt_group": None,
+    "expt_device_mesh": None,
+    "fsdp_group_ag": None,
+    "expt_fsdp_group_ag": None,
+    "fsdp_unit_modules": None,
+    "zero_dp_strategy": 3,
+    "outer_dp_sharding_strategy": 0,
+    "device": None,
+    "init_model_with_meta_device": False,
+    "mixed_precision_policy": MixedPrecisionPolicy(),
+    "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+    "sync_model_each_microbatch": True,
+    "preproc_state_dict_for_dcp_ckpt": True,
+    "report_nan_in_param_grad": False,
+    "average_in_collective": False,
+    "disable_bucketing": False,
+    "calculate_per_token_loss": False,
+    "keep_fp8_transpose_cache": False,
+    "nccl_ub": False,
+    "fsdp_double_buffer": False,
+    "fsdp_db_use_persist_buf_on_alloc_fail": False,
+    "disable_symmetric_registration": False,
+    "enable_fine_grained_param_gather": False,
+    "use_decoupled_grad": False,
+    "cuda_graph_mode": False,
+    "maxpool_double_buffer": False,
+}
+POSITIONAL = {
+    "fully_shard_model": ["module"],
+    "fully_shard": ["module", "optimizer"],
+    "fully_shard_optimizer": ["optimizer"],
+}
+WRAPPER_METHODS = (
+    "no_sync",
+    "sync",
+    "set_model_auto_sync",
+    "start_param_sync",
+    "start_grad_sync",
+    "finish_grad_sync",
+    "synchronize_param_gather",
+    "synchronize_gradient_reduce",
+    "attach_grad_to_optimizer_state",
+    "zero_grad_buffer",
+    "install_optimized_model_weights",
+    "broadcast_params",
+    "scale_gradients",
+    "reset_mixed_precision_policy",
+    "mixed_precision_context",
+)
+# Arguments whose capability does not exist yet, each with a value that asks for it.
+NOT_BUILT: dict[str, Any] = {
+    "dp_outer_dim": "dp_outer",
+    "tp_dim": "tp",
+    "hybrid_fsdp_group": object(),
+    "hybrid_fsdp_expt_group": object(),
+    "expt_device_mesh": object(),
+    "expt_fsdp_group_ag": object(),
+    "outer_dp_sharding_strategy": "optim",
+    "init_model_with_meta_device": True,
+    "report_nan_in_param_grad": True,
+    "disable_bucketing": True,
+    "keep_fp8_transpose_cache": True,
+    "nccl_ub": True,
+    "fsdp_double_buffer": True,
+    "fsdp_db_use_persist_buf_on_alloc_fail": True,
+    "disable_symmetric_registration": True,
+    "enable_fine_grained_param_gather": True,
+    "use_decoupled_grad": True,
+    "cuda_graph_mode": True,
+    "maxpool_double_buffer": True,
+}
+BUILT = {
+    "device_mesh",
+    "dp_shard_dim",
+    "fsdp_group_ag",
+    "fsdp_unit_modules",
+    "zero_dp_strategy",
+    "device",
+    "mixed_precision_policy",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "sync_model_each_microbatch",
+    "preproc_state_dict_for_dcp_ckpt",
+    "average_in_collective",
+    "calculate_per_token_loss",
+}
+
+
+def defaults_of(function: Any) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def upstream() -> Any:
+    if importlib.util.find_spec("megatron_fsdp") is None:
+        pytest.skip("megatron_fsdp 0.6.1 is not installed, so signatures are compared with a table")
+    return importlib.import_module("megatron_fsdp")
+
+
+@pytest.mark.parametrize("name", ["fully_shard_model", "fully_shard"])
+def test_arguments_have_upstreams_names_order_and_defaults(name: str) -> None:
+    function = getattr(mfsdp_core, name)
+    expected = [*POSITIONAL[name], *SHARED_DEFAULTS]
+    assert list(inspect.signature(function).parameters)[: len(expected)] == expected
+    found = defaults_of(function)
+    assert {key: found[key] for key in SHARED_DEFAULTS} == SHARED_DEFAULTS
+
+
+@pytest.mark.parametrize("name", ["fully_shard_model", "fully_shard"])
+def test_arguments_beyond_upstreams_are_keyword_only(name: str) -> None:
+    parameters = inspect.signature(getattr(mfsdp_core, name)).parameters
+    ours = set(parameters) - set(SHARED_DEFAULTS) - set(POSITIONAL[name])
+    assert all(parameters[p].kind is inspect.Parameter.KEYWORD_ONLY for p in ours)
+
+
+def test_the_optimizer_function_has_upstreams_signature() -> None:
+    function = mfsdp_core.fully_shard_optimizer
+    assert list(inspect.signature(function).parameters) == [
+        "optimizer",
+        "preproc_state_dict_for_dcp_ckpt",
+    ]
+    assert defaults_of(function) == {"preproc_state_dict_for_dcp_ckpt": True}
+
+
+def test_the_policy_has_upstreams_fields_and_defaults() -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(MixedPrecisionPolicy)}
+    assert fields == {
+        "main_params_dtype": torch.float32,
+        "main_grads_dtype": None,
+        "grad_comm_dtype": None,
+    }
+
+
+@pytest.mark.parametrize("method", WRAPPER_METHODS)
+def test_the_wrapper_has_every_method_that_users_call(method: str) -> None:
+    assert callable(getattr(mfsdp_core.MegatronFSDP, method))
+
+
+@pytest.mark.parametrize("name", [*POSITIONAL, "MixedPrecisionPolicy"])
+def test_signatures_equal_those_of_the_installed_package(name: str) -> None:
+    theirs = inspect.signature(getattr(upstream(), name)).parameters
+    ours = inspect.signature(getattr(mfsdp_core, name)).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+
+
+def test_every_argument_is_either_built_or_refused() -> None:
+    assert BUILT | set(NOT_BUILT) == set(SHARED_DEFAULTS)
+    assert not BUILT & set(NOT_BUILT)
+
+
+@pytest.mark.parametrize("argument", NOT_BUILT)
+def test_an_argument_that_is_not_built_is_refused_by_name_before_anything_else(
+    argument: str,
+) -> None:
+    with pytest.raises(
+        CapabilityNotBuiltError, match=f"{argument}.*not built|not built.*{argument}"
+    ):
+        mfsdp_core.fully_shard_model(nn.Linear(2, 2), **{argument: NOT_BUILT[argument]})
+
+
+@pytest.mark.parametrize("strategy", [4, -1, "zero3", True, 1.0, None])
+def test_an_unknown_strategy_is_refused_with_the_choices(strategy: Any) -> None:
+    with pytest.raises(ConfigurationError, match="2 or 'optim_grads'"):
+        mfsdp_core.fully_shard_model(nn.Linear(2, 2), zero_dp_strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", [2, 3])
+def test_unoverlapped_reduction_is_refused_where_gradients_are_sharded(strategy: int) -> None:
+    with pytest.raises(ConfigurationError, match="overlap_grad_reduce"):
+        mfsdp_core.fully_shard_model(
+            nn.Linear(2, 2), zero_dp_strategy=strategy, overlap_grad_reduce=False
+        )
+
+
+@pytest.mark.parametrize("units", [["no.such.Module"], ["Linear"], [3], [nn.Linear(2, 2)], [dict]])
+def test_units_that_are_not_module_classes_are_refused(units: list[Any]) -> None:
+    with pytest.raises(UnitSelectionError):
+        mfsdp_core.fully_shard_model(nn.Linear(2, 2), fsdp_unit_modules=units)

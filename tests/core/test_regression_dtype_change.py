@@ -1,0 +1,62 @@
+"""R5: a change of the communication dtype takes effect, and a forbidden change raises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle.ranks import RankPool
+from oracle.sharded import STRATEGIES, shard
+
+from mfsdp_core import MixedPrecisionPolicy
+from mfsdp_core.errors import PolicyChangeError
+
+pytestmark = pytest.mark.processes
+
+
+def policy(comm: torch.dtype, main: torch.dtype = torch.float32) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        main_params_dtype=torch.float32, main_grads_dtype=main, grad_comm_dtype=comm
+    )
+
+
+def reduction_dtypes(strategy: str) -> list[set[str]]:
+    """Dtypes of the reductions in three cycles: fp32, changed to bf16, changed back."""
+    seen = []
+    subject = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
+    for cycle, comm in enumerate((torch.float32, torch.bfloat16, torch.float32)):
+        subject.model.reset_mixed_precision_policy(policy(comm))
+        with subject.collectives() as counts:
+            subject.run_cycle(2, cycle)
+        seen.append({dtype for op, dtype in counts if op != "all_gather"})
+        subject.model.zero_grad_buffer()
+    return seen
+
+
+def refusals(strategy: str) -> list[str]:
+    subject = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
+    messages = []
+    with pytest.raises(PolicyChangeError) as main_dtype:
+        subject.model.reset_mixed_precision_policy(policy(torch.float32, main=torch.bfloat16))
+    messages.append(str(main_dtype.value))
+    output = subject.forward()
+    with pytest.raises(PolicyChangeError) as live:
+        subject.model.reset_mixed_precision_policy(policy(torch.bfloat16))
+    messages.append(str(live.value))
+    output.backward()
+    subject.model.finish_grad_sync()
+    return messages
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_r5_the_communication_dtype_of_the_wire_follows_the_policy(
+    ranks: RankPool, strategy: str
+) -> None:
+    for seen in ranks.run(reduction_dtypes, strategy):
+        assert seen == [{"float32"}, {"bfloat16"}, {"float32"}]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_r5_main_dtypes_and_live_buckets_keep_their_policy(ranks: RankPool, strategy: str) -> None:
+    for main_dtype, live in ranks.run(refusals, strategy):
+        assert "main_grads_dtype" in main_dtype
+        assert live

@@ -1,0 +1,28 @@
+"""What a user may import from mfsdp_core: adding or removing a name is a decision, made here too."""
+
+from __future__ import annotations
+
+import mfsdp_core
+
+PUBLIC_NAMES = [
+    "MegatronFSDP",
+    "MixedPrecisionPolicy",
+    "clip_grad_norm_",
+    "fully_shard",
+    "fully_shard_model",
+    "fully_shard_optimizer",
+    "gather_full",
+]
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(mfsdp_core.__all__) == PUBLIC_NAMES
+
+
+def test_every_public_name_can_be_had_and_documents_itself() -> None:
+    for name in mfsdp_core.__all__:
+        assert getattr(mfsdp_core, name).__doc__
+
+
+def test_public_names_are_listed_before_they_are_loaded() -> None:
+    assert set(mfsdp_core.__all__) <= set(dir(mfsdp_core))
