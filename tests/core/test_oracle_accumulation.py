@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_optimizer
+from mfsdp_core.errors import GradAlreadyReducedError
 from oracle.models import Block, build
 from oracle.ranks import RankPool, mesh
 from oracle.reference import expected_gradient, relative_difference
 from oracle.sharded import STRATEGIES, Sharded, shard
-
-from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_optimizer
-from mfsdp_core.errors import GradAlreadyReducedError
 
 pytestmark = pytest.mark.processes
 

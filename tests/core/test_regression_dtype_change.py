@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle.ranks import RankPool
-from oracle.sharded import STRATEGIES, shard
 
 from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.errors import PolicyChangeError
+from oracle.ranks import RankPool
+from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.processes
 

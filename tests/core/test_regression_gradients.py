@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracle.models import KnownGradient
-from oracle.ranks import RankPool, mesh
 from torch import nn
 
 from mfsdp_core import fully_shard_model, gather_full
+from oracle.models import KnownGradient
+from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from oracle.models import build
 from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES, shard

@@ -1,4 +1,4 @@
-"""What a user may import from mfsdp_core: adding or removing a name is a decision, made here too."""
+"""What a user may import from mfsdp_core: adding or removing a name is a decision."""
 
 from __future__ import annotations
 

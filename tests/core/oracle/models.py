@@ -159,16 +159,15 @@ class UnusedParameter(nn.Module):
 
 
 class AlignedStack(nn.Module):
-    """Every parameter divides by 4, so that each unit and the root is one bucket without padding."""
+    """On two ranks each of the three units, and the root, is one bucket without padding."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(WIDTH, 8, bias=False)
-        self.blocks = nn.ModuleList(Block(width=8, hidden=32) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
         self.last = nn.Linear(8, 8, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
+        x = F.pad(x, (1, 1))
         for block in self.blocks:
             x = block(x)
         return self.last(x)
