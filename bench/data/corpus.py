@@ -1,0 +1,81 @@
+"""Bytes of real files, in an order that does not depend on the file system.
+
+Without a path: the `.py` sources of the standard library of the running interpreter, so that a
+fresh machine has real text without a download. Test folders are left out, because some systems
+do not ship them.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.errors import UsageError
+
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+# A corpus is read into memory by every rank; more text than this adds nothing to a benchmark run.
+MAX_CORPUS_BYTES = 256 * 2**20
+
+
+def read_corpus(path: Path | None) -> NDArray[np.uint8]:
+    """All bytes of a file, of a folder's files by sorted relative path, or of the standard library.
+
+    Hidden files are skipped. Reading stops after MAX_CORPUS_BYTES. Raises UsageError where there
+    is nothing to read.
+    """
+    pieces: list[bytes] = []
+    room = MAX_CORPUS_BYTES
+    for file in _files(path):
+        try:
+            with file.open("rb") as opened:
+                pieces.append(opened.read(room))
+        except OSError as error:
+            raise UsageError(
+                f"data.path: expected readable files, found {file}: {error.strerror}; "
+                "make it readable or name another file or folder"
+            ) from error
+        room -= len(pieces[-1])
+        if room <= 0:
+            break
+    corpus = np.frombuffer(b"".join(pieces), dtype=np.uint8)
+    if corpus.size == 0:
+        raise UsageError(
+            f"data.path: expected text, found no bytes in {path or 'the standard library'}; "
+            "name a file or folder with text in it, or use data.kind: markov"
+        )
+    return corpus
+
+
+def _files(path: Path | None) -> Iterator[Path]:
+    if path is None:
+        yield from _standard_library()
+    elif path.is_file():
+        yield path
+    elif path.is_dir():
+        yield from _sorted_files(path, "*")
+    else:
+        raise UsageError(
+            f"data.path: expected a file or folder, found nothing at {path}; "
+            "correct the path, or leave it out to train on the standard library's sources"
+        )
+
+
+def _standard_library() -> Iterator[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for file in _sorted_files(root, "*.py"):
+        if _SKIPPED_FOLDERS.isdisjoint(file.relative_to(root).parts):
+            yield file
+
+
+def _sorted_files(root: Path, pattern: str) -> Iterator[Path]:
+    found = (file for file in root.rglob(pattern) if file.is_file())
+    visible = (
+        file
+        for file in found
+        if not any(part.startswith(".") for part in file.relative_to(root).parts)
+    )
+    yield from sorted(visible, key=lambda file: file.relative_to(root).as_posix())
