@@ -1,0 +1,1 @@
+"""Engines: data-parallel training implementations behind one protocol (`protocol.Engine`)."""

@@ -1,0 +1,105 @@
+"""Engine `ddp`: torch's DistributedDataParallel, reducing in the gradient communication dtype.
+
+Weights and gradients stay in the main dtype; another compute dtype runs under autocast.
+Microbatches before the last run under `no_sync`, so there is one reduction per step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.stock import StockEngine, autocast, scaled_backward
+from bench.errors import UnsupportedError
+from bench.meters.ring_bytes import RingBytes
+from bench.models.llama import Llama
+from bench.spec import ResolvedDtypes, ResolvedRun
+
+Reduction = torch.futures.Future[Tensor]
+CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
+
+
+class DdpEngine(StockEngine):
+    """Replicated weights, bucketed all-reduce overlapped with the backward."""
+
+    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+        group = dist.group.WORLD
+        if group is None:
+            raise RuntimeError("engine ddp needs an initialised default process group")
+        self._dtypes = resolved.dtypes
+        self._device = device
+        self._ring = RingBytes(group.size())
+        self._ddp = DistributedDataParallel(
+            model.to(main_dtype(resolved.dtypes)),
+            device_ids=[device] if device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+        self._ddp.register_comm_hook(group, self._counted(_communication_hook(resolved.dtypes)))
+        super().__init__(self._ddp, resolved)
+
+    def _counted(self, hook: CommHook) -> CommHook:
+        element_bytes = TORCH_DTYPES[self._dtypes.grad_comm].itemsize
+
+        # DDP checks the annotations of a hook at registration, so they cannot be strings.
+        def counted(group: dist.ProcessGroup, bucket: GradBucket) -> Reduction:
+            self._ring.all_reduce(bucket.buffer().numel() * element_bytes)
+            return hook(group, bucket)
+
+        counted.__annotations__ = {"bucket": GradBucket, "return": Reduction}
+        return counted
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """Local gradients accumulate in the buckets; the last microbatch reduces them."""
+        with nullcontext() if is_last else self._ddp.no_sync():
+            with autocast(self._dtypes, self._device):
+                loss = self._ddp(tokens, targets)
+            return scaled_backward(loss, scale)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Gradients are views of the reduction buckets; a narrower dtype needs a copy of them.
+
+        The copies live per bucket; all of them at once is the upper bound that is given.
+        """
+        categories = self.persistent_bytes()
+        comm, main = TORCH_DTYPES[self._dtypes.grad_comm], main_dtype(self._dtypes)
+        copied = sum(p.numel() for p in self.parameters) * comm.itemsize if comm != main else 0
+        return categories | {"communication_buffers": copied}
+
+    def wire_bytes(self) -> int | None:
+        """Counted in the communication hook, bucket by bucket."""
+        return self._ring.sent_bytes
+
+    def code_path(self) -> str:
+        """The file of torch's DistributedDataParallel."""
+        return inspect.getfile(DistributedDataParallel)
+
+
+def _communication_hook(dtypes: ResolvedDtypes) -> CommHook:
+    comm = TORCH_DTYPES[dtypes.grad_comm]
+    if comm == main_dtype(dtypes):
+        return default_hooks.allreduce_hook
+    if comm == torch.bfloat16:
+        return default_hooks.bf16_compress_hook
+    if comm == torch.float16:
+        return default_hooks.fp16_compress_hook
+    raise UnsupportedError(
+        "ddp_grad_comm_dtype",
+        f"ddp's hooks send gradients in their own dtype, bf16 or fp16, not in {dtypes.grad_comm}",
+    )
+
+
+def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> DdpEngine:
+    """Factory of `bench.engines.registry`."""
+    return DdpEngine(model, resolved, device)

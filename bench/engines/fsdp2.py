@@ -1,0 +1,133 @@
+"""Engine `fsdp2`: torch.distributed.fsdp.fully_shard on each TransformerLayer and on the root.
+
+Strategies, matched to what mfsdp communicates per step of k microbatches:
+- optim_grads: `reshard_after_forward=False`, and weights stay gathered until the last backward: one
+  gather and k reduce-scatters per unit;
+- optim_grads_params: `reshard_after_forward=True` for the layers: two gathers and one
+  reduce-scatter per layer and microbatch. The root keeps its weights from its forward to the end
+  of its backward, as fully_shard's own default has it.
+Gradients are reduced on every microbatch in both, into the sharded gradient, so that no full-size
+gradient outlives a backward. Parameters are stored in the main dtype; `MixedPrecisionPolicy`
+gathers and computes in the compute dtype and reduces in the gradient communication dtype.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from bench.engines.counted_collectives import CountedAllGather, CountedReduceScatter
+from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.stock import StockEngine, scaled_backward
+from bench.errors import UnsupportedError
+from bench.meters.ring_bytes import RingBytes
+from bench.models.llama import Llama, TransformerLayer
+from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
+
+_RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
+    "optim_grads": False,
+    "optim_grads_params": True,
+}
+
+
+class Fsdp2Engine(StockEngine):
+    """Sharded weights, gradients and optimizer state, as torch ships it."""
+
+    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+        self._reshard_after_forward = _reshard_after_forward(resolved.strategy)
+        self._ring = RingBytes(dist.get_world_size())
+        self._all_gather = CountedAllGather(self._ring)
+        self._reduce_scatter = CountedReduceScatter(self._ring)
+        compute = TORCH_DTYPES[resolved.dtypes.compute]
+        model = model.to(main_dtype(resolved.dtypes))
+        self._unit_bytes = _unit_bytes(model, compute)
+        self._shard(model, resolved.dtypes, device)
+        self._gathered_until_last = not self._reshard_after_forward and resolved.microbatches > 1
+        super().__init__(model, resolved)
+
+    def _shard(self, model: Llama, dtypes: ResolvedDtypes, device: torch.device) -> None:
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        policy = _policy(dtypes)
+        for layer in model.layers:
+            fully_shard(
+                layer,
+                mesh=mesh,
+                reshard_after_forward=self._reshard_after_forward,
+                mp_policy=policy,
+            )
+        fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(self._all_gather)
+                module.set_custom_reduce_scatter(self._reduce_scatter)
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """Every microbatch reduces into the sharded gradient; see the module's docstring."""
+        if self._gathered_until_last and isinstance(self.model, FSDPModule):
+            self.model.set_reshard_after_backward(is_last)
+        loss = self.model(tokens, targets)
+        return scaled_backward(loss, scale)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Sharded tensors as measured; gathered weights by the schedule; buffers as allocated.
+
+        Gathered weights at most: everything for optim_grads; else the root and two layers (the
+        running and the prefetched one). Communication: the largest gather plus the largest
+        reduction (input and output), as fully_shard asked for them.
+        """
+        root, layers = self._unit_bytes
+        resident = layers[:2] if self._reshard_after_forward else layers
+        communication = self._all_gather.largest_bytes + self._reduce_scatter.largest_bytes
+        return self.persistent_bytes() | {
+            "compute_weights": root + sum(resident),
+            "communication_buffers": communication,
+        }
+
+    def wire_bytes(self) -> int | None:
+        """Counted in the collectives that fully_shard calls."""
+        return self._ring.sent_bytes
+
+    def code_path(self) -> str:
+        """The file of torch's fully_shard."""
+        return inspect.getfile(inspect.unwrap(fully_shard))
+
+
+def _reshard_after_forward(strategy: StrategyName) -> bool:
+    if strategy not in _RESHARD_AFTER_FORWARD:
+        raise UnsupportedError(
+            "fsdp2_strategy",
+            f"fsdp2 offers {' and '.join(_RESHARD_AFTER_FORWARD)}, not {strategy}",
+        )
+    return _RESHARD_AFTER_FORWARD[strategy]
+
+
+def _policy(dtypes: ResolvedDtypes) -> MixedPrecisionPolicy:
+    # Inputs are not cast: activations already have the compute dtype, and the rotary tables, which
+    # are inputs of a layer, must stay FP32.
+    return MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPES[dtypes.compute],
+        reduce_dtype=TORCH_DTYPES[dtypes.grad_comm],
+        cast_forward_inputs=False,
+    )
+
+
+def _unit_bytes(model: Llama, compute: torch.dtype) -> tuple[int, list[int]]:
+    """Full bytes in the compute dtype of the root's own parameters, and of each layer."""
+
+    def full_bytes(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters()) * compute.itemsize
+
+    layers = [full_bytes(m) for m in model.modules() if isinstance(m, TransformerLayer)]
+    return full_bytes(model) - sum(layers), layers
+
+
+def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> Fsdp2Engine:
+    """Factory of `bench.engines.registry`."""
+    return Fsdp2Engine(model, resolved, device)

@@ -1,0 +1,39 @@
+"""The optimizer of every engine: same hyperparameters, one parameter group, decay on everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bench.spec import TrainSpec
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> torch.optim.Optimizer:
+    """AdamW with decoupled decay, or plain SGD (no momentum, decay added to the gradient)."""
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=train.lr, weight_decay=train.weight_decay)
+    return torch.optim.AdamW(
+        parameters,
+        lr=train.lr,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+    )
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of all state tensors on this rank; 0 before the first step."""
+    return sum(
+        local_tensor(value).nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    )

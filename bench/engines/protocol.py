@@ -1,0 +1,61 @@
+"""What the training loop asks of an engine, and nothing more.
+
+An engine is built from an FP32 model (same values on every rank), a resolved run and a device. It
+owns the optimizer. The gradient that it hands to the optimizer is the mean over data-parallel ranks
+of the sum over microbatches of scale * gradient; the loop passes scale = 1 / microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bench.models.llama import Llama
+from bench.spec import ResolvedRun
+
+
+class Engine(Protocol):
+    """One data-parallel rank of a training implementation."""
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """One microbatch (int64 [micro_batch, seq_len] twice); returns its detached mean loss.
+
+        `is_last` says that the optimizer step follows, so gradients must be complete after it.
+        """
+        ...
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        """Clip in place; the global norm before clipping (scalar tensor, equal on all ranks)."""
+        ...
+
+    def optimizer_step(self) -> None:
+        """Update the weights; the next forward sees the result on every rank."""
+        ...
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of this step."""
+        ...
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Used by the next `optimizer_step`."""
+        ...
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Bytes on this rank by category of `bench.meters.memory`; unknown ones are absent."""
+        ...
+
+    def wire_bytes(self) -> int | None:
+        """Bytes this rank has sent since it was built (`RingBytes` convention); None if unknown."""
+        ...
+
+    def code_path(self) -> str:
+        """The file of the implementation under test, as proof of what was measured."""
+        ...
+
+
+EngineFactory = Callable[[Llama, ResolvedRun, torch.device], Engine]

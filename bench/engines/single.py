@@ -1,0 +1,49 @@
+"""Engine `single`: no process group; one rank consumes the whole global batch. The reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.engines.dtypes import main_dtype
+from bench.engines.stock import StockEngine, autocast, scaled_backward
+from bench.models.llama import Llama
+from bench.spec import ResolvedRun
+
+
+class SingleEngine(StockEngine):
+    """Plain autograd and optimizer."""
+
+    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+        super().__init__(model.to(main_dtype(resolved.dtypes)), resolved)
+        self._dtypes = resolved.dtypes
+        self._device = device
+
+    def forward_backward(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        scale: float,
+        is_last: bool,  # noqa: ARG002 - nothing to synchronise
+    ) -> Tensor:
+        """Gradients accumulate in the main dtype."""
+        with autocast(self._dtypes, self._device):
+            loss = self.model(tokens, targets)
+        return scaled_backward(loss, scale)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Measured on the tensors themselves; autocast's short-lived casts are not in it."""
+        return self.persistent_bytes()
+
+    def wire_bytes(self) -> int | None:
+        """Nothing is sent."""
+        return 0
+
+    def code_path(self) -> str:
+        """This file: there is no implementation under test but torch's autograd."""
+        return __file__
+
+
+def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> SingleEngine:
+    """Factory of `bench.engines.registry`."""
+    return SingleEngine(model, resolved, device)

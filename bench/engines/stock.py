@@ -1,0 +1,76 @@
+"""What the engines built on torch's own data parallelism share: optimizer, clipping, autocast.
+
+Weights are stored in the main dtype. Where the compute dtype differs, the forward runs under
+autocast, unless the implementation casts by itself (fsdp2).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.optimizer import build_optimizer, local_tensor, optimizer_state_bytes
+from bench.errors import UnsupportedError
+from bench.spec import ResolvedDtypes, ResolvedRun
+
+_AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class StockEngine:
+    """Base of single, ddp and fsdp2: `model` is already wrapped and holds the main weights."""
+
+    def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
+        self.model = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = build_optimizer(self.parameters, resolved.train)
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        """Clip in place by the global 2-norm; returns it, whole on every rank."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def optimizer_step(self) -> None:
+        """One update of the main weights."""
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients; torch's engines rebuild them in the next backward."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set it on the one parameter group."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def persistent_bytes(self) -> dict[str, int]:
+        """Main weights, their gradients (same dtype and placement) and optimizer state."""
+        weights = sum(local_tensor(p.data).nbytes for p in self.parameters)
+        return {
+            "main_weights": weights,
+            "gradients": weights,
+            "optimizer_state": optimizer_state_bytes(self.optimizer),
+        }
+
+
+def scaled_backward(loss: Tensor, scale: float) -> Tensor:
+    """Backward of scale * loss; returns the unscaled loss without its graph."""
+    (loss if scale == 1.0 else loss * scale).backward()
+    return loss.detach()
+
+
+def autocast(dtypes: ResolvedDtypes, device: torch.device) -> AbstractContextManager[object]:
+    """A fresh context for one forward. Raises UnsupportedError where autocast cannot do it."""
+    compute = TORCH_DTYPES[dtypes.compute]
+    if compute == main_dtype(dtypes):
+        return nullcontext()
+    if compute not in _AUTOCAST_DTYPES:
+        raise UnsupportedError(
+            "autocast_dtype",
+            f"autocast computes in bf16 or fp16, not in {dtypes.compute} "
+            f"on {dtypes.main_params} weights",
+        )
+    return torch.autocast(device.type, dtype=compute)

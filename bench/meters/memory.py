@@ -1,0 +1,48 @@
+"""Memory meters that cost microseconds, and the names of the memory ledger.
+
+The ledger (bytes by category) comes from the engine, which knows what its tensors are for; see
+`Engine.memory_by_category`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psutil
+import torch
+
+CATEGORIES: Final = (
+    "main_weights",
+    "compute_weights",
+    "gradients",
+    "communication_buffers",
+    "optimizer_state",
+    "activations",
+)
+"""main_weights: what the optimizer updates. compute_weights: gathered or cast copies of them, at
+most. gradients: what outlives a microbatch. communication_buffers: temporary, at most. activations:
+what autograd saves for one microbatch; only a memory profile measures them."""
+
+
+class MemoryMeter:
+    """Reads this process and its device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._process = psutil.Process()
+        self._device = device
+
+    def rss_bytes(self) -> int:
+        """Resident set of this process, now."""
+        return int(self._process.memory_info().rss)
+
+    def device_peak_bytes(self) -> int | None:
+        """Most that torch's device allocator has had allocated so far; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def device_peak_reserved_bytes(self) -> int | None:
+        """Most that the device allocator has held, free blocks included; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_reserved(self._device)
