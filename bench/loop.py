@@ -1,0 +1,150 @@
+"""The training loop of one rank: microbatches, clipping, learning rate, update, samples.
+
+The clock of a step starts before its first microbatch is drawn and stops when its loss has reached
+the host. That read is the only point at which the loop waits for the device; it lies behind the
+optimizer step in the queue, so it closes the step on the device as well, and costs one round trip
+of a few bytes per step. Meters run after the clock has stopped; what they cost is measured too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from bench.data.batches import Batches
+from bench.engines.protocol import Engine
+from bench.errors import BenchError
+from bench.meters.cost import MeterCost
+from bench.meters.memory import MemoryMeter
+from bench.meters.sample_sink import SampleSink
+from bench.record import StepSample
+from bench.spec import ResolvedRun, TrainSpec
+
+
+class NonFiniteLossError(BenchError):
+    """The loss or the gradient norm is NaN or infinite: no later number means anything."""
+
+
+def learning_rate(train: TrainSpec, step: int) -> float:
+    """Linear warm-up: lr * step / warmup_steps until it reaches lr; `step` counts from 1."""
+    if step >= train.warmup_steps:
+        return train.lr
+    return train.lr * step / train.warmup_steps
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step gave back to the host."""
+
+    milliseconds: float
+    loss: float
+    grad_norm: float | None
+    learning_rate: float
+
+
+class TrainingLoop:
+    """Runs the steps of `resolved` on this rank."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        batches: Batches,
+        resolved: ResolvedRun,
+        *,
+        device: torch.device,
+        sink: SampleSink,
+    ) -> None:
+        self._engine = engine
+        self._batches = batches
+        self._train = resolved.train
+        self._microbatches = resolved.microbatches
+        self._tokens = resolved.tokens_per_step // resolved.data_parallel
+        self._memory = MemoryMeter(device)
+        self._sink = sink
+        self._wire_bytes = 0
+        self.cost = MeterCost()
+
+    def run(self, after_step: Callable[[int], None] | None = None) -> MeterCost:
+        """All steps. `after_step` gets the number of each finished step, outside the clock.
+
+        Raises:
+            NonFiniteLossError: at the first step whose loss or gradient norm is not finite; its
+                sample is not written, because JSON has no NaN.
+        """
+        for step in range(1, self._train.steps + 1):
+            outcome = self.step(step)
+            self.cost.add_step(outcome.milliseconds / 1e3)
+            _check_finite(step, outcome)
+            self._record(step, outcome)
+            if after_step is not None:
+                after_step(step)
+        return self.cost
+
+    def step(self, step: int) -> StepOutcome:
+        """One optimizer step (from 1), without its meters."""
+        start = perf_counter()
+        engine = self._engine
+        lr = learning_rate(self._train, step)
+        loss = self._accumulate(step - 1)
+        clip_norm = self._train.clip_norm
+        norm = engine.clip_grad_norm(clip_norm) if clip_norm is not None else None
+        engine.set_learning_rate(lr)
+        engine.optimizer_step()
+        engine.zero_grad()
+        loss_value, norm_value = _to_host(loss, norm)
+        return StepOutcome((perf_counter() - start) * 1e3, loss_value, norm_value, lr)
+
+    def _accumulate(self, step: int) -> Tensor:
+        """Forward and backward of all microbatches; the mean of their losses."""
+        count = self._microbatches
+        total: Tensor | None = None
+        for index in range(count):
+            tokens, targets = self._batches.microbatch(step, index)
+            loss = self._engine.forward_backward(tokens, targets, 1 / count, index == count - 1)
+            total = loss if total is None else total + loss
+        if total is None:
+            raise ValueError("a step needs at least one microbatch")
+        return total if count == 1 else total / count
+
+    def _record(self, step: int, outcome: StepOutcome) -> None:
+        with self.cost.timed("wire"):
+            sent = self._engine.wire_bytes()
+            wire = None if sent is None else sent - self._wire_bytes
+            self._wire_bytes = sent or 0
+        with self.cost.timed("memory"):
+            rss, device_peak = self._memory.rss_bytes(), self._memory.device_peak_bytes()
+        sample = StepSample(
+            step=step,
+            milliseconds=outcome.milliseconds,
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            learning_rate=outcome.learning_rate,
+            tokens=self._tokens,
+            wire_bytes=wire,
+            rss_bytes=rss,
+            device_peak_bytes=device_peak,
+        )
+        with self.cost.timed("samples"):
+            self._sink.append(sample)
+
+
+def _to_host(loss: Tensor, norm: Tensor | None) -> tuple[float, float | None]:
+    """Both scalars in one transfer, which waits for the device."""
+    if norm is None:
+        return loss.item(), None
+    loss_value, norm_value = torch.stack((loss.double(), norm.double())).tolist()
+    return loss_value, norm_value
+
+
+def _check_finite(step: int, outcome: StepOutcome) -> None:
+    if not math.isfinite(outcome.loss):
+        raise NonFiniteLossError(f"step {step}: the loss is {outcome.loss}")
+    if outcome.grad_norm is not None and not math.isfinite(outcome.grad_norm):
+        raise NonFiniteLossError(
+            f"step {step}: the gradient norm is {outcome.grad_norm} (loss {outcome.loss:.6g})"
+        )

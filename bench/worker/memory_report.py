@@ -1,0 +1,40 @@
+"""`memory.json`: what rank 0 knows about its memory at the end of a run."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+from bench.engines.protocol import Engine
+from bench.meters.memory import CATEGORIES, MemoryMeter
+from bench.meters.memory_profile import MemoryProfile
+from bench.worker.place import Place
+
+
+def memory_report(engine: Engine, place: Place, profile: MemoryProfile | None) -> dict[str, Any]:
+    """Bytes by category (only categories that are known), and the peaks of the allocators.
+
+    `cpu_allocator_peak_bytes` and the category `activations` exist in memory profiles only.
+    """
+    by_category = engine.memory_by_category()
+    peak = profile.activations_peak_bytes if profile is not None else None
+    if peak is not None:
+        by_category = by_category | {"activations": peak}
+    meter = MemoryMeter(place.device)
+    return {
+        "rank": place.rank,
+        "by_category_bytes": {
+            name: by_category[name] for name in CATEGORIES if name in by_category
+        },
+        "cpu_allocator_peak_bytes": profile.allocator_peak_bytes if profile is not None else None,
+        "device_peak_bytes": meter.device_peak_bytes(),
+        "device_peak_reserved_bytes": meter.device_peak_reserved_bytes(),
+        "rss_peak_bytes": _rss_peak_bytes(),
+    }
+
+
+def _rss_peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes.
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,82 @@
+"""Where a rank stands: its number, its device, its process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Self
+
+import torch
+import torch.distributed as dist
+
+from bench.errors import UsageError
+from bench.spec import DeviceType, ResolvedRun
+
+_BACKENDS: Final[dict[DeviceType, str]] = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank among `ranks` processes, and the device it computes on."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+
+    @classmethod
+    def from_environment(cls, resolved: ResolvedRun) -> Self:
+        """Read what torch.distributed.run has set (RANK, WORLD_SIZE, LOCAL_RANK).
+
+        Raises:
+            UsageError: started with another number of ranks than the run asks for.
+        """
+        rank = int(os.environ.get("RANK", "0"))
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        wanted = resolved.launch.ranks
+        if ranks != wanted:
+            raise UsageError(
+                f"launch.ranks: the run asks for {wanted} ranks, found WORLD_SIZE={ranks}; start "
+                f"it with --nproc-per-node {wanted}"
+            )
+        return cls(rank, ranks, _device(resolved.launch.device))
+
+
+def _device(kind: DeviceType) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def backend(resolved: ResolvedRun) -> str | None:
+    """Backend of the process group; None for `single`, which has none."""
+    return None if resolved.engine.name == "single" else _BACKENDS[resolved.launch.device]
+
+
+@contextmanager
+def process_group(place: Place, resolved: ResolvedRun) -> Iterator[None]:
+    """The default process group around a block; nothing for `single`.
+
+    It is left in an orderly way only if the block succeeds: after a failure the other ranks may
+    be anywhere, and waiting for them would hide the failure behind a time-out.
+    """
+    name = backend(resolved)
+    if name is None:
+        yield
+        return
+    dist.init_process_group(
+        name,
+        rank=place.rank,
+        world_size=place.ranks,
+        # Longer than the launcher's own limit: a hang is to be reported as a hang, by the
+        # launcher, and not as the crash of whichever rank waited for the rank that hangs.
+        timeout=timedelta(seconds=2 * resolved.launch.hang_seconds),
+        device_id=place.device if place.device.type == "cuda" else None,
+    )
+    yield
+    dist.barrier()
+    dist.destroy_process_group()

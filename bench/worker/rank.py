@@ -1,0 +1,51 @@
+"""The work of one rank, from `spec.json` to its last sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bench.data.batches import build_batches
+from bench.engines.registry import build_engine
+from bench.loop import TrainingLoop
+from bench.meters.memory_profile import MemoryProfile
+from bench.meters.sample_sink import SampleSink
+from bench.models.llama import build_llama
+from bench.spec import ResolvedRun
+from bench.store.atomic import write_json_atomically
+from bench.store.layout import MEMORY, RUNTIME, steps_name
+from bench.store.reading import read_spec
+from bench.worker.memory_report import memory_report
+from bench.worker.place import Place, process_group
+from bench.worker.runtime_report import runtime_report
+
+
+def run_rank(run_dir: Path) -> None:
+    """Train as `run_dir/spec.json` says, on the place that the environment gives this process."""
+    resolved = read_spec(run_dir)
+    torch.set_num_threads(resolved.launch.threads_per_rank)
+    place = Place.from_environment(resolved)
+    with process_group(place, resolved):
+        _train(resolved, place, run_dir)
+
+
+def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
+    profile = MemoryProfile(place.device) if resolved.measure.profile == "memory" else None
+    batches = build_batches(resolved, place.rank, place.device)
+    model = build_llama(
+        resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=place.device
+    )
+    engine = build_engine(model, resolved, place.device)
+    if place.rank == 0:
+        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place))
+    if profile is not None:
+        profile.watch(model)
+    with SampleSink(run_dir / steps_name(place.rank)) as sink:
+        loop = TrainingLoop(engine, batches, resolved, device=place.device, sink=sink)
+        cost = loop.run(None if profile is None else profile.after_step)
+    if profile is not None:
+        profile.stop()
+    if place.rank == 0:
+        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
+        write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile))

@@ -1,0 +1,101 @@
+"""Running real cells on real ranks, and reading back what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.record import StepSample
+from bench.spec import ResolvedRun
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    """A run folder after its ranks have ended, read without the store."""
+
+    folder: Path
+    ranks: int
+
+    def samples(self, rank: int = 0) -> list[StepSample]:
+        lines = (self.folder / f"steps.rank{rank}.jsonl").read_text().splitlines()
+        return [StepSample(**json.loads(line)) for line in lines]
+
+    @property
+    def losses(self) -> list[float]:
+        by_rank = [[sample.loss for sample in self.samples(rank)] for rank in range(self.ranks)]
+        return [sum(step) / len(step) for step in zip(*by_rank, strict=True)]
+
+    def document(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        files = sorted(self.folder.glob("failure.rank*.json"))
+        return [json.loads(file.read_text())["traceback"] for file in files]
+
+
+RunCells = Callable[[Path, Mapping[str, ResolvedRun]], dict[str, FinishedCell]]
+
+
+def run_cells(root: Path, runs: Mapping[str, ResolvedRun]) -> dict[str, FinishedCell]:
+    """All runs, which need the same number of ranks, on that many processes started once."""
+    (ranks,) = {run.launch.ranks for run in runs.values()}
+    cells = {}
+    arguments = []
+    for name, run in runs.items():
+        folder = root / name
+        folder.mkdir()
+        (folder / "spec.json").write_text(run.model_dump_json())
+        arguments.append(f"{_free_port()}={folder}")
+        cells[name] = FinishedCell(folder, ranks)
+    command = [sys.executable, str(Path(__file__).parent / "rank_program.py"), *arguments]
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ
+            | {
+                "PYTHONPATH": str(ROOT),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "OMP_NUM_THREADS": "1",
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        errors = [process.communicate(timeout=180)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for name, cell in cells.items():
+        assert not cell.failures, f"{name}:\n" + "\n".join(cell.failures)
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    return cells
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session", name="run_cells")
+def run_cells_fixture() -> RunCells:
+    """`run_cells`, for tests that choose their own cells."""
+    return run_cells
