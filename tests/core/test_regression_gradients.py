@@ -12,14 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from mfsdp_core import fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from oracle.models import KnownGradient
 from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes
 
 
-def gradients(strategy: str, group_size: int, microbatches: int, signal_last: bool) -> list[float]:
+def gradients(
+    strategy: str,
+    group_size: int,
+    microbatches: int,
+    signal_last: bool = True,
+    comm: torch.dtype = torch.float32,
+) -> list[float]:
     """Distinct values of the full gradient after a cycle."""
     model: Any = fully_shard_model(
         nn.Sequential(KnownGradient()),
@@ -28,6 +34,7 @@ def gradients(strategy: str, group_size: int, microbatches: int, signal_last: bo
         fsdp_unit_modules=[KnownGradient],
         zero_dp_strategy=strategy,
         sync_model_each_microbatch=False,
+        mixed_precision_policy=MixedPrecisionPolicy(grad_comm_dtype=comm),
     )
     rank = mesh(group_size).get_local_rank("dp")
     for j in range(microbatches):
@@ -42,9 +49,14 @@ def gradients(strategy: str, group_size: int, microbatches: int, signal_last: bo
     return sorted(set(gather_full(parameter.grad).flatten().tolist()))
 
 
-def test_r1_optim_copies_the_reduced_slice_instead_of_adding_it(ranks: RankPool) -> None:
+@pytest.mark.parametrize("comm", [torch.float32, torch.bfloat16], ids=["in-place", "bucket"])
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+def test_r1_a_reduced_gradient_replaces_the_own_contribution(
+    ranks: RankPool, strategy: str, comm: torch.dtype
+) -> None:
     # Two ranks, one microbatch: (11 + 12) / 2. Added, rank 0 would see 11 + 11.5 in its slice.
-    assert ranks.run(gradients, "optim", 2, 1, True) == [[11.5]] * 4
+    # Only where the wire has another dtype is there a bucket to land from.
+    assert ranks.run(gradients, strategy, 2, 1, True, comm) == [[11.5]] * 4
 
 
 @pytest.mark.parametrize(
@@ -54,12 +66,12 @@ def test_r1_optim_copies_the_reduced_slice_instead_of_adding_it(ranks: RankPool)
 def test_r2_what_is_scaled_is_the_input_of_the_reduction_not_the_accumulator(
     ranks: RankPool, strategy: str, microbatches: int, expected: float
 ) -> None:
-    assert ranks.run(gradients, strategy, 2, microbatches, True) == [[expected]] * 4
+    assert ranks.run(gradients, strategy, 2, microbatches) == [[expected]] * 4
 
 
 @pytest.mark.parametrize("strategy", ["no_shard", "optim", "optim_grads", "optim_grads_params"])
 def test_r3_a_group_of_one_accumulates_without_growing(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(gradients, strategy, 1, 4, True) == [[11.0 + 21.0 + 31.0 + 41.0]] * 4
+    assert ranks.run(gradients, strategy, 1, 4) == [[11.0 + 21.0 + 31.0 + 41.0]] * 4
 
 
 @pytest.mark.parametrize("strategy", ["no_shard", "optim"])
