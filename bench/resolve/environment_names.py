@@ -18,6 +18,7 @@ _OWNED = {
     "OMP_NUM_THREADS": "use launch.threads_per_rank",
     "MKL_NUM_THREADS": "use launch.threads_per_rank",
 }
+_OWNED_PREFIX = "MFSDP_BENCH_"
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAX_VALUE_CHARACTERS = 4096
 
@@ -42,6 +43,8 @@ def _check_name(name: str) -> None:
         )
     if name in _OWNED:
         raise ConfigError(f"launch.env: {name} is set by the harness; {_OWNED[name]}")
+    if name.startswith(_OWNED_PREFIX):
+        raise ConfigError(f"launch.env: {name} is one of the harness's own; remove it")
     if not name.startswith(SETTABLE_PREFIXES):
         family = name.split("_", maxsplit=1)[0] + "_"
         close = difflib.get_close_matches(family, SETTABLE_PREFIXES, n=1, cutoff=0.6)

@@ -1,0 +1,77 @@
+"""The process between the launcher and the ranks: torch.distributed.run, tied to its parent's life.
+
+`python -m bench.launch.agent PARENT_PID RANKS WORKER_MODULE RUN_DIR`. What torchrun knows about
+failed ranks (rank, exit code or signal) goes to `logs/agent.json` as data, so that nobody has to
+parse its output. Exit code 0 if every rank ended with 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.launch.parent_death import die_with_parent
+from bench.worker.process import AGENT_PID_VARIABLE
+
+OUTCOME_FILE = "agent.json"
+
+# torchrun asks the kernel about its children this often. Ten times per second is its default; a
+# failed rank is noticed soon enough at five, and beside a measurement less is better.
+_MONITOR_INTERVAL_SECONDS = 0.2
+
+
+def main(arguments: list[str]) -> int:
+    """Start the ranks and wait for them."""
+    parent, ranks, worker_module, run_dir = arguments
+    die_with_parent(int(parent))
+    os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
+    return _run(int(ranks), worker_module, Path(run_dir))
+
+
+def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    # --standalone lets both the rendezvous and the process group take ports that the kernel found
+    # free; --local-addr keeps them on this machine, whatever its host name resolves to.
+    arguments = [
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=0",
+        f"--monitor-interval={_MONITOR_INTERVAL_SECONDS}",
+        "--local-addr=127.0.0.1",
+        "--module",
+        "bench.launch.rank",
+        worker_module,
+        str(run_dir),
+    ]
+    failures: list[dict[str, Any]] = []
+    code = 0
+    try:
+        run(parse_args(arguments))
+    except ChildFailedError as error:
+        code = 1
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "pid": failure.pid}
+            for rank, failure in error.failures.items()
+        ]
+    except SignalException as error:
+        code = 128 + error.sigval
+    _write_outcome(run_dir, failures)
+    return code
+
+
+def _write_outcome(run_dir: Path, failures: list[dict[str, Any]]) -> None:
+    path = run_dir / "logs" / OUTCOME_FILE
+    try:
+        path.write_text(json.dumps({"failures": failures}, indent=2) + "\n")
+    except OSError as error:
+        sys.stderr.write(f"cannot write {path}: {error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

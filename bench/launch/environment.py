@@ -1,0 +1,94 @@
+"""What `env.json` says about the machine, the software and the settings behind a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.launch.command import checkout_root, launch_variables
+from bench.launch.git_state import git_state
+from bench.resolve.environment_names import SETTABLE_PREFIXES
+from bench.resolve.machine import Machine
+from bench.spec import ResolvedRun
+from bench.store.redaction import redact
+from bench.store.run_folder import utc_now
+
+_PACKAGES = (
+    "mfsdp-bench",
+    "torch",
+    "numpy",
+    "pydantic",
+    "psutil",
+    "nvtx",
+    "nvidia-ml-py",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "transformer-engine",
+    "torchao",
+    "megatron-fsdp",
+)
+_SHOWN_PREFIXES = (*SETTABLE_PREFIXES, "KMP_", "SLURM_", "TORCHINDUCTOR_")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def collect_environment(resolved: ResolvedRun, run_dir: Path) -> dict[str, Any]:
+    """Facts found without torch, as plain JSON data; what cannot be found is None.
+
+    The versions that only a rank knows (CUDA, the NCCL that was loaded) are in its runtime.json,
+    which becomes the entry `runtime`.
+    """
+    machine = Machine.detect()
+    return {
+        "collected_utc": utc_now(),
+        "hostname": machine.hostname,
+        "platform": platform.platform(),
+        "cpu_name": machine.cpu_name,
+        "cpu_count": machine.cpu_count,
+        "memory_bytes": machine.memory_bytes,
+        "cuda_devices": [
+            {"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_bytes}
+            for gpu in machine.cuda_devices
+        ],
+        "nvidia_driver": _first_line(_NVIDIA_DRIVER),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "git": git_state(checkout_root()),
+        "argv": sys.argv,
+        "variables": shown_variables(os.environ),
+        "set_by_launch": redact(_set_by_launch(resolved, run_dir)),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that can change a number, of those that are installed."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def shown_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    """The variables of the allow-list, without what looks like a secret."""
+    shown = {name: value for name, value in variables.items() if name.startswith(_SHOWN_PREFIXES)}
+    redacted: dict[str, Any] = redact(dict(sorted(shown.items())))
+    return redacted
+
+
+def _set_by_launch(resolved: ResolvedRun, run_dir: Path) -> dict[str, str]:
+    added = launch_variables(resolved, run_dir, os.environ)
+    return {name: value for name, value in added.items() if name != "PYTHONPATH"}
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").splitlines()[0]
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,48 @@
+"""First code of every rank: ties it to the agent's life, gives it a log file, runs the worker.
+
+`python -m bench.launch.rank WORKER_MODULE RUN_DIR`, started by torch.distributed.run. The worker
+module then runs as `python -m WORKER_MODULE RUN_DIR` would. SIGUSR1 writes the Python stacks of all
+threads into the log: the launcher asks for them before it ends a rank that hangs.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+from bench.launch.parent_death import die_with_parent
+from bench.worker.process import AGENT_PID_VARIABLE
+
+
+def main(arguments: list[str]) -> None:
+    """Run the worker; an exception that it did not report itself becomes a failure file."""
+    worker_module, run_dir = arguments
+    die_with_parent(int(os.environ[AGENT_PID_VARIABLE]))
+    rank = int(os.environ["RANK"])
+    _print_into(Path(run_dir) / "logs" / f"rank{rank}.log")
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    sys.argv = [worker_module, run_dir]
+    try:
+        runpy.run_module(worker_module, run_name="__main__", alter_sys=True)
+    except Exception as error:
+        from bench.worker.failure import write_failure
+
+        write_failure(Path(run_dir), rank, error)
+        raise
+
+
+def _print_into(path: Path) -> None:
+    """Send what this process prints, from Python or from C, to `path`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
