@@ -1,0 +1,61 @@
+"""Printing: data to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def data(text: str) -> None:
+    """One piece of what was asked for, to stdout."""
+    print(text, flush=True)
+
+
+def data_json(document: Any) -> None:
+    """What was asked for as JSON, to stdout. Not-a-number values become null, which JSON has."""
+    print(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str), flush=True)
+
+
+def note(text: str) -> None:
+    """A remark to the person at the terminal, to stderr; lost quietly if nobody listens."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        silence(sys.stderr)
+
+
+def error(text: str) -> None:
+    """A refusal or failure, to stderr."""
+    note(f"error: {text}")
+
+
+def silence(stream: Any) -> None:
+    """Point a broken stream at nothing, so that the interpreter's last flush does not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+
+
+def columns(
+    head: Sequence[str], rows: Sequence[tuple[str, ...]], *, left: int | None = None
+) -> str:
+    """Rows as aligned plain text; the first `left` columns (default all) align left."""
+    from reports.table import Row, Table
+    from reports.table import columns as titled
+    from reports.terminal import table
+
+    count = len(head) if left is None else left
+    return table(Table(titled(*head, left=count), tuple(Row(row) for row in rows)))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return value

@@ -1,0 +1,30 @@
+"""What the process says to whoever started it; DESIGN.md section 6 is the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OK = 0
+REQUIREMENT_NOT_MET = 1
+USAGE = 2
+NOTHING_MEASURED = 3
+INCONCLUSIVE = 4
+NOT_COMPARABLE = 5
+INTERNAL = 6
+INTERRUPTED = 130
+
+_PRECEDENCE = (
+    INTERRUPTED,  # the user stopped it: no other verdict is complete
+    INTERNAL,
+    USAGE,
+    NOTHING_MEASURED,
+    REQUIREMENT_NOT_MET,
+    NOT_COMPARABLE,
+    INCONCLUSIVE,
+    OK,
+)
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The code that stands if several apply: 130 > 6 > 2 > 3 > 1 > 5 > 4 > 0."""
+    return min(codes, key=_PRECEDENCE.index, default=OK)

@@ -1,0 +1,240 @@
+"""`mfsdp-bench`: the verbs, their options, and how every ending becomes an exit code.
+
+Only typer is imported here. A verb imports what it needs when it runs, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.cli import console
+from bench.cli.crash import write_crash_report
+from bench.cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE
+
+# The class of all refusals by the argument parser; typer carries its own copy of click in some
+# versions, so it is found through a class that typer exports.
+_ParserError: type[Any] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="mfsdp-bench",
+    help="Benchmark and validate fully sharded data parallel training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SweepFileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SWEEP.yaml", help="A sweep file, or the name of one that comes with the tool."
+    ),
+]
+ResultsOption = Annotated[Path, typer.Option("--results", help="The results folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Fix a setting in every cell."),
+]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="EXPR", help="Keep matching cells: KEY=PATTERN[|...][,...]."),
+]
+SkipOption = Annotated[
+    list[str] | None, typer.Option("--skip", metavar="EXPR", help="Drop matching cells.")
+]
+RepeatOption = Annotated[
+    int | None, typer.Option("--repeat", min=1, max=1000, help="Runs of each cell.")
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run id, or a part of one that is unique.")
+]
+
+DEFAULT_RESULTS = Path("results")
+
+
+@app.command()
+def plan(
+    sweep: SweepFileArgument,
+    *,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    repeat: RepeatOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Show the cells of a sweep and why others are pruned. Starts no process."""
+    from bench.cli import planning
+
+    return planning.show_plan(
+        planning.Request(sweep, set_ or [], only or [], skip or [], repeat), as_json=json
+    )
+
+
+@app.command()
+def run(  # noqa: PLR0913 - every option of the command line is a parameter
+    sweep: SweepFileArgument,
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    repeat: RepeatOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run failed cells again.")
+    ] = False,
+    max_failures: Annotated[
+        int | None, typer.Option("--max-failures", min=1, help="Stop after so many failed runs.")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the report and print its path at the end.")
+    ] = False,
+    json: JsonOption = False,
+) -> int:
+    """Run what is missing of a sweep; finished cells with the same config and code are kept."""
+    from bench.cli import planning, running
+
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat)
+    options = running.Options(results, force, retry_failed, max_failures, report, json)
+    return running.run_sweep(request, options)
+
+
+@app.command()
+def status(
+    sweep: Annotated[
+        str | None, typer.Argument(metavar="[SWEEP]", help="A sweep id; all if left out.")
+    ] = None,
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Show which runs of a sweep are done, failed or missing."""
+    from bench.cli import statuses
+
+    return statuses.show_status(results, sweep, as_json=json)
+
+
+@app.command()
+def show(
+    run: RunArgument, *, results: ResultsOption = DEFAULT_RESULTS, json: JsonOption = False
+) -> int:
+    """Show one run: its configuration, how it ended, and its numbers."""
+    from bench.cli import single_run
+
+    return single_run.show_run(results, run, as_json=json)
+
+
+@app.command()
+def logs(
+    run: RunArgument,
+    *,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Only the log of this rank.")
+    ] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Print what the processes of a run printed."""
+    from bench.cli import single_run
+
+    return single_run.show_logs(results, run, rank, as_json=json)
+
+
+@app.command()
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A sweep or cell to compare with.")],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="The sweep or cell to judge.")],
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Compare two sweeps, or two cells, as a table."""
+    from bench.cli import evidence
+
+    return evidence.show_comparison(results, base, head, as_json=json)
+
+
+@app.command()
+def report(
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")
+    ] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write to; RESULTS/reports/... if left out."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Write a Markdown and an HTML report from records, and print its path."""
+    from bench.cli import evidence
+
+    return evidence.write_reports(results, sweeps or [], out, as_json=json)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> int:
+    """Say what this machine and this installation can run."""
+    from bench.cli import diagnosis
+
+    return diagnosis.show_diagnosis(as_json=json)
+
+
+@app.command()
+def schema(
+    what: Annotated[str, typer.Argument(metavar="[sweep|run]", help="Which document.")] = "sweep",
+    *,
+    json: JsonOption = False,  # noqa: ARG001 - accepted like everywhere; it is JSON anyway
+) -> int:
+    """Print the JSON Schema of a sweep file or of a run."""
+    from bench.cli import schemas
+
+    return schemas.show_schema(what)
+
+
+def run_command_line(arguments: list[str]) -> int:
+    """Run one command and return its exit code; never raises."""
+    try:
+        result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else OK
+    except (KeyboardInterrupt, typer.Abort):
+        console.note("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`).
+        console.silence(sys.stdout)
+        return OK
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else OK
+    except Exception as error:
+        return _refused(error, arguments)
+
+
+def _refused(error: Exception, arguments: list[str]) -> int:
+    from bench.errors import BenchError
+
+    if isinstance(error, _ParserError):
+        message = error.format_message()
+        if message:
+            console.error(f"{message} (mfsdp-bench --help lists verbs and options)")
+        return USAGE
+    if isinstance(error, BenchError) and error.exit_code != INTERNAL:
+        console.error(str(error))
+        return error.exit_code
+    place = write_crash_report(error, arguments)
+    where = f"the traceback is in {place}" if place else "the traceback could not be written"
+    first = (str(error).splitlines() or [""])[0]
+    console.error(f"internal error: {type(error).__name__}: {first[:300]}; {where}")
+    return INTERNAL
+
+
+def main() -> None:
+    """Entry point of the `mfsdp-bench` command."""
+    sys.exit(run_command_line(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""`status`: what is done, failed, outdated or missing of the sweeps in a results folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cli import console, exit_codes
+from bench.errors import UsageError
+from bench.launch import code_identity
+from bench.record import RunRecord
+from bench.store import ResultsStore
+from sweeps.plan import Plan
+from sweeps.resume import planned_runs
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """The newest record of one planned run; `missing` has none.
+
+    `current` is False where the code has changed since: `run` will repeat it.
+    """
+
+    cell: str
+    repeat: int
+    state: str
+    current: bool
+    run_id: str
+    reason: str
+
+
+def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
+    """Print the state of one sweep, or a line for each sweep there is."""
+    store = ResultsStore.open(results, create=False)
+    names = [sweep] if sweep is not None else store.sweeps()
+    plans = [_readable_plan(store, name, strict=sweep is not None) for name in names]
+    records = list(store.records())
+    lines = {
+        plan.id: _run_lines(plan, [r for r in records if r.status.sweep == plan.id])
+        for plan in plans
+        if plan is not None
+    }
+    for name, plan in zip(names, plans, strict=True):
+        if plan is None:
+            console.note(f"warning: the plan of {name} cannot be read; plan or run it again")
+    damaged = store.damaged()
+    for run in damaged:
+        console.note(f"warning: {run.run_id} cannot be read: {run.problem}")
+    readable = [plan for plan in plans if plan is not None]
+    if as_json:
+        console.data_json(
+            {
+                "sweeps": [_document(plan, lines[plan.id]) for plan in readable],
+                "damaged": [asdict(run) for run in damaged],
+            }
+        )
+    elif sweep is None:
+        console.data(_overview(readable, lines))
+    else:
+        console.data(_details(readable[0], lines[sweep]))
+    return exit_codes.OK
+
+
+def _readable_plan(store: ResultsStore, name: str, *, strict: bool) -> Plan | None:
+    try:
+        return Plan.from_document(store.read_plan(name))
+    except UsageError:
+        if strict:
+            raise
+        return None
+
+
+def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
+    newest = {
+        (record.resolved.config_hash, record.status.repeat): record
+        for record in records
+        if record.status.arm is None
+    }
+    codes = {cell.id: code_identity(cell.resolved) for cell in plan.cells}
+    result = []
+    for run in planned_runs(plan):
+        record = newest.get((run.cell.resolved.config_hash, run.repeat))
+        if record is None:
+            result.append(RunLine(run.cell.id, run.repeat, "missing", True, "", ""))
+            continue
+        status = record.status
+        current = status.code == codes[run.cell.id]
+        result.append(
+            RunLine(run.cell.id, run.repeat, status.state, current, record.run_id, status.reason)
+        )
+    return result
+
+
+def _overview(plans: Sequence[Plan], lines: dict[str, list[RunLine]]) -> str:
+    if not plans:
+        return "no sweep has been run here"
+    rows = []
+    for plan in plans:
+        states = Counter(line.state if line.current else "outdated" for line in lines[plan.id])
+        shown = ", ".join(f"{state} {count}" for state, count in sorted(states.items()))
+        rows.append((plan.id, str(plan.runs), shown or "-", str(len(plan.pruned))))
+    return console.columns(("sweep", "runs", "states", "pruned"), rows)
+
+
+def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
+    rows = [
+        (
+            line.cell,
+            str(line.repeat),
+            line.state if line.current else f"{line.state} (code changed)",
+            line.run_id or "-",
+            line.reason or "-",
+        )
+        for line in lines
+    ]
+    parts = [f"{plan.id}: {plan.description}".rstrip(": ")]
+    if rows:
+        parts.append(console.columns(("cell", "repeat", "state", "run", "reason"), rows))
+    if plan.pruned:
+        pruned = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
+        parts.append(console.columns(("pruned", "rule", "reason"), pruned))
+    return "\n\n".join(parts)
+
+
+def _document(plan: Plan, lines: Sequence[RunLine]) -> dict[str, Any]:
+    return {
+        "id": plan.id,
+        "description": plan.description,
+        "runs": [asdict(line) for line in lines],
+        "pruned": [asdict(cell) for cell in plan.pruned],
+        "duplicates": [asdict(cell) for cell in plan.duplicates],
+    }
