@@ -27,14 +27,14 @@ venv: $(STAMP)
 
 $(BIN)/python:
 	@chosen=""; \
-	for candidate in $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14; do \
+	for candidate in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14); do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    chosen="$$candidate"; break; \
 	  fi; \
 	done; \
 	if [ -z "$$chosen" ]; then \
 	  echo "expected: Python 3.11 or later with the venv module" >&2; \
-	  echo "found:    $$(python3 --version 2>&1 || true) as python3" >&2; \
+	  echo "found:    $$($(or $(PYTHON),python3) --version 2>&1 || true) as $(or $(PYTHON),python3)" >&2; \
 	  echo "change:   install one (Debian and Ubuntu: python3.11 and python3.11-venv) or name it: make venv PYTHON=/path/to/python3.11" >&2; \
 	  exit 2; \
 	fi; \
@@ -43,14 +43,15 @@ $(BIN)/python:
 
 # torch goes in first: as a mere dependency the default index would serve its CUDA build, several GB.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (about a minute the first time, besides downloads)"
 	@if [ -n "$(TORCH)" ]; then \
-	  $(PIP) install -q -c constraints.txt "$(TORCH)"; \
+	  $(PIP) install -qq -c constraints.txt "$(TORCH)"; \
 	elif ! $(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
-	  $(PIP) install -q "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
+	  $(PIP) install -qq "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
 	    echo "pip knows no CPU build of torch $(TORCH_VERSION); installing the default build, which may be several GB (README, Installation)"; \
-	    $(PIP) install -q -c constraints.txt "torch==$(TORCH_VERSION)"; }; \
+	    $(PIP) install -qq -c constraints.txt "torch==$(TORCH_VERSION)"; }; \
 	fi
-	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 demo: venv
