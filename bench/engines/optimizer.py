@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from bench.meters.local_tensor import local_tensor
 from bench.spec import TrainSpec
 
 
@@ -22,11 +22,6 @@ def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> tor
         eps=train.eps,
         weight_decay=train.weight_decay,
     )
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:

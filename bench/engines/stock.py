@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
-from bench.engines.optimizer import build_optimizer, local_tensor, optimizer_state_bytes
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
 from bench.errors import UnsupportedError
+from bench.meters.local_tensor import local_tensor
 from bench.spec import ResolvedDtypes, ResolvedRun
 
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
