@@ -1,0 +1,145 @@
+"""Tokens as a pure function of (seed, sample index), the same on every machine."""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.data.corpus import read_corpus
+from bench.data.markov import ENTROPY_BOUND_NATS, MAX_STATES, MarkovSource
+from bench.data.random_tokens import RandomSource
+from bench.data.source import build_source
+from bench.data.text import TextSource
+from bench.errors import UsageError
+from bench.spec import DataSpec
+
+KINDS = ("text", "markov", "random")
+
+
+def source(kind, seed=0, vocab=256, seq_len=16, path=None):
+    return build_source(DataSpec(kind=kind, seed=seed, path=path), vocab=vocab, seq_len=seq_len)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_one_longer_than_the_sequence_and_within_the_vocabulary(kind):
+    sample = source(kind).sample(3)
+    assert sample.shape == (17,)
+    assert sample.dtype == np.int64
+    assert sample.min() >= 0
+    assert sample.max() < 256
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_depends_on_seed_and_index_alone(kind):
+    one, other = source(kind), source(kind)
+    other.sample(9)
+    assert np.array_equal(one.sample(3), other.sample(3))
+    assert not np.array_equal(one.sample(3), one.sample(4))
+    assert not np.array_equal(one.sample(3), source(kind, seed=1).sample(3))
+
+
+def test_generated_tokens_are_these_on_every_machine():
+    # Written down once. A difference means that runs of two versions or machines are not
+    # comparable: raise the schema version rather than these numbers.
+    assert source("markov").sample(0)[:8].tolist() == [0, 118, 41, 46, 216, 210, 226, 120]
+    assert source("random").sample(0)[:8].tolist() == [147, 231, 106, 128, 228, 111, 59, 208]
+
+
+def test_markov_has_at_most_four_successors_with_the_stated_weights():
+    chain = MarkovSource(vocab=8, seq_len=100_000, seed=5)
+    walk = chain.sample(0).tolist()
+    successors: dict[int, Counter[int]] = {}
+    for now, then in pairwise(walk):
+        successors.setdefault(now, Counter())[then] += 1
+    assert max(len(counts) for counts in successors.values()) <= 4
+    distinct = max(
+        (counts for counts in successors.values() if len(counts) == 4), key=Counter.total
+    )
+    shares = [count / distinct.total() for _, count in distinct.most_common()]
+    assert shares == pytest.approx([1 / 2, 1 / 4, 1 / 8, 1 / 8], abs=0.02)
+
+
+def test_markov_cannot_be_predicted_better_than_its_entropy_bound():
+    chain = MarkovSource(vocab=256, seq_len=200_000, seed=0)
+    walk = chain.sample(0)
+    pairs = Counter(zip(walk[:-1].tolist(), walk[1:].tolist(), strict=True))
+    firsts = Counter(walk[:-1].tolist())
+    total = sum(pairs.values())
+    entropy = -sum(n / total * math.log(n / firsts[a]) for (a, _), n in pairs.items())
+    assert entropy < ENTROPY_BOUND_NATS + 0.01
+    assert entropy > 0.8 * ENTROPY_BOUND_NATS
+
+
+def test_markov_uses_few_tokens_of_a_large_vocabulary_spread_over_all_of_it():
+    chain = MarkovSource(vocab=128_256, seq_len=20_000, seed=0)
+    tokens = set(chain.sample(0).tolist())
+    assert chain.states == MAX_STATES
+    assert len(tokens) <= MAX_STATES
+    assert max(tokens) > 120_000
+
+
+def test_random_tokens_are_uniform():
+    counts = Counter(RandomSource(vocab=16, seq_len=64_000, seed=0).sample(0).tolist())
+    assert min(counts.values()) > 0.9 * 4000
+    assert max(counts.values()) < 1.1 * 4000
+
+
+def test_text_samples_are_windows_of_the_files(tmp_path):
+    text = b"The quick brown fox jumps over the lazy dog. " * 20
+    (tmp_path / "a.txt").write_bytes(text)
+    one = source("text", path=str(tmp_path / "a.txt"))
+    for index in range(50):
+        assert bytes(one.sample(index).astype(np.uint8)) in text
+
+
+def test_every_window_of_the_text_can_be_drawn():
+    corpus = np.arange(6, dtype=np.uint8)
+    windows = TextSource(corpus, vocab=256, seq_len=3, seed=0)
+    starts = {int(windows.sample(index)[0]) for index in range(200)}
+    assert starts == {0, 1, 2}
+
+
+def test_a_folder_is_read_in_sorted_order_without_hidden_files(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.txt").write_bytes(b"2")
+    (tmp_path / "c.txt").write_bytes(b"3")
+    (tmp_path / "a.txt").write_bytes(b"1")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hidden").write_bytes(b"no")
+    (tmp_path / ".hidden").write_bytes(b"no")
+    assert bytes(read_corpus(tmp_path)) == b"123"
+
+
+def test_without_a_path_the_text_is_the_standard_library_of_this_interpreter():
+    corpus = bytes(read_corpus(None))
+    standard_library = Path(sysconfig.get_paths()["stdlib"])
+    assert (standard_library / "abc.py").read_bytes() in corpus
+    assert len(corpus) > 2**20
+    assert b"site-packages/torch" not in corpus
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"found nothing at .*missing"):
+        source("text", path=str(tmp_path / "missing"))
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="found no bytes in"):
+        source("text", path=str(tmp_path))
+
+
+def test_text_shorter_than_a_sequence_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_bytes(b"0123456789abcdef")
+    with pytest.raises(UsageError, match=r"more than train.seq_len = 16 bytes.*found 16"):
+        source("text", path=str(tmp_path / "short.txt"))
+
+
+def test_text_needs_a_token_for_every_byte():
+    with pytest.raises(UsageError, match="at least 256 for byte tokens, found 255"):
+        source("text", vocab=255)

@@ -1,0 +1,176 @@
+"""The loop's own arithmetic, on an engine that only writes down how it was called."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from bench.data.batches import Batches
+from bench.loop import NonFiniteLossError, TrainingLoop, learning_rate
+from bench.meters.sample_sink import SampleSink
+from bench.record import StepSample
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
+
+CPU = torch.device("cpu")
+
+
+class RecordingEngine:
+    """Losses count up from 1 by 1; the gradient norm is `norm`."""
+
+    def __init__(self, norm: float = 2.5, bad_at: int | None = None, bad: float = math.nan) -> None:
+        self.calls: list[object] = []
+        self.losses = 0
+        self.norm = norm
+        self.bad_at = bad_at
+        self.bad = bad
+        self.sent = 0
+
+    def forward_backward(self, _tokens, _targets, scale, is_last):
+        self.losses += 1
+        self.sent += 7
+        self.calls.append(("microbatch", scale, is_last))
+        value = self.bad if self.losses == self.bad_at else float(self.losses)
+        return torch.tensor(value)
+
+    def clip_grad_norm(self, max_norm):
+        self.calls.append(("clip", max_norm))
+        return torch.tensor(self.norm)
+
+    def optimizer_step(self):
+        self.calls.append("step")
+
+    def zero_grad(self):
+        self.calls.append("zero")
+
+    def set_learning_rate(self, lr):
+        self.calls.append(("lr", lr))
+
+    def memory_by_category(self):
+        return {}
+
+    def wire_bytes(self):
+        return self.sent
+
+    def code_path(self):
+        return __file__
+
+
+def train(tmp_path, engine, **settings) -> TrainingLoop:
+    fields = {"steps": 2, "global_batch": 6, "micro_batch": 2, "seq_len": 4, "lr": 0.1}
+    run = resolve_anywhere(
+        RunSpec(
+            engine=EngineSpec(name="single"),
+            train=TrainSpec(**fields | settings),
+            launch=LaunchSpec(ranks=1),
+        )
+    )
+
+    class Zeros:
+        def sample(self, _index):
+            return torch.zeros(run.train.seq_len + 1, dtype=torch.int64).numpy()
+
+    batches = Batches(
+        Zeros(),
+        global_batch=run.train.global_batch,
+        micro_batch=run.train.micro_batch,
+        rank=0,
+        ranks=1,
+        device=CPU,
+    )
+    with SampleSink(tmp_path / "steps.jsonl") as sink:
+        loop = TrainingLoop(engine, batches, run, device=CPU, sink=sink)
+        loop.run()
+    return loop
+
+
+def samples(tmp_path) -> list[StepSample]:
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    return [StepSample(**json.loads(line)) for line in lines]
+
+
+def test_a_step_accumulates_clips_sets_the_rate_updates_and_forgets_in_this_order(tmp_path):
+    engine = RecordingEngine()
+    train(tmp_path, engine, steps=1)
+    assert engine.calls == [
+        ("microbatch", 1 / 3, False),
+        ("microbatch", 1 / 3, False),
+        ("microbatch", 1 / 3, True),
+        ("clip", 1.0),
+        ("lr", 0.1),
+        "step",
+        "zero",
+    ]
+
+
+def test_a_single_microbatch_is_the_last_and_is_not_scaled(tmp_path):
+    engine = RecordingEngine()
+    train(tmp_path, engine, steps=1, global_batch=2)
+    assert engine.calls[0] == ("microbatch", 1.0, True)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_microbatches(tmp_path):
+    train(tmp_path, RecordingEngine())
+    assert [sample.loss for sample in samples(tmp_path)] == [2.0, 5.0]
+
+
+def test_bytes_sent_are_per_step_and_tokens_per_rank(tmp_path):
+    train(tmp_path, RecordingEngine())
+    assert [sample.wire_bytes for sample in samples(tmp_path)] == [21, 21]
+    assert [sample.tokens for sample in samples(tmp_path)] == [24, 24]
+
+
+def test_without_clipping_no_norm_is_computed_or_claimed(tmp_path):
+    engine = RecordingEngine()
+    train(tmp_path, engine, clip_norm=None)
+    assert not [call for call in engine.calls if call[0] == "clip"]
+    assert [sample.grad_norm for sample in samples(tmp_path)] == [None, None]
+
+
+def test_memory_of_the_process_is_sampled(tmp_path):
+    train(tmp_path, RecordingEngine())
+    assert all(sample.rss_bytes > 50 * 2**20 for sample in samples(tmp_path))
+    assert all(sample.device_peak_bytes is None for sample in samples(tmp_path))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_and_earlier_samples_stay(tmp_path, bad):
+    with pytest.raises(NonFiniteLossError, match=f"step 2: the loss is {bad}"):
+        train(tmp_path, RecordingEngine(bad_at=5, bad=bad))
+    assert [sample.step for sample in samples(tmp_path)] == [1]
+
+
+def test_a_gradient_norm_that_is_not_finite_ends_the_run(tmp_path):
+    with pytest.raises(NonFiniteLossError, match="step 1: the gradient norm is inf"):
+        train(tmp_path, RecordingEngine(norm=math.inf))
+
+
+def test_warm_up_rises_linearly_to_the_full_rate_and_stays():
+    spec = TrainSpec(lr=1.0, warmup_steps=4, steps=6)
+    rates = [learning_rate(spec, step) for step in range(1, 7)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_without_warm_up_the_first_step_has_the_full_rate():
+    assert learning_rate(TrainSpec(lr=0.5), 1) == 0.5
+
+
+def test_the_time_of_a_step_contains_its_work_and_not_its_meters(tmp_path):
+    loop = train(tmp_path, RecordingEngine(), steps=20)
+    recorded = sum(sample.milliseconds for sample in samples(tmp_path))
+    assert loop.cost.step_seconds * 1e3 == pytest.approx(recorded)
+    assert set(loop.cost.seconds) == {"wire", "memory", "samples"}
+
+
+def test_every_sample_is_on_disk_before_the_next_step(tmp_path):
+    seen = []
+
+    class Peeking(RecordingEngine):
+        def zero_grad(self):
+            seen.append((tmp_path / "steps.jsonl").read_text().count("\n"))
+
+    train(tmp_path, Peeking(), steps=3)
+    assert seen == [0, 1, 2]

@@ -1,0 +1,98 @@
+"""Each meter by itself: what it counts, and that what it costs is accounted for."""
+
+from __future__ import annotations
+
+from time import sleep
+
+import pytest
+import torch
+from torch import nn
+
+from bench.meters.cost import MeterCost
+from bench.meters.memory_profile import MemoryProfile, peak_of_changes
+from bench.meters.ring_bytes import RingBytes
+from bench.meters.saved_activations import SavedActivations
+
+CPU = torch.device("cpu")
+KIB = 1024
+
+
+def test_the_cost_of_a_meter_is_the_time_spent_in_it():
+    cost = MeterCost()
+    for _ in range(2):
+        with cost.timed("slow"):
+            sleep(0.01)
+    cost.add_step(0.5)
+    cost.add_step(0.5)
+    assert 0.02 <= cost.seconds["slow"] < 0.2
+    assert cost.fraction == cost.seconds["slow"] / 1.0
+    assert cost.steps == 2
+
+
+def test_the_cost_counts_when_a_meter_fails():
+    cost = MeterCost()
+    with pytest.raises(RuntimeError), cost.timed("broken"):
+        raise RuntimeError
+    assert cost.seconds["broken"] > 0
+
+
+@pytest.mark.parametrize(("ranks", "sent"), [(1, 0), (2, 500), (4, 750)])
+def test_a_ring_gather_sends_all_parts_but_its_own(ranks, sent):
+    ring = RingBytes(ranks)
+    ring.scatter_or_gather(1000)
+    assert ring.sent_bytes == sent
+
+
+def test_an_all_reduce_sends_twice_what_a_gather_sends():
+    ring = RingBytes(4)
+    ring.all_reduce(1000)
+    assert ring.sent_bytes == 1500
+
+
+def test_the_peak_of_changes_is_their_largest_running_sum_in_time_order():
+    assert peak_of_changes([(3, -100), (1, 100), (2, 50), (4, 120)]) == 170
+    assert peak_of_changes([(1, -100)]) == 0
+    assert peak_of_changes([]) == 0
+
+
+def test_a_memory_profile_sees_the_peak_of_the_cpu_allocator():
+    profile = MemoryProfile(CPU)
+    large = torch.empty(1000 * KIB, dtype=torch.uint8)
+    del large
+    small = torch.empty(200 * KIB, dtype=torch.uint8)
+    profile.stop()
+    del small
+    assert profile.allocator_peak_bytes == pytest.approx(1000 * KIB, rel=0.02)
+    assert profile.activations_peak_bytes is None
+
+
+def test_a_memory_profile_ends_by_itself_after_the_third_step():
+    profile = MemoryProfile(CPU)
+    for step in (1, 2):
+        profile.after_step(step)
+        assert profile.allocator_peak_bytes is None
+    profile.after_step(3)
+    assert profile.allocator_peak_bytes is not None
+
+
+def test_saved_activations_count_what_backward_needs_and_no_weights():
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 1, bias=False))
+    x = torch.ones(8, 256)
+    with SavedActivations(model) as saved:
+        loss = model(x).sum()
+        # The input of the first layer and the output of tanh, each 8 x 256 FP32; the second
+        # linear saves the same storage as tanh, which counts once.
+        assert saved.peak_bytes == 2 * 8 * 256 * 4
+        loss.backward()
+    assert saved.peak_bytes == 2 * 8 * 256 * 4
+
+
+def test_saved_activations_of_two_microbatches_do_not_add_up_if_the_first_is_done():
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh())
+    with SavedActivations(model) as saved:
+        for _ in range(2):
+            model(torch.ones(4, 16)).sum().backward()
+        after_one_by_one = saved.peak_bytes
+        losses = [model(torch.ones(4, 16)).sum() for _ in range(2)]
+    assert len(losses) == 2
+    assert saved.peak_bytes == 2 * after_one_by_one
