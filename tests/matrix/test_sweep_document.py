@@ -1,0 +1,232 @@
+"""The YAML of a sweep file: plain data with lines, or one refusal with a line."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bench.errors import UsageError
+from sweeps.definition import load_sweep, parse_sweep
+from sweeps.document import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    SweepFileError,
+    parse_document,
+    read_document,
+)
+
+VALID = """\
+name: damaged
+description: a file that the fuzzer damages
+base:
+  model: {preset: debug, vocab: 300}
+  train: {steps: 4, lr: 3.0e-4}
+  launch:
+    env: &shared {NCCL_DEBUG: "INFO"}
+matrix:
+  product:
+    engine.name: [ddp, mfsdp]
+    policy:
+      - {label: fp32, dtypes.compute: fp32}
+      - {label: bf16, dtypes: {compute: bf16}}
+  zip:
+    - train.global_batch: [4, 8]
+      train.micro_batch: [1, 2]
+  include:
+    - {engine.name: single, launch.ranks: 1}
+  exclude:
+    - {engine.name: ddp, policy: bf16}
+overrides:
+  - when: {engine.name: mfsdp}
+    set: {engine.strategy: optim}
+repeat: 2
+"""
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(SweepFileError) as caught:
+        parse_sweep(text, "x.yaml")
+    return str(caught.value)
+
+
+def test_every_key_and_item_knows_its_line():
+    document = parse_document("name: a\nmatrix:\n  product:\n    k:\n      - 1\n      - 2\n", "x")
+    assert document.line(("matrix", "product", "k", 1)) == 6
+    assert document.line(("matrix", "product", "k", 1, "deeper")) == 6
+    assert document.line(("unknown",)) == 1
+
+
+def test_words_and_numbers_follow_yaml_1_2():
+    data = parse_document("a: yes\nb: 3e-4\nc: 010\nd: 2026-01-01\ne: ~\nf: 0x10\n", "x").data
+    assert data == {"a": "yes", "b": 3e-4, "c": 10, "d": "2026-01-01", "e": None, "f": 16}
+
+
+def test_a_duplicate_key_names_both_lines():
+    assert refusal("name: a\nrepeat: 1\nname: b\n") == "x.yaml:3: key 'name' is already on line 1"
+
+
+def test_an_alias_repeats_what_it_names():
+    data = parse_document("a: &one [1, 2]\nb: *one\n", "x").data
+    assert data["b"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "x.yaml: the file is empty"),
+        ("# only a comment\n", "x.yaml: the file has no content"),
+        ("- a\n", "x.yaml:1: expected a mapping (`name: ...`), found a list"),
+        ("just a word\n", "x.yaml:1: expected a mapping"),
+        ("name: [1\n", "not valid YAML"),
+        ("name: a\n\tb: 1\n", "x.yaml:2: not valid YAML"),
+        ("name: !!python/object:os.system x\n", "x.yaml:1: tags are not accepted"),
+        ("name: !secret x\n", "x.yaml:1: tags are not accepted: remove `!secret`"),
+        ("%YAML 1.1\n---\nname: a\n", "directives are not accepted"),
+        ("name: a\n---\nname: b\n", "x.yaml:2: one document is expected"),
+        ("name: a\n1: b\n", "x.yaml:2: a key must be a word; quote it: '1'"),
+        ("name: a\n? [b]\n: c\n", "x.yaml:2: a key must be a word, found a list or mapping"),
+        ("a: &x {b: 1}\nc:\n  <<: *x\n", "x.yaml:3: `<<` is not accepted"),
+        ("name: *nowhere\n", "x.yaml:1: not valid YAML"),
+        ("repeat: .inf\n", "x.yaml:1: '.inf' is not a finite number"),
+        ("repeat: 1e999\n", "x.yaml:1: '1e999' is not a finite number"),
+        (f"repeat: {'9' * 6000}\n", "x.yaml:1: '9999999999"),
+        ("name: a\0b\n", "not valid YAML"),
+    ],
+)
+def test_damage_is_refused_in_words(text: str, expected: str):
+    assert expected in refusal(text)
+
+
+def test_deep_nesting_is_refused_before_it_is_built():
+    text = "name: " + "[" * 50_000 + "]" * 50_000
+    assert f"nested deeper than {MAX_DEPTH} levels" in refusal(text)
+
+
+def test_aliases_that_expand_without_end_are_refused():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    assert "expands to more than" in refusal("\n".join(lines))
+
+
+def test_an_alias_of_itself_is_refused():
+    assert "contains itself" in refusal("a: &a [*a]\n")
+
+
+def test_a_folder_is_refused(tmp_path: Path):
+    with pytest.raises(SweepFileError, match="found a folder"):
+        read_document(tmp_path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    with pytest.raises(SweepFileError, match="no such file"):
+        read_document(tmp_path / "none.yaml")
+
+
+def test_a_file_of_100_mb_is_refused_without_being_read(tmp_path: Path):
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as stream:
+        stream.truncate(100_000_000)
+    with pytest.raises(SweepFileError, match=f"at most {MAX_FILE_BYTES:,} bytes"):
+        read_document(path)
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path):
+    path = tmp_path / "pipe.yaml"
+    os.mkfifo(path)
+    with pytest.raises(SweepFileError, match="regular file"):
+        read_document(path)
+
+
+def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path may have only 108 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("s.yaml")
+        with pytest.raises(SweepFileError, match="regular file"):
+            read_document(Path("s.yaml"))
+
+
+def test_bytes_that_are_not_utf8_are_refused_with_their_line(tmp_path: Path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"name: a\ndescription: caf\xe9\n")
+    with pytest.raises(
+        SweepFileError, match=r"latin\.yaml:2: expected UTF-8 text, found byte 0xe9"
+    ):
+        read_document(path)
+
+
+def test_a_byte_order_mark_is_accepted(tmp_path: Path):
+    path = tmp_path / "bom.yaml"
+    path.write_bytes(b"\xef\xbb\xbfname: a\n")
+    assert read_document(path).data == {"name": "a"}
+
+
+def test_the_undamaged_file_of_the_fuzz_tests_is_accepted():
+    assert parse_sweep(VALID).matrix.size == 8
+
+
+def refused_by(load: Callable[[], object]) -> str | None:
+    """The message of the only kind of exception that may come out, None if it is accepted."""
+    try:
+        load()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+mutations = st.lists(
+    st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 3), st.binary(min_size=0, max_size=6)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(mutations)
+@example([(0, 0, b"\xff")])
+def test_damaged_bytes_raise_usage_errors_and_nothing_else(tmp_path_factory, edits):
+    raw = bytearray(VALID.encode())
+    for position, removed, inserted in edits:
+        raw[position : position + removed] = inserted
+    path = tmp_path_factory.mktemp("fuzz") / "sweep.yaml"
+    path.write_bytes(bytes(raw))
+    message = refused_by(lambda: load_sweep(path))
+    assert message is None or message.startswith(str(path))
+
+
+tokens = st.sampled_from(
+    [
+        *"{}[]:,-?!&*#|>%@`\"'\n \t",
+        "name",
+        "matrix",
+        "product",
+        "- ",
+        ": ",
+        "&a ",
+        "*a",
+        "<<: ",
+        "null",
+        "1e3",
+        "label",
+        "include",
+        "---\n",
+        "...\n",
+        "|\n  ",
+        "engine.name",
+        "\u2028",
+        "\x85",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(tokens, max_size=40))
+def test_arbitrary_yaml_tokens_raise_usage_errors_and_nothing_else(words):
+    text = "".join(words)
+    message = refused_by(lambda: parse_sweep(text))
+    assert message is None or message.startswith("sweep.yaml")
