@@ -1,0 +1,44 @@
+"""Fully sharded data parallel training: ZeRO 0 to 3 behind the interface of `megatron_fsdp`.
+
+Names load lazily, so that `mfsdp_core.plan` can be used without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "MegatronFSDP": "mfsdp_core.wrapper",
+    "MixedPrecisionPolicy": "mfsdp_core.precision.policy",
+    "clip_grad_norm_": "mfsdp_core.state.grad_norm",
+    "errors": "mfsdp_core.errors",
+    "fully_shard": "mfsdp_core.api",
+    "fully_shard_model": "mfsdp_core.api",
+    "fully_shard_optimizer": "mfsdp_core.api",
+    "gather_full": "mfsdp_core.shard.dtensor",
+}
+
+__all__ = [
+    "MegatronFSDP",
+    "MixedPrecisionPolicy",
+    "clip_grad_norm_",
+    "errors",
+    "fully_shard",
+    "fully_shard_model",
+    "fully_shard_optimizer",
+    "gather_full",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(home)
+    return module if home == f"{__name__}.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

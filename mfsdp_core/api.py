@@ -1,0 +1,229 @@
+"""The drop-in functions. Their flat arguments are parsed here, once, and go no further."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.events import EventBus
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.config import (
+    ReductionConfig,
+    ScheduleConfig,
+    parse_sharding,
+    refuse_not_built,
+)
+from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.runtime.build import Environment, build_context
+from mfsdp_core.runtime.units import resolve_unit_classes, select_units
+from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, replace_parameters
+from mfsdp_core.wrapper import MegatronFSDP
+
+UnitModules = Sequence[type[nn.Module] | str]
+
+
+def fully_shard_model(  # noqa: PLR0913 - the drop-in signature
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    dp_shard_dim: str | None = None,
+    dp_outer_dim: str | None = None,
+    tp_dim: str | None = None,
+    hybrid_fsdp_group: dist.ProcessGroup | None = None,
+    hybrid_fsdp_expt_group: dist.ProcessGroup | None = None,
+    expt_device_mesh: DeviceMesh | None = None,
+    fsdp_group_ag: dist.ProcessGroup | None = None,
+    expt_fsdp_group_ag: dist.ProcessGroup | None = None,
+    fsdp_unit_modules: UnitModules | None = None,
+    zero_dp_strategy: int | str = 3,
+    outer_dp_sharding_strategy: int | str = 0,
+    device: torch.device | str | int | None = None,
+    init_model_with_meta_device: bool = False,
+    mixed_precision_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
+    overlap_grad_reduce: bool = True,
+    overlap_param_gather: bool = True,
+    sync_model_each_microbatch: bool = True,
+    preproc_state_dict_for_dcp_ckpt: bool = True,
+    report_nan_in_param_grad: bool = False,
+    average_in_collective: bool = False,
+    disable_bucketing: bool = False,
+    calculate_per_token_loss: bool = False,
+    keep_fp8_transpose_cache: bool = False,
+    nccl_ub: bool = False,
+    fsdp_double_buffer: bool = False,
+    fsdp_db_use_persist_buf_on_alloc_fail: bool = False,
+    disable_symmetric_registration: bool = False,
+    enable_fine_grained_param_gather: bool = False,
+    use_decoupled_grad: bool = False,
+    cuda_graph_mode: bool = False,
+    maxpool_double_buffer: bool = False,
+    on_double_reduction: Literal["raise", "warn"] = "raise",
+) -> MegatronFSDP:
+    """Shard `module` in place over a data-parallel mesh and wrap it.
+
+    Collective: every rank of the mesh calls it with an equal module. Equal weights are the caller's
+    business, as under upstream (seed all ranks alike, or call `broadcast_params`).
+
+    device_mesh, dp_shard_dim: the mesh, and the name of its data-parallel dimension (needed where
+    the mesh has several); None is a mesh over all ranks. fsdp_group_ag: process group over the same
+    ranks for gathers alone. fsdp_unit_modules: classes, or import paths of classes, whose instances
+    are sharded as one; what lies outside is the root's. zero_dp_strategy: 0 no_shard, 1 optim,
+    2 optim_grads, 3 optim_grads_params. device: where the module goes, None is the mesh's current
+    device. mixed_precision_policy: see `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during
+    the backward pass. overlap_param_gather: gather the next unit ahead of need.
+    sync_model_each_microbatch: every backward pass ends its cycle (auto-sync).
+    average_in_collective: let the collective divide by the number of ranks.
+    calculate_per_token_loss: sum gradients without dividing. on_double_reduction: `warn` restores
+    upstream's behaviour, in which a whole gradient reduced twice in a cycle is wrong.
+
+    Raises:
+        ConfigurationError: an argument that cannot mean anything.
+        CapabilityNotBuiltError: an argument whose capability this version lacks.
+    """
+    arguments = dict(locals())
+    refuse_not_built(arguments)
+    if not isinstance(mixed_precision_policy, MixedPrecisionPolicy):
+        raise ConfigurationError(
+            "mixed_precision_policy: expected mfsdp_core.MixedPrecisionPolicy, found "
+            f"{type(mixed_precision_policy).__name__}."
+        )
+    if on_double_reduction not in ("raise", "warn"):
+        raise ConfigurationError(
+            f"on_double_reduction={on_double_reduction!r}: expected 'raise' or 'warn'."
+        )
+    config = parse_sharding(
+        zero_dp_strategy,
+        outer_dp_sharding_strategy,
+        ReductionConfig(average_in_collective, calculate_per_token_loss),
+        ScheduleConfig(
+            prefetch=overlap_param_gather,
+            overlap_reduction=overlap_grad_reduce,
+            auto_sync=sync_model_each_microbatch,
+            strict_reduction=on_double_reduction == "raise",
+        ),
+    )
+    classes = resolve_unit_classes(fsdp_unit_modules)
+    units = select_units(module, classes)
+    mesh = _data_parallel_mesh(device_mesh, dp_shard_dim)
+    _check_gather_group(fsdp_group_ag, mesh)
+    target = _target_device(device, mesh)
+    module.to(target)
+    environment = Environment(mesh, target, fsdp_group_ag, EventBus(), MemoryLedger())
+    context = build_context(module, units, config, mixed_precision_policy, environment)
+    return MegatronFSDP(module, context, environment, mixed_precision_policy)
+
+
+def fully_shard_optimizer(
+    optimizer: torch.optim.Optimizer, preproc_state_dict_for_dcp_ckpt: bool = True
+) -> torch.optim.Optimizer:
+    """Make an optimizer over sharded parameters finish gradients before a step and refresh weights
+    after it; see `mfsdp_core.state.optimizer.prepare_optimizer`. Returns the same optimizer."""
+    del preproc_state_dict_for_dcp_ckpt  # both values save shards; see README, Checkpoints
+    return prepare_optimizer(optimizer)
+
+
+def fully_shard(  # noqa: PLR0913 - the drop-in signature
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device_mesh: DeviceMesh | None = None,
+    dp_shard_dim: str | None = None,
+    dp_outer_dim: str | None = None,
+    tp_dim: str | None = None,
+    hybrid_fsdp_group: dist.ProcessGroup | None = None,
+    hybrid_fsdp_expt_group: dist.ProcessGroup | None = None,
+    expt_device_mesh: DeviceMesh | None = None,
+    fsdp_group_ag: dist.ProcessGroup | None = None,
+    expt_fsdp_group_ag: dist.ProcessGroup | None = None,
+    fsdp_unit_modules: UnitModules | None = None,
+    zero_dp_strategy: int | str = 3,
+    outer_dp_sharding_strategy: int | str = 0,
+    device: torch.device | str | int | None = None,
+    init_model_with_meta_device: bool = False,
+    mixed_precision_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
+    overlap_grad_reduce: bool = True,
+    overlap_param_gather: bool = True,
+    sync_model_each_microbatch: bool = True,
+    preproc_state_dict_for_dcp_ckpt: bool = True,
+    report_nan_in_param_grad: bool = False,
+    average_in_collective: bool = False,
+    disable_bucketing: bool = False,
+    calculate_per_token_loss: bool = False,
+    keep_fp8_transpose_cache: bool = False,
+    nccl_ub: bool = False,
+    fsdp_double_buffer: bool = False,
+    fsdp_db_use_persist_buf_on_alloc_fail: bool = False,
+    disable_symmetric_registration: bool = False,
+    enable_fine_grained_param_gather: bool = False,
+    use_decoupled_grad: bool = False,
+    cuda_graph_mode: bool = False,
+    maxpool_double_buffer: bool = False,
+    on_double_reduction: Literal["raise", "warn"] = "raise",
+) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
+    """`fully_shard_model` and `fully_shard_optimizer` in one call, for an optimizer that was built
+    over `module`'s parameters and has not stepped. Its parameter groups and their options are kept.
+
+    Raises:
+        ConfigurationError: as the two functions, or an optimizer with state or foreign parameters.
+    """
+    arguments = dict(locals())
+    del arguments["optimizer"]
+    check_replaceable(optimizer, module.parameters())
+    model = fully_shard_model(**arguments)
+    replace_parameters(optimizer, model.sharded_by_original())
+    return model, fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt)
+
+
+def _data_parallel_mesh(mesh: DeviceMesh | None, dim: str | None) -> DeviceMesh:
+    """The one-dimensional mesh to shard over."""
+    if mesh is None:
+        if not dist.is_initialized():
+            raise ConfigurationError(
+                "fully_shard_model needs ranks: call torch.distributed.init_process_group first, "
+                "or pass device_mesh."
+            )
+        backend_device = "cuda" if torch.cuda.is_available() else "cpu"
+        return init_device_mesh(backend_device, (dist.get_world_size(),))
+    if dim is not None:
+        try:
+            mesh = mesh[dim]
+        except KeyError as error:
+            raise ConfigurationError(
+                f"dp_shard_dim={dim!r} is not a dimension of the mesh, which has "
+                f"{mesh.mesh_dim_names}."
+            ) from error
+    if mesh.ndim != 1:
+        raise ConfigurationError(
+            f"device_mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names}; say which one shards "
+            "the data-parallel ranks with dp_shard_dim."
+        )
+    return mesh
+
+
+def _check_gather_group(group: dist.ProcessGroup | None, mesh: DeviceMesh) -> None:
+    if group is None:
+        return
+    wanted = dist.get_process_group_ranks(mesh.get_group())
+    found = dist.get_process_group_ranks(group)
+    if found != wanted:
+        raise ConfigurationError(
+            f"fsdp_group_ag must hold the ranks of the sharding mesh in order, {wanted}; "
+            f"found {found}."
+        )
+
+
+def _target_device(device: torch.device | str | int | None, mesh: DeviceMesh) -> torch.device:
+    if device is not None:
+        return (
+            torch.device(mesh.device_type, device)
+            if isinstance(device, int)
+            else torch.device(device)
+        )
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    index = torch.get_device_module(mesh.device_type).current_device()
+    return torch.device(mesh.device_type, index)

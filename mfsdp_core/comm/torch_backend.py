@@ -1,0 +1,92 @@
+"""Collectives through torch.distributed, on any backend and device type it supports.
+
+A group of one communicates nothing: its buffers are already what the collective would make of them
+(save a copy where `own` lies apart). Scaling and landing are the caller's and happen all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_core.comm.protocol import Done, Pending
+from mfsdp_core.events import Event, EventBus
+
+# torch 2.13 renamed the two flat collectives; 2.11 has only the older names.
+_gather_flat: Callable[..., dist.Work] = getattr(dist, "all_gather_single", None) or getattr(
+    dist, "all_gather_into_tensor"
+)  # noqa: B009 - absent from newer stubs
+_scatter_flat: Callable[..., dist.Work] = getattr(dist, "reduce_scatter_single", None) or getattr(
+    dist, "reduce_scatter_tensor"
+)  # noqa: B009 - absent from newer stubs
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name of `dtype` without its prefix, as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+class TorchCommunicator:
+    """A `Communicator` over one process group. `role` names it in events (`inner`, `outer`)."""
+
+    def __init__(self, group: dist.ProcessGroup, role: str, events: EventBus) -> None:
+        self.size = group.size()
+        self.rank = group.rank()
+        self._group = group
+        self._role = role
+        self._events = events
+
+    def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
+        """Fill `full` with every rank's `own`."""
+        if self.size == 1:
+            if own.data_ptr() != full.data_ptr():
+                full.copy_(own)
+            return Done()
+        self._publish("all_gather", full, bucket)
+        return _gather_flat(full, own, group=self._group, async_op=True)
+
+    def reduce_scatter(
+        self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
+    ) -> Pending:
+        """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`."""
+        if self.size == 1:
+            if own.data_ptr() != full.data_ptr():
+                own.copy_(full)
+            return Done()
+        self._publish("reduce_scatter", full, bucket)
+        return _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
+
+    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> Pending:
+        """Replace `full` by its sum (or mean) over ranks."""
+        if self.size == 1:
+            return Done()
+        self._publish("all_reduce", full, bucket)
+        work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
+        return Done() if work is None else work
+
+    def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:
+        """Replace `full` by that of the group's first rank."""
+        if self.size == 1:
+            return Done()
+        self._publish("broadcast", full, bucket)
+        work = dist.broadcast(full, group_src=0, group=self._group, async_op=True)
+        return Done() if work is None else work
+
+    def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
+        self._events.publish(
+            Event(
+                kind="collective",
+                operation=operation,
+                dtype=dtype_name(full.dtype),
+                payload_bytes=full.numel() * full.element_size(),
+                group=self._role,
+                group_size=self.size,
+                bucket=bucket,
+            )
+        )
+
+
+def _op(average: bool) -> dist.ReduceOp.RedOpType:
+    return dist.ReduceOp.AVG if average else dist.ReduceOp.SUM

@@ -1,0 +1,33 @@
+"""Gathering shards whose lengths differ between ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def gather_rows(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Concatenation over ranks, along dim 0, of `local` (shape [rows of this rank, ...]).
+
+    Collective: every rank of `group` must call it, with equal trailing dimensions and dtype. Two
+    collectives: the row counts, then the rows padded to the largest count.
+    """
+    size = group.size()
+    if size == 1:
+        return local.clone()
+    count = torch.tensor([local.shape[0]], dtype=torch.int64, device=local.device)
+    counts = [torch.empty_like(count) for _ in range(size)]
+    dist.all_gather(counts, count, group=group)
+    rows = [int(entry.item()) for entry in counts]
+    padded = local.new_zeros((max(rows), *local.shape[1:]))
+    padded[: local.shape[0]] = local
+    pieces = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(pieces, padded, group=group)
+    return torch.cat([piece[:count] for piece, count in zip(pieces, rows, strict=True)])
+
+
+def sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """`value`, summed in place over the ranks of `group`."""
+    if group.size() > 1:
+        dist.all_reduce(value, group=group)
+    return value

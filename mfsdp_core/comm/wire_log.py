@@ -1,0 +1,72 @@
+"""Ordered record of what this rank put on the wire, and running totals."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mfsdp_core.events import Event
+
+#: Records kept; totals go on. One record is about 100 bytes.
+DEFAULT_CAPACITY = 16_384
+
+_RING_PASSES = {"all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_reduce": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class WireRecord:
+    """One collective: operation, dtype on the wire, bytes of the full buffer, group, bucket."""
+
+    operation: str
+    dtype: str
+    payload_bytes: int
+    group: str
+    group_size: int
+    bucket: str
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sends under a ring algorithm: (n-1)/n per pass of the buffer.
+
+        The convention of nccl-tests' bus bandwidth; an all-reduce takes two passes.
+        """
+        passes = _RING_PASSES[self.operation]
+        return passes * self.payload_bytes * (self.group_size - 1) // self.group_size
+
+
+class WireLog:
+    """Subscribe an instance to an `EventBus`; it keeps the last `capacity` collectives."""
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        self._records: deque[WireRecord] = deque(maxlen=capacity)
+        self.sent_bytes = 0
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        """Record `event` if it is a collective."""
+        if event.kind != "collective":
+            return
+        record = WireRecord(
+            event.operation,
+            event.dtype,
+            event.payload_bytes,
+            event.group,
+            event.group_size,
+            event.bucket,
+        )
+        self._records.append(record)
+        self.sent_bytes += record.sent_bytes
+        self.counts[record.operation] += 1
+
+    def __iter__(self) -> Iterator[WireRecord]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def clear(self) -> None:
+        """Forget records and totals."""
+        self._records.clear()
+        self.sent_bytes = 0
+        self.counts.clear()

@@ -1,0 +1,50 @@
+"""Typed errors of the core. Each message says what was expected, what was found, what to change.
+
+MfsdpError
+├── ConfigurationError            an argument or a combination of arguments is wrong
+│   ├── CapabilityNotBuiltError   a valid argument whose capability this version does not have
+│   └── UnitSelectionError        `fsdp_unit_modules` names nothing, or not a module class
+├── LayoutError                   a flat layout cannot be built or broke one of its invariants
+├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
+├── LifecycleError                a call at a time when it cannot mean anything
+│   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
+└── StateDictError                missing, unexpected or wrongly shaped entries
+"""
+
+from __future__ import annotations
+
+
+class MfsdpError(Exception):
+    """Base of every error that the core raises on purpose."""
+
+
+class ConfigurationError(MfsdpError, ValueError):
+    """An argument, or a combination of arguments, that cannot mean anything."""
+
+
+class CapabilityNotBuiltError(ConfigurationError, NotImplementedError):
+    """A valid argument whose capability this version does not have; it is refused, not ignored."""
+
+
+class UnitSelectionError(ConfigurationError):
+    """`fsdp_unit_modules` holds something that is not a module class or an import path of one."""
+
+
+class LayoutError(MfsdpError, ValueError):
+    """Shapes that cannot be laid out, or a layout that breaks its own invariants."""
+
+
+class GradAlreadyReducedError(MfsdpError, RuntimeError):
+    """A second reduction, or an accumulation after the reduction, within one cycle."""
+
+
+class LifecycleError(MfsdpError, RuntimeError):
+    """A call at a time when it cannot mean anything."""
+
+
+class PolicyChangeError(LifecycleError):
+    """A change of the dtype policy that running buffers cannot follow."""
+
+
+class StateDictError(MfsdpError, RuntimeError):
+    """A state dict that does not fit the model."""

@@ -1,0 +1,1 @@
+"""Allocation of the core's buffers, and the account of them."""

@@ -1,0 +1,115 @@
+"""Who hands out flat buffers, and what happens to their storage between uses.
+
+Common rules: `acquire` is idempotent while the buffer is held, `release` of a buffer that is not
+held does nothing, and the key names everything that shapes the buffer, so that a request for
+another dtype or size can never be answered with an old buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from mfsdp_core.memory.ledger import Category, MemoryLedger
+
+Role = Literal[
+    "main_weights",
+    "compute_weights",
+    "compute_shard",
+    "accumulator",
+    "grad_bucket",
+    "grad_cast",
+]
+
+_CATEGORY: dict[Role, Category] = {
+    "main_weights": "main_weights",
+    "compute_weights": "compute_weights",
+    "compute_shard": "compute_weights",
+    "accumulator": "gradients",
+    "grad_cast": "gradients",
+    "grad_bucket": "communication_buffers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BufferKey:
+    """Identity of a buffer: which bucket, in which role, of how many elements of which dtype."""
+
+    bucket: str
+    role: Role
+    elements: int
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the storage."""
+        return self.elements * self.dtype.itemsize
+
+
+class BucketAllocator(Protocol):
+    """Hands out one-dimensional buffers whose contents are undefined."""
+
+    def acquire(self, key: BufferKey) -> torch.Tensor:
+        """The buffer of `key`, allocated if it is not held."""
+
+    def release(self, key: BufferKey) -> None:
+        """Give the storage back."""
+
+
+class TemporaryAllocator:
+    """A fresh tensor at every acquisition; nothing is kept after the release."""
+
+    def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._held: dict[BufferKey, torch.Tensor] = {}
+
+    def acquire(self, key: BufferKey) -> torch.Tensor:
+        """The held tensor, or a new one."""
+        held = self._held.get(key)
+        if held is None:
+            held = torch.empty(key.elements, dtype=key.dtype, device=self._device)
+            self._held[key] = held
+            self._ledger.add(_CATEGORY[key.role], key.size_bytes)
+        return held
+
+    def release(self, key: BufferKey) -> None:
+        """Forget the tensor; its memory goes when its last view does."""
+        if self._held.pop(key, None) is not None:
+            self._ledger.add(_CATEGORY[key.role], -key.size_bytes)
+
+
+class StorageResizeAllocator:
+    """One tensor object per key for ever; only its storage comes and goes.
+
+    Autograd may have saved views of a parameter, and modules hold the parameter itself: both stay
+    valid when the storage is refilled.
+    """
+
+    def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._tensors: dict[BufferKey, torch.Tensor] = {}
+        self._held: set[BufferKey] = set()
+
+    def acquire(self, key: BufferKey) -> torch.Tensor:
+        """The tensor of `key` with storage behind it."""
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
+            self._tensors[key] = tensor
+        elif key not in self._held:
+            tensor.untyped_storage().resize_(key.size_bytes)
+        if key not in self._held:
+            self._held.add(key)
+            self._ledger.add(_CATEGORY[key.role], key.size_bytes)
+        return tensor
+
+    def release(self, key: BufferKey) -> None:
+        """Free the storage; the tensor object and its views stay, without contents."""
+        if key in self._held:
+            self._held.remove(key)
+            self._tensors[key].untyped_storage().resize_(0)
+            self._ledger.add(_CATEGORY[key.role], -key.size_bytes)

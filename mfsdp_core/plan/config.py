@@ -1,0 +1,112 @@
+"""The flat arguments of the public functions, parsed at once into frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.plan.strategy import Strategy, parse_strategy
+
+
+@dataclass(frozen=True)
+class ReductionConfig:
+    """How gradients are averaged.
+
+    average_in_collective: let the collective divide instead of scaling its input.
+    per_token: do not divide at all; the caller scales by the number of tokens.
+    """
+
+    average_in_collective: bool = False
+    per_token: bool = False
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """What runs ahead or beside the computation.
+
+    prefetch: gather the next unit while this one computes. overlap_reduction: reduce during the
+    backward pass, rather than in `finish_grad_sync`. auto_sync: treat every backward pass as the
+    last of its cycle. strict_reduction: raise, rather than warn, on a second reduction.
+    """
+
+    prefetch: bool = True
+    overlap_reduction: bool = True
+    auto_sync: bool = True
+    strict_reduction: bool = True
+
+
+@dataclass(frozen=True)
+class ShardingConfig:
+    """Everything that decides behaviour, apart from modules, meshes and dtypes."""
+
+    strategy: Strategy
+    reduction: ReductionConfig
+    schedule: ScheduleConfig
+
+
+#: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
+NOT_BUILT: dict[str, tuple[object, str]] = {
+    "dp_outer_dim": (None, "hybrid sharding over an outer axis"),
+    "hybrid_fsdp_group": (None, "hybrid sharding over an outer axis"),
+    "hybrid_fsdp_expt_group": (None, "hybrid sharding of experts"),
+    "expt_device_mesh": (None, "expert parallelism"),
+    "expt_fsdp_group_ag": (None, "expert parallelism"),
+    "tp_dim": (None, "tensor parallelism beside sharding"),
+    "init_model_with_meta_device": (False, "initialisation on the meta device"),
+    "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
+    "disable_bucketing": (False, "one bucket per parameter"),
+    "keep_fp8_transpose_cache": (False, "FP8 parameters"),
+    "nccl_ub": (False, "NCCL user buffers"),
+    "fsdp_double_buffer": (False, "fixed buffer pools"),
+    "fsdp_db_use_persist_buf_on_alloc_fail": (False, "fixed buffer pools"),
+    "disable_symmetric_registration": (False, "NCCL user buffers"),
+    "enable_fine_grained_param_gather": (False, "gathers per submodule"),
+    "use_decoupled_grad": (False, "decoupled gradients"),
+    "cuda_graph_mode": (False, "CUDA graphs"),
+    "maxpool_double_buffer": (False, "buffer pools for hybrid architectures"),
+}
+
+
+def refuse_not_built(arguments: Mapping[str, object]) -> None:
+    """Refuse every argument of `NOT_BUILT` that differs from its default.
+
+    Raises:
+        CapabilityNotBuiltError: names all such arguments.
+    """
+    asked = [
+        f"{name}={arguments[name]!r} ({capability})"
+        for name, (default, capability) in NOT_BUILT.items()
+        if name in arguments and arguments[name] is not default and arguments[name] != default
+    ]
+    if asked:
+        raise CapabilityNotBuiltError(
+            f"not built in this version: {', '.join(asked)}. Leave the arguments at their defaults."
+        )
+
+
+def parse_sharding(
+    zero_dp_strategy: int | str,
+    outer_dp_sharding_strategy: int | str,
+    reduction: ReductionConfig,
+    schedule: ScheduleConfig,
+) -> ShardingConfig:
+    """Parse and cross-check.
+
+    Raises:
+        ConfigurationError: unknown strategies or combinations that cannot work.
+        CapabilityNotBuiltError: an outer strategy other than no_shard.
+    """
+    strategy = parse_strategy(zero_dp_strategy, outer_dp_sharding_strategy)
+    if strategy.outer.shards_optimizer:
+        raise CapabilityNotBuiltError(
+            f"not built in this version: outer_dp_sharding_strategy={strategy.outer_name!r} "
+            "(hybrid sharding over an outer axis). Leave it at 0."
+        )
+    if not schedule.overlap_reduction and strategy.inner.reduces_every_microbatch:
+        raise ConfigurationError(
+            f"overlap_grad_reduce=False keeps gradients whole until finish_grad_sync, which "
+            f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
+            "overlap_grad_reduce=True."
+        )
+    return ShardingConfig(strategy, reduction, schedule)

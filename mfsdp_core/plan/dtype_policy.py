@@ -1,0 +1,61 @@
+"""Which dtype each role of a parameter group has. Pure: dtypes are any hashable names.
+
+role          meaning
+compute       dtype of the module's parameter, in which forward and backward run
+main_params   dtype of the weights that the optimizer updates
+main_grads    dtype in which gradients are accumulated and handed over
+grad_comm     dtype on the wire
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class GroupDtypes(Generic[Name]):
+    """Resolved dtypes of one parameter group; nothing is left open."""
+
+    compute: Name
+    main_params: Name
+    main_grads: Name
+    grad_comm: Name
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether main and compute weights are one copy."""
+        return self.main_params == self.compute
+
+    @property
+    def needs_comm_buffer(self) -> bool:
+        """Whether gradients change dtype on their way to the wire."""
+        return self.main_grads != self.grad_comm
+
+    @property
+    def casts_gradient(self) -> bool:
+        """Whether the optimizer must be handed a cast copy instead of a view."""
+        return self.main_grads != self.main_params
+
+
+def resolve_dtypes(
+    compute: Name,
+    main_params: Name | None,
+    main_grads: Name | None,
+    grad_comm: Name | None,
+) -> GroupDtypes[Name]:
+    """Fill in what the policy leaves open.
+
+    `main_params` None: the compute weights are the main weights. `main_grads` None: the compute
+    dtype. `grad_comm` None: the dtype of the main gradients.
+    """
+    grads = compute if main_grads is None else main_grads
+    return GroupDtypes(
+        compute=compute,
+        main_params=compute if main_params is None else main_params,
+        main_grads=grads,
+        grad_comm=grads if grad_comm is None else grad_comm,
+    )

@@ -1,0 +1,74 @@
+"""Who owns a parameter, and which parameters share buffers.
+
+Every parameter has exactly one owner unit (the root is the unit named ""). A tie that crosses two
+units belongs to neither: it is hoisted to the root, which stays materialised for the whole
+iteration, since no unit's boundary is a safe place to release it. The parameters of a unit that
+agree in dtype and in requires_grad form a group; a group whose padding would pass the budget is
+split into several buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mfsdp_core.plan.layout import Layout, Shape, build_layout, split_by_padding
+
+#: Name of the unit that owns what no other unit does.
+ROOT = ""
+
+
+@dataclass(frozen=True)
+class ParameterFacts:
+    """What grouping needs to know of one physical parameter.
+
+    names: every qualified name under which modules hold it, registration order. units: the owner
+    unit of each name. dtype: any name; equal names share a group.
+    """
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    shape: Shape
+    dtype: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """One flat buffer to be: its members (indices of the given facts) and their layout."""
+
+    name: str
+    unit: str
+    dtype: str
+    requires_grad: bool
+    members: tuple[int, ...]
+    layout: Layout
+
+
+def owner_of(units: Iterable[str]) -> str:
+    """The unit that owns a parameter held by `units`: theirs if they agree, else the root."""
+    distinct = set(units)
+    return distinct.pop() if len(distinct) == 1 else ROOT
+
+
+def plan_buckets(parameters: Sequence[ParameterFacts], slices: int) -> list[BucketPlan]:
+    """Buckets for `parameters` over `slices` ranks, in registration order of their units.
+
+    A bucket is named `<unit>/<number>`, the root's unit being `root`.
+    """
+    groups: dict[tuple[str, str, bool], list[int]] = {}
+    for index, facts in enumerate(parameters):
+        key = (owner_of(facts.units), facts.dtype, facts.requires_grad)
+        groups.setdefault(key, []).append(index)
+    plans: list[BucketPlan] = []
+    number: dict[str, int] = {}
+    for (unit, dtype, requires_grad), indices in groups.items():
+        shapes = [parameters[i].shape for i in indices]
+        for part in split_by_padding(shapes, slices):
+            members = tuple(indices[i] for i in part)
+            count = number.get(unit, 0)
+            number[unit] = count + 1
+            layout = build_layout([parameters[i].shape for i in members], slices)
+            name = f"{unit or 'root'}/{count}"
+            plans.append(BucketPlan(name, unit, dtype, requires_grad, members, layout))
+    return plans

@@ -1,0 +1,226 @@
+"""Row-aligned flat layout of the parameters of one bucket, and the padding rule.
+
+A bucket of N slices over three tensors; `|` is a slice boundary, `.` padding:
+
+    rank         0               1               2
+             |aaaa aaaa aaaa|aaaa bbbb bb c|c c c . . . .|
+                  rows of a      b  b  fragments
+
+    * a tensor starts at a multiple of its row (elements of `shape[1:]`; 1 for a vector);
+    * a slice is a multiple of the least common multiple of all rows, so that no slice boundary cuts
+      a row: what a rank holds of a tensor is whole rows of dim 0, perhaps none;
+    * the layout is a pure function of shapes and N, hence equal on all ranks.
+
+[Note: padding rule] Padding, relative to the elements used, may exceed what the largest member
+alone would need on that many ranks by at most `PADDING_BUDGET`; beyond it `split_by_padding` makes
+several buckets. Ten rows on four ranks cannot avoid 20 %, whereas a convolution next to a linear
+layer would multiply memory without the rule (R19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+
+from mfsdp_core.errors import LayoutError
+
+#: Padding that a bucket may have above that of its largest member alone, relative to its elements.
+PADDING_BUDGET = 0.05
+
+Shape = tuple[int, ...]
+
+
+def row_elements(shape: Shape) -> int:
+    """Elements of one dim-0 row; a scalar is one row of one element."""
+    return prod(shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor lies: elements [offset, offset + elements) of the flat buffer."""
+
+    shape: Shape
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the tensor."""
+        return prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """First element after the tensor."""
+        return self.offset + self.elements
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRows:
+    """The part of a tensor that one slice holds.
+
+    first_row, rows: of dim 0 (rows may be 0). start: element of the slice at which they begin.
+    elements: their number.
+    """
+
+    first_row: int
+    rows: int
+    start: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Slots in the order of the shapes they were built from, over `slices` equal slices.
+
+    Raises:
+        LayoutError: on construction, where slots overlap, leave the buffer, or are cut inside a row.
+    """
+
+    slots: tuple[Slot, ...]
+    slices: int
+    slice_elements: int
+
+    def __post_init__(self) -> None:
+        """Check the invariants of the module docstring."""
+        end = 0
+        for slot in sorted(self.slots, key=lambda slot: slot.offset):
+            row = max(1, row_elements(slot.shape))
+            if slot.offset < end and slot.elements:
+                raise LayoutError(f"{slot} overlaps its predecessor, which ends at {end}")
+            if slot.offset % row or self.slice_elements % row:
+                raise LayoutError(
+                    f"{slot} is not row aligned in slices of {self.slice_elements} elements"
+                )
+            end = max(end, slot.end)
+        if end > self.total_elements:
+            raise LayoutError(f"slots end at {end}, past the buffer of {self.total_elements}")
+
+    @property
+    def total_elements(self) -> int:
+        """Elements of the flat buffer, padding included."""
+        return self.slices * self.slice_elements
+
+    @property
+    def used_elements(self) -> int:
+        """Elements of the tensors alone."""
+        return sum(slot.elements for slot in self.slots)
+
+    @property
+    def padding_fraction(self) -> float:
+        """Padding relative to the elements used; 0 for an empty layout."""
+        used = self.used_elements
+        return (self.total_elements - used) / used if used else 0.0
+
+    def slice_range(self, rank: int) -> tuple[int, int]:
+        """Elements [start, end) of slice `rank`."""
+        return rank * self.slice_elements, (rank + 1) * self.slice_elements
+
+    def local_rows(self, index: int, rank: int) -> LocalRows:
+        """What slice `rank` holds of tensor `index`."""
+        slot = self.slots[index]
+        low, high = self.slice_range(rank)
+        start, end = max(slot.offset, low), min(slot.end, high)
+        row = row_elements(slot.shape)
+        if start >= end or row == 0:
+            before = slot.shape[0] if slot.shape and slot.end <= low else 0
+            return LocalRows(first_row=before, rows=0, start=0, elements=0)
+        first = (start - slot.offset) // row
+        return LocalRows(first, (end - start) // row, start - low, end - start)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Ranges [start, end) of the buffer that belong to no tensor, in order."""
+        gaps = []
+        cursor = 0
+        for slot in sorted(self.slots, key=lambda slot: slot.offset):
+            if slot.offset > cursor:
+                gaps.append((cursor, slot.offset))
+            cursor = max(cursor, slot.end)
+        if cursor < self.total_elements:
+            gaps.append((cursor, self.total_elements))
+        return gaps
+
+
+def build_layout(shapes: Sequence[Shape], slices: int) -> Layout:
+    """Pack tensors of `shapes` into one buffer of `slices` equal slices.
+
+    Tensors that fill whole chunks (the least common multiple of the rows) come first and leave no
+    gap. The rest follow with the widest rows first, each into the first gap that takes it.
+
+    Raises:
+        LayoutError: `slices` is not positive.
+    """
+    if slices < 1:
+        raise LayoutError(f"expected at least one slice, found {slices}")
+    chunk = lcm(*(max(1, row_elements(shape)) for shape in shapes)) if shapes else 1
+    order = sorted(range(len(shapes)), key=lambda i: _packing_key(shapes[i], chunk))
+    offsets = [0] * len(shapes)
+    gaps: list[tuple[int, int]] = []
+    cursor = 0
+    for index in order:
+        row, elements = max(1, row_elements(shapes[index])), prod(shapes[index])
+        offset = _take_gap(gaps, row, elements)
+        if offset is None:
+            offset = _round_up(cursor, row)
+            if offset > cursor:
+                gaps.append((cursor, offset))
+            cursor = offset + elements
+        offsets[index] = offset
+    slice_elements = _round_up(cursor, chunk * slices) // slices
+    slots = tuple(Slot(tuple(s), o) for s, o in zip(shapes, offsets, strict=True))
+    return Layout(slots, slices, slice_elements)
+
+
+def within_padding_budget(layout: Layout) -> bool:
+    """Whether `layout` keeps [Note: padding rule]."""
+    if len(layout.slots) <= 1:
+        return True
+    largest = max(layout.slots, key=lambda slot: slot.elements).shape
+    alone = build_layout([largest], layout.slices).padding_fraction
+    return layout.padding_fraction <= alone + PADDING_BUDGET
+
+
+def split_by_padding(shapes: Sequence[Shape], slices: int) -> list[list[int]]:
+    """Indices of `shapes`, partitioned so that every part keeps [Note: padding rule].
+
+    One part where the whole group keeps it. Otherwise tensors go, widest rows and largest first,
+    into the first part that still keeps it. Indices within a part, and parts by their first index,
+    stay in the given order.
+    """
+    if within_padding_budget(build_layout(shapes, slices)):
+        return [list(range(len(shapes)))]
+    parts: list[list[int]] = []
+    for index in sorted(range(len(shapes)), key=lambda i: _split_key(shapes[i])):
+        for part in parts:
+            joined = build_layout([shapes[i] for i in (*part, index)], slices)
+            if within_padding_budget(joined):
+                part.append(index)
+                break
+        else:
+            parts.append([index])
+    return sorted(sorted(part) for part in parts)
+
+
+def _packing_key(shape: Shape, chunk: int) -> tuple[bool, int, int]:
+    elements = prod(shape)
+    if elements % chunk == 0:
+        return (False, 0, 0)
+    return (True, -row_elements(shape), -elements)
+
+
+def _split_key(shape: Shape) -> tuple[int, int]:
+    return (-row_elements(shape), -prod(shape))
+
+
+def _take_gap(gaps: list[tuple[int, int]], row: int, elements: int) -> int | None:
+    """Offset of `elements` in the first gap that holds them row aligned; the gap shrinks."""
+    for position, (start, end) in enumerate(gaps):
+        offset = _round_up(start, row)
+        if offset + elements <= end:
+            rest = [(start, offset), (offset + elements, end)]
+            gaps[position : position + 1] = [(low, high) for low, high in rest if low < high]
+            return offset
+    return None
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,1 @@
+"""Numeric formats of weights and gradients."""

@@ -1,0 +1,1 @@
+"""What happens while a model runs: buffers of a group, the two pipelines, hooks, shared context."""

@@ -1,0 +1,183 @@
+"""From a module and a configuration to groups, units and the context that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from mfsdp_core.comm.torch_backend import TorchCommunicator, dtype_name
+from mfsdp_core.errors import CapabilityNotBuiltError
+from mfsdp_core.events import EventBus
+from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAllocator
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.config import ShardingConfig
+from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
+from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.grad_pipeline import GradPipeline
+from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.param_pipeline import ParamPipeline
+from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
+from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.weight_buffers import WeightBuffers
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a model is sharded. gather_group None: gathers share the mesh's group."""
+
+    mesh: DeviceMesh
+    device: torch.device
+    gather_group: dist.ProcessGroup | None
+    events: EventBus
+    ledger: MemoryLedger
+
+
+def group_dtypes(
+    compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
+) -> GroupDtypes[torch.dtype]:
+    """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
+    if not trainable:
+        return resolve_dtypes(compute, None, None, None)
+    return resolve_dtypes(
+        compute, policy.main_params_dtype, policy.main_grads_dtype, policy.grad_comm_dtype
+    )
+
+
+def build_context(
+    module: nn.Module,
+    unit_modules: Iterable[tuple[str, nn.Module]],
+    config: ShardingConfig,
+    policy: MixedPrecisionPolicy,
+    environment: Environment,
+) -> ShardedContext:
+    """Shard `module` in place and hook it."""
+    root = Unit(ROOT, module, place=None)
+    units = [Unit(name, child, place) for place, (name, child) in enumerate(unit_modules)]
+    by_name = {unit.name: unit for unit in (root, *units)}
+    parameters = _collect(module)
+    slices = environment.mesh.size()
+    owner = {id(child): unit.name for unit in units for child in unit.module.modules()}
+    facts = [_facts(managed, owner) for managed in parameters]
+    factory = _GroupFactory(config, policy, environment)
+    for plan in plan_buckets(facts, slices):
+        members = [parameters[index] for index in plan.members]
+        by_name[plan.unit].groups.append(factory.build(plan, members))
+    events, schedule = environment.events, config.schedule
+    context = ShardedContext(
+        root,
+        units,
+        ParamPipeline(root, units, events, prefetch=schedule.prefetch),
+        GradPipeline(root, units, overlap=schedule.overlap_reduction),
+        events=events,
+        auto_sync=schedule.auto_sync,
+    )
+    for unit in (root, *units):
+        unit.show_sharded()
+    attach_hooks(context)
+    return context
+
+
+class _GroupFactory:
+    """Builds the run-time side of bucket plans; holds what all of them share."""
+
+    def __init__(
+        self, config: ShardingConfig, policy: MixedPrecisionPolicy, environment: Environment
+    ) -> None:
+        self._config = config
+        self._policy = policy
+        self._environment = environment
+        events, mesh = environment.events, environment.mesh
+        reduce_group = mesh.get_group()
+        gather_group = environment.gather_group or reduce_group
+        self._reducer = TorchCommunicator(reduce_group, "inner", events)
+        self._gatherer = TorchCommunicator(gather_group, "inner", events)
+        self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
+        self._passing = TemporaryAllocator(environment.device, environment.ledger)
+
+    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
+        """The group of `plan`, its parameters moved into its buffers."""
+        axis, environment = self._config.strategy.inner, self._environment
+        compute = members[0].raw.dtype
+        dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
+        weights = WeightBuffers(
+            plan.name,
+            plan.layout,
+            axis,
+            dtypes,
+            self._gatherer,
+            self._lasting,
+            persistent=plan.unit == ROOT,
+            events=environment.events,
+        )
+        gradients = None
+        if plan.requires_grad:
+            gradients = GradientBuffers(
+                plan.name,
+                plan.layout,
+                axis,
+                dtypes,
+                self._reducer,
+                self._passing,
+                reduction=self._config.reduction,
+                strict=self._config.schedule.strict_reduction,
+                events=environment.events,
+            )
+        return ParameterGroup(
+            plan,
+            members,
+            axis,
+            dtypes,
+            environment.mesh,
+            self._reducer.rank,
+            weights,
+            gradients,
+            self._lasting,
+        )
+
+
+def _collect(module: nn.Module) -> list[ManagedParameter]:
+    """Physical parameters in registration order, each with all of its names and holders."""
+    names: dict[int, list[str]] = {}
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    raws: dict[int, nn.Parameter] = {}
+    for path, child in module.named_modules(remove_duplicate=True):
+        for attribute, parameter in child._parameters.items():  # noqa: SLF001 - None entries matter
+            if parameter is None:
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            _refuse_unsupported(name, parameter)
+            raws[id(parameter)] = parameter
+            names.setdefault(id(parameter), []).append(name)
+            holders.setdefault(id(parameter), []).append((child, attribute))
+    return [
+        ManagedParameter(tuple(names[key]), tuple(holders[key]), raw) for key, raw in raws.items()
+    ]
+
+
+def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, DTensor):
+        raise CapabilityNotBuiltError(
+            f"{name} is a DTensor already (tensor parallelism beside sharding is not built)."
+        )
+    if parameter.is_meta:
+        raise CapabilityNotBuiltError(
+            f"{name} is on the meta device (meta initialisation is not built). "
+            "Materialise the model before sharding it."
+        )
+
+
+def _facts(managed: ManagedParameter, owner: dict[int, str]) -> ParameterFacts:
+    units = tuple(owner.get(id(holder), ROOT) for holder, _ in managed.holders)
+    raw = managed.raw
+    return ParameterFacts(
+        managed.names, units, tuple(raw.shape), dtype_name(raw.dtype), raw.requires_grad
+    )

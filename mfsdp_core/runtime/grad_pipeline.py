@@ -1,0 +1,134 @@
+"""When gradients are reduced: a fixed order, the same on every rank.
+
+[Note: reduction order] Units reduce in reverse registration order, the root last. A unit that is
+complete early waits for its predecessors; what no backward pass completed is zero-filled and
+reduced in the same order at its end. Ranks that skip different parameters therefore still issue
+the same collectives in the same order.
+
+At most `IN_FLIGHT` units have a reduction under way; landing the oldest before starting another
+bounds the communication memory and overlaps each reduction with the backward pass of the next unit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import nn
+
+from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.units import Unit
+
+#: Units whose reductions may be under way at once.
+IN_FLIGHT = 1
+
+
+class GradPipeline:
+    """Accumulation and reduction of all units."""
+
+    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool) -> None:
+        self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
+        self._overlap = overlap
+        self._next = 0
+        self._flying: deque[Unit] = deque()
+        self.backward_seen = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no buffer in the communication dtype is live."""
+        return not any(buffers.is_live for unit in self._order for buffers in unit.gradients)
+
+    def begin_backward(self) -> None:
+        """Every trainable parameter owes a gradient again."""
+        self._next = 0
+        for unit in self._order:
+            unit.expect_gradients()
+
+    def take(
+        self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter, *, is_last: bool
+    ) -> None:
+        """Take the gradient that autograd has just finished for the raw parameter `index`."""
+        if getattr(raw, "grad_added_to_main_grad", False):
+            buffers.written(index)
+            raw.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        elif raw.grad is not None:
+            buffers.accumulate(index, raw.grad)
+        raw.grad = None
+        unit.missing.discard(id(raw))
+        if not unit.missing and self._overlap:
+            self._issue_complete(is_last=is_last)
+
+    def end_backward(self, *, is_last: bool) -> None:
+        """Reduce what this pass still owes, and land everything."""
+        for unit in self._order[self._next :]:
+            self._issue(unit, is_last=is_last and self._overlap)
+        self._next = len(self._order)
+        for unit in self._order:
+            for buffers in unit.gradients:
+                # A parameter reached again after its unit had reduced (nested backward passes).
+                if buffers.has_open_bucket:
+                    self._start(unit, buffers)
+        self.land_all()
+        self.backward_seen = True
+
+    def issue_rest(self) -> None:
+        """Start every reduction that the cycle still owes."""
+        if not self.backward_seen:
+            return
+        for unit in self._order:
+            for buffers in unit.gradients:
+                if buffers.awaits_reduction:
+                    self._start(unit, buffers)
+
+    def land_all(self) -> None:
+        """Wait for and land all reductions under way."""
+        while self._flying:
+            self._land_oldest()
+
+    def attach(self) -> None:
+        """Hand the reduced gradients to the optimizer's parameters, if there were any."""
+        if self.backward_seen:
+            for unit in self._order:
+                for group in unit.groups:
+                    group.attach_gradients()
+
+    def reset(self) -> None:
+        """Begin a new cycle without gradients."""
+        self.land_all()
+        for unit in self._order:
+            for group in unit.groups:
+                group.reset_gradients()
+        self.backward_seen = False
+
+    def abandon(self) -> None:
+        """Drop what a backward pass that failed has left behind; the accumulators stay."""
+        self.land_all()
+        for unit in self._order:
+            for buffers in unit.gradients:
+                buffers.drop_bucket()
+
+    def scale(self, factor: float) -> None:
+        """Multiply all reduced gradients."""
+        for unit in self._order:
+            for buffers in unit.gradients:
+                buffers.scale(factor)
+
+    def _issue_complete(self, *, is_last: bool) -> None:
+        while self._next < len(self._order) and not self._order[self._next].missing:
+            self._issue(self._order[self._next], is_last=is_last)
+            self._next += 1
+
+    def _issue(self, unit: Unit, *, is_last: bool) -> None:
+        for buffers in unit.gradients:
+            if not buffers.holds_whole or (is_last and buffers.awaits_reduction):
+                self._start(unit, buffers)
+
+    def _start(self, unit: Unit, buffers: GradientBuffers) -> None:
+        while self._flying and unit not in self._flying and len(self._flying) >= IN_FLIGHT:
+            self._land_oldest()
+        buffers.issue()
+        if unit not in self._flying:
+            self._flying.append(unit)
+
+    def _land_oldest(self) -> None:
+        for buffers in self._flying.popleft().gradients:
+            buffers.land()

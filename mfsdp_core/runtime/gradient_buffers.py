@@ -1,0 +1,282 @@
+"""Gradients of one bucket: fill, scale, reduce, land.
+
+State per cycle (a cycle ends with `reset`, that is `zero_grad`):
+
+    ACCUMULATING --accumulate--> ACCUMULATING
+    ACCUMULATING --reduce------> REDUCED         where the accumulator is PARTIAL
+    ACCUMULATING --reduce------> ACCUMULATING    where it holds reduced slices
+    REDUCED ------accumulate---> error: the own contribution would be reduced twice
+    any ----------reset--------> ACCUMULATING
+
+[Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never on
+the accumulator (R2), and also in a group of one (R3). Where dtype stays the same, scaling is fused
+into the copy into the bucket: one rounding either way, so the result is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from mfsdp_core.comm.protocol import Communicator, Pending
+from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.errors import GradAlreadyReducedError
+from mfsdp_core.events import Event, EventBus
+from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
+from mfsdp_core.plan.config import ReductionConfig
+from mfsdp_core.plan.dtype_policy import GroupDtypes
+from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.strategy import AxisPlacements, Collective, Landing
+from mfsdp_core.shard.flat_buffer import FullBuffer
+
+
+class GradientState(Enum):
+    """Where a bucket's gradient stands in its cycle."""
+
+    ACCUMULATING = "accumulating"
+    REDUCED = "reduced"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A collective under way. own: the part that will hold this rank's result."""
+
+    own: torch.Tensor
+    in_place: bool
+    work: Pending
+    key: BufferKey | None
+
+
+class GradientBuffers:
+    """Accumulator, bucket and reduction of one bucket's gradients."""
+
+    def __init__(
+        self,
+        bucket: str,
+        layout: Layout,
+        axis: AxisPlacements,
+        dtypes: GroupDtypes[torch.dtype],
+        communicator: Communicator,
+        allocator: BucketAllocator,
+        *,
+        reduction: ReductionConfig,
+        strict: bool,
+        events: EventBus,
+    ) -> None:
+        self._name = bucket
+        self._layout = layout
+        self._axis = axis
+        self._dtypes = dtypes
+        self._communicator = communicator
+        self._allocator = allocator
+        self._average = reduction.average_in_collective
+        divides = not (reduction.per_token or reduction.average_in_collective)
+        self._scale = 1.0 / communicator.size if divides else 1.0
+        self._strict = strict
+        self._events = events
+        self._filled: set[int] = set()
+        self._landed = False
+        self._bucket: FullBuffer | None = None
+        self._pending: Reduction | None = None
+        self.state = GradientState.ACCUMULATING
+        self._allocate_accumulator()
+
+    def _allocate_accumulator(self) -> None:
+        layout = self._layout
+        whole = not self._axis.reduces_every_microbatch
+        elements = layout.total_elements if whole else layout.slice_elements
+        data = self._allocator.acquire(
+            BufferKey(self._name, "accumulator", elements, self._dtypes.main_grads)
+        )
+        data.zero_()
+        self._whole = FullBuffer(layout, data) if whole else None
+        # What the optimizer is handed: all of it, or this rank's slice.
+        self.reduced = data
+        if self._whole is not None and self._axis.reduction is Collective.REDUCE_SCATTER:
+            self.reduced = self._whole.own(self._communicator.rank)
+
+    @property
+    def has_open_bucket(self) -> bool:
+        """Whether gradients wait in a bucket that no reduction has taken yet."""
+        return self._bucket is not None and self._pending is None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a buffer in the communication dtype exists now."""
+        return self._bucket is not None or self._pending is not None
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether gradients accumulate whole, to be reduced once at the end of the cycle."""
+        return self._whole is not None
+
+    @property
+    def awaits_reduction(self) -> bool:
+        """Whether a whole, un-reduced accumulator is due at the end of the cycle."""
+        return self._whole is not None and self.state is GradientState.ACCUMULATING
+
+    def set_comm_dtype(self, dtypes: GroupDtypes[torch.dtype]) -> None:
+        """Use another communication dtype from the next bucket on. Only while nothing is live."""
+        self._dtypes = dtypes
+
+    def target(self, index: int) -> torch.Tensor:
+        """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
+
+        They must overwrite it where gradients are reduced per microbatch and add elsewhere.
+        """
+        self._check_open()
+        if self._whole is None:
+            return self._open_bucket().tensor(index)
+        view = self._whole.tensor(index)
+        if index not in self._filled:
+            view.zero_()
+            self._filled.add(index)
+        return view
+
+    def written(self, index: int) -> None:
+        """A kernel wrote the gradient of tensor `index` into `target` itself."""
+        if self._whole is None:
+            if self._scale != 1.0:
+                self._open_bucket().tensor(index).mul_(self._scale)
+            self._filled.add(index)
+
+    def accumulate(self, index: int, gradient: torch.Tensor) -> None:
+        """Take this rank's raw gradient of tensor `index`.
+
+        Raises:
+            GradAlreadyReducedError: the cycle's reduction has already run.
+        """
+        self._check_open()
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if self._whole is None:
+            view, scale = self._open_bucket().tensor(index), self._scale
+        else:
+            view, scale = self._whole.tensor(index), 1.0
+        if index in self._filled:
+            view.add_(gradient, alpha=scale)
+        elif scale == 1.0:
+            view.copy_(gradient)
+        elif gradient.dtype == view.dtype:
+            torch.mul(gradient, scale, out=view)
+        else:
+            view.copy_(gradient).mul_(scale)
+        self._filled.add(index)
+
+    def issue(self) -> None:
+        """Start the reduction of what has been accumulated; missing gradients count as zero."""
+        if self._whole is None:
+            self._issue_bucket(self._open_bucket())
+        else:
+            self._issue_whole(self._whole)
+
+    def land(self) -> None:
+        """Wait for the reduction under way and put its result where the optimizer looks."""
+        pending = self._pending
+        if pending is None:
+            return
+        pending.work.wait()
+        adds = self._axis.landing is Landing.ADD and self._landed
+        if not pending.in_place:
+            if adds:
+                self.reduced.add_(pending.own)
+            else:
+                self.reduced.copy_(pending.own)
+        self._landed = True
+        self._publish_landing("add" if adds else "copy", pending.own)
+        self._pending = None
+        self._bucket = None
+        if pending.key is not None:
+            self._allocator.release(pending.key)
+
+    def reset(self) -> None:
+        """Begin a new cycle: everything accumulated so far is forgotten."""
+        self.land()
+        self.drop_bucket()
+        self._filled.clear()
+        self._landed = False
+        self.state = GradientState.ACCUMULATING
+
+    def drop_bucket(self) -> None:
+        """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
+        if self.has_open_bucket:
+            self._allocator.release(self._key("grad_bucket"))
+            self._bucket = None
+            self._filled.clear()
+
+    def scale(self, factor: float) -> None:
+        """Multiply the reduced gradient."""
+        self.reduced.mul_(factor)
+
+    def _issue_bucket(self, bucket: FullBuffer) -> None:
+        self._zero_missing(bucket)
+        own = bucket.own(self._communicator.rank)
+        work = self._communicator.reduce_scatter(
+            own, bucket.data, self._name, average=self._average
+        )
+        self._pending = Reduction(own, False, work, self._key("grad_bucket"))
+        self._filled.clear()
+
+    def _issue_whole(self, whole: FullBuffer) -> None:
+        self._check_open()
+        self._zero_missing(whole)
+        data, key = whole.data, None
+        if self._dtypes.needs_comm_buffer:
+            key = self._key("grad_bucket")
+            data = self._allocator.acquire(key).copy_(whole.data)
+        if self._scale != 1.0:
+            data.mul_(self._scale)
+        own = data
+        if self._axis.reduction is Collective.REDUCE_SCATTER:
+            own = FullBuffer(self._layout, data).own(self._communicator.rank)
+            work = self._communicator.reduce_scatter(own, data, self._name, average=self._average)
+        else:
+            work = self._communicator.all_reduce(data, self._name, average=self._average)
+        self._pending = Reduction(own, key is None, work, key)
+        self.state = GradientState.REDUCED
+
+    def _open_bucket(self) -> FullBuffer:
+        if self._pending is not None:
+            self.land()
+        if self._bucket is None:
+            data = self._allocator.acquire(self._key("grad_bucket"))
+            self._bucket = FullBuffer(self._layout, data)
+            self._bucket.zero_gaps()
+        return self._bucket
+
+    def _zero_missing(self, buffer: FullBuffer) -> None:
+        for index in range(len(self._layout.slots)):
+            if index not in self._filled:
+                buffer.tensor(index).zero_()
+
+    def _key(self, role: Role) -> BufferKey:
+        return BufferKey(self._name, role, self._layout.total_elements, self._dtypes.grad_comm)
+
+    def _check_open(self) -> None:
+        if self.state is GradientState.ACCUMULATING:
+            return
+        message = (
+            f"the gradient of {self._name} was already reduced in this cycle; another backward "
+            "pass would reduce it twice. Call zero_grad() first, or accumulate under no_sync() "
+            "(auto-sync off) so that only the last microbatch reduces."
+        )
+        if self._strict:
+            raise GradAlreadyReducedError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        self.state = GradientState.ACCUMULATING
+
+    def _publish_landing(self, operation: str, own: torch.Tensor) -> None:
+        self._events.publish(
+            Event(
+                kind="land",
+                operation=operation,
+                dtype=dtype_name(self.reduced.dtype),
+                payload_bytes=own.numel() * own.element_size(),
+                group="inner",
+                group_size=self._communicator.size,
+                bucket=self._name,
+            )
+        )

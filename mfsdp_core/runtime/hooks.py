@@ -1,0 +1,84 @@
+"""Where the runtime is called from: module hooks, tensor hooks and parameter hooks.
+
+module forward pre-hook      -> before_forward
+module forward hook          -> after_forward, and hooks on the tensors of this call:
+gradient of any output       -> before_backward
+gradients of all inputs      -> after_backward (never, where no input requires a gradient: the
+                                end of the backward pass releases the unit then)
+post-accumulate-grad hook    -> gradient_ready, once per backward pass and parameter, also for
+                                tied parameters and modules called several times
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+
+from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.units import Unit
+
+
+def attach_hooks(context: ShardedContext) -> None:
+    """Hook every unit of `context`, the root included."""
+    for unit in (context.root, *context.units):
+        _hook_module(context, unit)
+        _hook_parameters(context, unit)
+
+
+def _hook_module(context: ShardedContext, unit: Unit) -> None:
+    def before(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        context.before_forward(unit)
+
+    def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            outputs = _differentiable(output)
+            if outputs:
+                _on_gradient(outputs, "any", lambda: context.before_backward(unit))
+                inputs = _differentiable((args, kwargs))
+                if inputs:
+                    _on_gradient(inputs, "all", lambda: context.after_backward(unit))
+        context.after_forward(unit)
+
+    unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+    unit.module.register_forward_hook(after, with_kwargs=True)
+
+
+def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
+    for group in unit.groups:
+        buffers = group.gradients
+        if buffers is None:
+            continue
+        for index, managed in enumerate(group.parameters):
+
+            def ready(
+                raw: torch.Tensor, index: int = index, buffers: Any = buffers, unit: Unit = unit
+            ) -> None:
+                context.gradient_ready(unit, buffers, index, raw)  # type: ignore[arg-type]
+
+            managed.raw.register_post_accumulate_grad_hook(ready)
+
+
+def _differentiable(tree: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in tree_leaves(tree)
+        # A parameter handed on as an input outlives the pass; hooks on it would pile up.
+        if isinstance(leaf, torch.Tensor)
+        and leaf.requires_grad
+        and not isinstance(leaf, nn.Parameter)
+    ]
+
+
+def _on_gradient(tensors: list[torch.Tensor], mode: str, moment: Callable[[], None]) -> None:
+    if len(tensors) == 1:
+        # The common case, without the bookkeeping of the general one.
+        tensors[0].register_hook(lambda _gradient: moment())
+    elif mode == "any":
+        register_multi_grad_hook(tensors, lambda _gradient: moment(), mode="any")
+    else:
+        register_multi_grad_hook(tensors, lambda _gradients: moment(), mode="all")

@@ -1,0 +1,153 @@
+"""One bucket at run time: its parameters, the weights and gradients behind them, and the swap.
+
+A physical parameter has two faces. `raw` is the original `nn.Parameter`, its data a view of the full
+compute buffer: modules see it while their unit runs. `sharded` is a DTensor over this rank's main
+weights: modules, optimizers and state dicts see it at all other times. A tied parameter has one raw
+and one sharded face under several names; a swap rebinds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
+from mfsdp_core.plan.dtype_policy import GroupDtypes
+from mfsdp_core.plan.grouping import BucketPlan
+from mfsdp_core.plan.strategy import AxisPlacements
+from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.dtensor import replica_as_dtensor, shard_as_dtensor
+from mfsdp_core.shard.flat_buffer import SliceBuffer
+
+
+@dataclass
+class ManagedParameter:
+    """One physical parameter. holders: every (module, attribute) that refers to it."""
+
+    names: tuple[str, ...]
+    holders: tuple[tuple[nn.Module, str], ...]
+    raw: nn.Parameter
+    sharded: nn.Parameter = field(init=False)
+
+    def show_raw(self) -> None:
+        """Let modules see the compute weight."""
+        for module, attribute in self.holders:
+            module._parameters[attribute] = self.raw  # noqa: SLF001 - the registry is the point
+
+    def show_sharded(self) -> None:
+        """Let modules see the shard of the main weight."""
+        for module, attribute in self.holders:
+            module._parameters[attribute] = self.sharded  # noqa: SLF001 - the registry is the point
+
+
+class ParameterGroup:
+    """A bucket of a unit."""
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        parameters: list[ManagedParameter],
+        axis: AxisPlacements,
+        dtypes: GroupDtypes[torch.dtype],
+        mesh: DeviceMesh,
+        rank: int,
+        weights: WeightBuffers,
+        gradients: GradientBuffers | None,
+        allocator: BucketAllocator,
+    ) -> None:
+        self.plan = plan
+        self.parameters = parameters
+        self.dtypes = dtypes
+        self.weights = weights
+        self.gradients = gradients
+        self._axis = axis
+        self._mesh = mesh
+        self._rank = rank
+        self._allocator = allocator
+        self._gradient_shards: list[DTensor] | None = None
+        self._adopt_parameters()
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the bucket has gradients."""
+        return self.gradients is not None
+
+    def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Per parameter, its part of `flat`: a slice's whole rows, or the whole tensor.
+
+        `flat` has the extent of the main weights: one slice where the optimizer is sharded, else
+        the full buffer.
+        """
+        layout = self.plan.layout
+        for index, slot in enumerate(layout.slots):
+            if self._axis.shards_optimizer:
+                yield SliceBuffer(layout, self._rank, flat).rows(index)
+            else:
+                yield flat[slot.offset : slot.end].view(slot.shape)
+
+    def load(self, index: int, value: torch.Tensor) -> None:
+        """Write a whole tensor into this rank's main weights; `install` must follow."""
+        local = list(self.local_views(self.weights.main))[index]
+        if self._axis.shards_optimizer:
+            rows = self.plan.layout.local_rows(index, self._rank)
+            shape = self.plan.layout.slots[index].shape or (1,)
+            value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
+        local.copy_(value)
+
+    def attach_gradients(self) -> None:
+        """Set `.grad` of the sharded parameters: a view of the reduced gradient where the dtype is
+        that of the main weights, else a cast copy that lives until `zero_grad`."""
+        if self.gradients is None:
+            return
+        reduced = self.gradients.reduced
+        if self.dtypes.casts_gradient:
+            reduced = self._allocator.acquire(self._cast_key(reduced)).copy_(reduced)
+        if self._gradient_shards is None:
+            self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
+        for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
+            managed.sharded.grad = shard
+
+    def reset_gradients(self) -> None:
+        """Begin a new cycle without gradients."""
+        if self.gradients is None:
+            return
+        for managed in self.parameters:
+            managed.sharded.grad = None
+        self.gradients.reset()
+        if self.dtypes.casts_gradient:
+            self._allocator.release(self._cast_key(self.gradients.reduced))
+
+    def _adopt_parameters(self) -> None:
+        """Move the parameters' values into the buffers and make both faces of each."""
+        full = self.weights.full
+        for index, managed in enumerate(self.parameters):
+            view = full.tensor(index)
+            view.copy_(managed.raw.detach())
+            # `.data` gives the parameter a version counter of its own: refilling the buffer must
+            # not look to autograd like an in-place change of a saved tensor.
+            managed.raw.data = view.data
+        self.weights.adopt()
+        for index, local in self._enumerate(self.weights.main):
+            managed = self.parameters[index]
+            shard = self._as_dtensor(index, local)
+            managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
+            for name, value in vars(managed.raw).items():
+                if not hasattr(managed.sharded, name):
+                    setattr(managed.sharded, name, value)
+
+    def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        return enumerate(self.local_views(flat))
+
+    def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
+        if not self._axis.shards_optimizer:
+            return replica_as_dtensor(local, self._mesh)
+        return shard_as_dtensor(local, self.plan.layout.slots[index].shape, self._mesh)
+
+    def _cast_key(self, reduced: torch.Tensor) -> BufferKey:
+        return BufferKey(self.plan.name, "grad_cast", reduced.numel(), self.dtypes.main_params)

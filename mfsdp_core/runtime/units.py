@@ -1,0 +1,120 @@
+"""Choosing units: which modules are sharded and scheduled as one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from mfsdp_core.errors import UnitSelectionError
+from mfsdp_core.plan.grouping import ROOT
+from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.parameter_group import ParameterGroup
+
+
+@dataclass
+class Unit:
+    """A module, its buckets, and where it stands in the pass that is running.
+
+    place: position among the non-root units in registration order, None for the root.
+    missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
+    active_backwards: calls of the module whose backward has begun and not ended.
+    """
+
+    name: str
+    module: nn.Module
+    place: int | None
+    groups: list[ParameterGroup] = field(default_factory=list)
+    missing: set[int] = field(default_factory=set)
+    active_backwards: int = 0
+
+    @property
+    def gradients(self) -> list[GradientBuffers]:
+        """Gradients of the trainable buckets, in bucket order."""
+        return [group.gradients for group in self.groups if group.gradients is not None]
+
+    def expect_gradients(self) -> None:
+        """Begin a backward pass: every trainable parameter owes a gradient."""
+        trainable = (group for group in self.groups if group.gradients is not None)
+        self.missing = {id(managed.raw) for group in trainable for managed in group.parameters}
+
+    def show_raw(self) -> None:
+        """Let the modules of this unit see compute weights."""
+        for group in self.groups:
+            for managed in group.parameters:
+                managed.show_raw()
+
+    def show_sharded(self) -> None:
+        """Let the modules of this unit see shards."""
+        for group in self.groups:
+            for managed in group.parameters:
+                managed.show_sharded()
+
+
+def resolve_unit_classes(
+    unit_modules: Iterable[type[nn.Module] | str] | None,
+) -> tuple[type[nn.Module], ...]:
+    """Module classes for classes and import paths such as `package.module.Layer`.
+
+    Raises:
+        UnitSelectionError: not a module class, or nothing can be imported under that path.
+    """
+    if isinstance(unit_modules, (str, type)):
+        unit_modules = [unit_modules]
+    return tuple(_resolve_class(entry) for entry in unit_modules or ())
+
+
+def select_units(
+    root: nn.Module, classes: tuple[type[nn.Module], ...]
+) -> list[tuple[str, nn.Module]]:
+    """Modules of the given classes, registration order; of nested matches the outermost.
+
+    The root itself is never among them: it owns what is left.
+
+    Raises:
+        UnitSelectionError: a class that no submodule has.
+    """
+    chosen: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+
+    def walk(module: nn.Module, path: str) -> None:
+        for name, child in module.named_children():
+            child_path = f"{path}.{name}" if path else name
+            if id(child) in seen:
+                continue
+            if classes and isinstance(child, classes):
+                seen.add(id(child))
+                chosen.append((child_path, child))
+            else:
+                walk(child, child_path)
+
+    walk(root, ROOT)
+    for wanted in classes:
+        if not any(isinstance(module, wanted) for module in root.modules()):
+            present = sorted({type(module).__name__ for module in root.modules()})
+            raise UnitSelectionError(
+                f"fsdp_unit_modules names {wanted.__name__}, of which the model has none. "
+                f"It has: {', '.join(present)}."
+            )
+    return chosen
+
+
+def _resolve_class(entry: type[nn.Module] | str) -> type[nn.Module]:
+    if isinstance(entry, str):
+        path, _, name = entry.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(path), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UnitSelectionError(
+                f"fsdp_unit_modules: cannot import {entry!r} ({error}). "
+                "Give a class, or the full path `package.module.Class`."
+            ) from error
+    else:
+        found = entry
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UnitSelectionError(
+            f"fsdp_unit_modules: expected module classes or their import paths, found {entry!r}."
+        )
+    return found

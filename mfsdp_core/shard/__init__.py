@@ -1,0 +1,1 @@
+"""Flat buffers, the views of tensors in them, and shards as DTensors."""

@@ -1,0 +1,135 @@
+"""Teaching an optimizer about sharded weights, without a wrapper class around it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from mfsdp_core.errors import ConfigurationError, LifecycleError
+
+#: Attribute of a sharded parameter that leads to the model it belongs to (a weak reference).
+OWNER = "_mfsdp_owner"
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Make `optimizer`, built over sharded parameters, finish gradients and refresh weights.
+
+    `step(sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)` finishes the
+    gradients, steps, and brings the updated main weights into the compute weights.
+    `zero_grad(set_to_none=True, zero_grad_buffer=True)` also clears the gradient buffers, which
+    begins a new cycle. The same object is returned; learning-rate schedulers keep working. Nothing
+    is stepped or allocated ahead of the first real step (R4).
+
+    Raises:
+        ConfigurationError: no parameter of the optimizer is sharded by this package.
+    """
+    owners = _owners(optimizer)
+    if not owners:
+        raise ConfigurationError(
+            "fully_shard_optimizer expects an optimizer over the parameters of a model that "
+            "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
+            "model.parameters() after sharding, or use fully_shard(module, optimizer)."
+        )
+    base_step, base_zero_grad = optimizer.step, optimizer.zero_grad
+
+    def step(
+        closure: Callable[[], float] | None = None,
+        *,
+        sync_grad_before_optimizer_step: bool = True,
+        install_optimized_model_weights: bool = True,
+    ) -> None:
+        if closure is not None:
+            raise LifecycleError(
+                "step() of a sharded optimizer takes no closure: gradients must be finished "
+                "between backward and step. Call backward first, then step()."
+            )
+        if sync_grad_before_optimizer_step:
+            for owner in _alive(owners):
+                owner.finish_grad_sync()
+        base_step()
+        if install_optimized_model_weights:
+            for owner in _alive(owners):
+                owner.install_optimized_model_weights()
+
+    def zero_grad(set_to_none: bool = True, *, zero_grad_buffer: bool = True) -> None:
+        base_zero_grad(set_to_none=set_to_none)
+        if zero_grad_buffer:
+            for owner in _alive(owners):
+                owner.zero_grad_buffer()
+
+    patched: Any = optimizer
+    patched.step = step
+    patched.zero_grad = zero_grad
+    for owner in _alive(owners):
+        owner.ledger.measure("optimizer_state", _state_meter(optimizer))
+    return optimizer
+
+
+def check_replaceable(
+    optimizer: torch.optim.Optimizer, originals: Iterable[torch.nn.Parameter]
+) -> None:
+    """Refuse an optimizer whose parameters cannot be swapped for shards.
+
+    Raises:
+        ConfigurationError: the optimizer has state, or holds parameters of another model.
+    """
+    if optimizer.state:
+        raise ConfigurationError(
+            "fully_shard expects an optimizer that has not stepped yet: its state belongs to "
+            "unsharded parameters. Shard first, or build a new optimizer."
+        )
+    known = {id(parameter) for parameter in originals}
+    foreign = [p for p in _parameters(optimizer) if id(p) not in known]
+    if foreign:
+        shapes = ", ".join(str(tuple(p.shape)) for p in foreign[:3])
+        raise ConfigurationError(
+            f"fully_shard: {len(foreign)} parameters of the optimizer (the first of shape "
+            f"{shapes}) are not of this module. Build the optimizer from module.parameters()."
+        )
+
+
+def replace_parameters(
+    optimizer: torch.optim.Optimizer, replacement: dict[int, torch.nn.Parameter]
+) -> None:
+    """Swap the optimizer's parameters for their shards, in place, group by group.
+
+    replacement: id of an original parameter -> its sharded face. Groups keep their options and
+    order; a tied parameter stays one entry.
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [replacement[id(parameter)] for parameter in group["params"]]
+
+
+def _owners(optimizer: torch.optim.Optimizer) -> list[weakref.ref[Any]]:
+    owners: dict[int, weakref.ref[Any]] = {}
+    for parameter in _parameters(optimizer):
+        reference = getattr(parameter, OWNER, None)
+        if reference is not None and reference() is not None:
+            owners[id(reference())] = reference
+    return list(owners.values())
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _alive(owners: list[weakref.ref[Any]]) -> Iterator[Any]:
+    return (owner for reference in owners if (owner := reference()) is not None)
+
+
+def _state_meter(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
+    """Bytes of this rank's optimizer state; scalars such as step counters count as well."""
+    reference = weakref.ref(optimizer)
+
+    def meter() -> int:
+        alive = reference()
+        states = alive.state.values() if alive is not None else ()
+        tensors = (v for state in states for v in state.values() if isinstance(v, torch.Tensor))
+        local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+        return sum(t.numel() * t.element_size() for t in local)
+
+    return meter

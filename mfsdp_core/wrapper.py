@@ -1,0 +1,246 @@
+"""The wrapped model: what a training loop calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from mfsdp_core.comm.wire_log import WireLog
+from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.runtime.build import Environment, group_dtypes
+from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.state.model_state import load_model_state
+from mfsdp_core.state.optimizer import OWNER
+
+
+class MegatronFSDP(nn.Module):
+    """A sharded model. Built by `fully_shard_model`, not directly.
+
+    module: the original module; outside of a forward or backward pass its parameters are DTensor
+    shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
+
+    A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
+    reduction where gradients are held whole, one optimizer step.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        context: ShardedContext,
+        environment: Environment,
+        policy: MixedPrecisionPolicy,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.events = environment.events
+        self.ledger: MemoryLedger = environment.ledger
+        self.wire_log = WireLog()
+        self.events.subscribe(self.wire_log)
+        self.param_and_grad_buffer = _BufferRegistration()
+        self._context = context
+        self._policy = policy
+        owner = weakref.ref(self)
+        for group in self._groups():
+            for managed in group.parameters:
+                setattr(managed.sharded, OWNER, owner)
+                setattr(managed.raw, "get_main_grad", _MainGradient(group, managed.raw))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module through its `__call__`, so that its hooks gather the root's weights (R8)."""
+        return self.module(*args, **kwargs)
+
+    # --- microbatches -------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside are not the last of their cycle.
+
+        Strategies that hold no whole gradient still reduce every microbatch.
+        """
+        with self._context.marking_last(is_last=False):
+            yield
+
+    @contextmanager
+    def sync(self) -> Iterator[None]:
+        """Backward passes inside end their cycle: gradients are reduced, finished and attached."""
+        with self._context.marking_last(is_last=True):
+            yield
+
+    def set_model_auto_sync(self, sync_model: bool = True) -> None:
+        """Whether a backward pass outside of `no_sync` and `sync` ends its cycle."""
+        self._context.auto_sync = sync_model
+
+    # --- gradients ----------------------------------------------------------------------------
+
+    def start_grad_sync(self, *_unused: Any) -> None:
+        """Issue the reductions that the cycle still owes, without waiting for them."""
+        with torch.no_grad():
+            self._context.grads.issue_rest()
+
+    def synchronize_gradient_reduce(self) -> None:
+        """Wait for the reductions under way."""
+        with torch.no_grad():
+            self._context.grads.land_all()
+
+    def attach_grad_to_optimizer_state(self) -> None:
+        """Set `.grad` of the sharded parameters to the reduced gradients."""
+        self._context.grads.attach()
+
+    def finish_grad_sync(self, *_unused: Any) -> None:
+        """Issue what has not been issued, wait for all of it, attach it. Idempotent in a cycle.
+
+        Without a backward pass in the cycle there is nothing to attach, and `.grad` stays None.
+        """
+        with torch.no_grad():
+            self._context.finish_gradients()
+
+    def zero_grad_buffer(self) -> None:
+        """Begin a new cycle: gradients are detached and forgotten."""
+        self._context.grads.reset()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Same as `zero_grad_buffer`; gradients become None whatever `set_to_none` says."""
+        super().zero_grad(set_to_none=set_to_none)
+        self.zero_grad_buffer()
+
+    def scale_gradients(self, scaling_factor: float) -> None:
+        """Multiply the reduced gradients of this cycle."""
+        with torch.no_grad():
+            self._context.grads.scale(scaling_factor)
+            self._context.grads.attach()
+
+    # --- weights ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def start_param_sync(self, *_unused: Any, force_sync: bool = False, **_ignored: Any) -> None:
+        """Start gathering what the next forward pass needs first; `force_sync` also waits."""
+        context = self._context
+        context.params.issue(context.root)
+        context.params.prefetch(context.root, "forward")
+        if force_sync:
+            self.synchronize_param_gather()
+
+    @torch.no_grad()
+    def synchronize_param_gather(self) -> None:
+        """Wait for the gathers under way."""
+        self._context.params.complete()
+
+    @torch.no_grad()
+    def install_optimized_model_weights(self) -> None:
+        """Bring updated main weights into the compute weights; other ranks' parts are gathered
+        when a unit next runs."""
+        self._context.params.install()
+
+    @torch.no_grad()
+    def broadcast_params(self) -> None:
+        """Make the weights of all ranks those of the first rank, where ranks hold whole ones.
+
+        A sharded weight has one owner per row and needs no broadcast.
+        """
+        self._context.params.broadcast()
+
+    # --- dtypes -------------------------------------------------------------------------------
+
+    @property
+    def mp_policy(self) -> MixedPrecisionPolicy:
+        """The dtype policy in force."""
+        return self._policy
+
+    def reset_mixed_precision_policy(self, mp_policy: MixedPrecisionPolicy) -> None:
+        """Change the dtype of gradient communication, from the next bucket on.
+
+        Allowed between microbatches, since buckets are allocated when they are needed.
+
+        Raises:
+            PolicyChangeError: a main dtype differs from the one the buffers were built with, or a
+                bucket in the old dtype is live (R5).
+        """
+        for name in ("main_params_dtype", "main_grads_dtype"):
+            built, wanted = getattr(self._policy, name), getattr(mp_policy, name)
+            if built != wanted:
+                raise PolicyChangeError(
+                    f"{name} is {built} in this model's buffers and cannot become {wanted}. "
+                    "Only grad_comm_dtype may change; build a new model for the rest."
+                )
+        if not self._context.grads.is_idle:
+            raise PolicyChangeError(
+                "grad_comm_dtype cannot change while a gradient bucket is live. Change it between "
+                "backward passes."
+            )
+        for group in self._groups():
+            if group.gradients is not None:
+                group.dtypes = group_dtypes(group.dtypes.compute, mp_policy, trainable=True)
+                group.gradients.set_comm_dtype(group.dtypes)
+        self._policy = mp_policy
+
+    @contextmanager
+    def mixed_precision_context(self, mp_policy: MixedPrecisionPolicy) -> Iterator[None]:
+        """`mp_policy` within the block, the previous one after it; rules as for the reset."""
+        previous = self._policy
+        self.reset_mixed_precision_policy(mp_policy)
+        try:
+            yield
+        finally:
+            self.reset_mixed_precision_policy(previous)
+
+    # --- state --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load whole tensors, or shards of the same sharding, under names starting `module.`.
+
+        Main weights take the values in their own dtype; compute weights follow. No communication.
+
+        Raises:
+            LifecycleError: `assign=True`, which would cut parameters from their buffers.
+            StateDictError: with `strict`, missing or unexpected names; always, wrong shapes.
+        """
+        if assign:
+            raise LifecycleError(
+                "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
+            )
+        result = load_model_state(self, self._groups(), state_dict, strict=strict)
+        self._context.params.install(frozen_too=True)
+        return result
+
+    def sharded_by_original(self) -> dict[int, nn.Parameter]:
+        """id of each original parameter -> the shard that stands for it."""
+        return {id(p.raw): p.sharded for group in self._groups() for p in group.parameters}
+
+    def _groups(self) -> list[ParameterGroup]:
+        units = (self._context.root, *self._context.units)
+        return [group for unit in units for group in unit.groups]
+
+
+class _MainGradient:
+    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
+
+    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
+        self._gradients = group.gradients
+        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
+
+    def __call__(self) -> torch.Tensor:
+        if self._gradients is None:
+            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
+        return self._gradients.target(self._index)
+
+
+class _BufferRegistration:
+    """Upstream's handle for registering NCCL user buffers by hand."""
+
+    def manual_buffer_registration(self) -> None:
+        """Refused: there are no user buffers in this version."""
+        raise CapabilityNotBuiltError(
+            "manual_buffer_registration() needs NCCL user buffers (nccl_ub), which this version "
+            "does not build. Remove the call."
+        )
