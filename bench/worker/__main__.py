@@ -8,8 +8,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from bench.launch.parent_death import die_with_parent
 from bench.worker.failure import write_failure
-from bench.worker.process import check_checkout, die_with_parent, end_by_signal_alone
+from bench.worker.process import check_checkout, end_by_signal_alone, parent_process_id
 
 
 def main(arguments: list[str]) -> int:
@@ -19,7 +20,8 @@ def main(arguments: list[str]) -> int:
         return 2
     run_dir = Path(arguments[0])
     end_by_signal_alone()
-    die_with_parent()
+    if sys.platform == "linux":
+        die_with_parent(parent_process_id())
     try:
         check_checkout()
         from bench.worker.rank import run_rank

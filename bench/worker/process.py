@@ -1,15 +1,13 @@
-"""What makes a rank a good child: it dies with its parent, and it runs the code it was told to.
+"""What makes a rank a good child: it ends when told to, and it runs the code it was told to run.
 
 Imports neither torch nor anything slow.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +15,6 @@ from bench.errors import UsageError
 
 CHECKOUT_VARIABLE: Final = "MFSDP_BENCH_CHECKOUT"
 AGENT_PID_VARIABLE: Final = "MFSDP_BENCH_AGENT_PID"
-_PR_SET_PDEATHSIG: Final = 1
 _PACKAGES: Final = ("bench", "mfsdp_core")
 
 
@@ -30,23 +27,10 @@ def end_by_signal_alone() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def die_with_parent() -> None:
-    """Linux: get SIGKILL when the parent ends, however it ends; elsewhere nothing.
-
-    The parent may have ended before the request was made. Then this process has been given to
-    another parent already, and ends itself: known for certain where the launcher has put its own
-    process id into MFSDP_BENCH_AGENT_PID, else by having become a child of process 1.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
-    expected = os.environ.get(AGENT_PID_VARIABLE)
-    orphaned = os.getppid() == 1 if expected is None else os.getppid() != int(expected)
-    if orphaned:
-        os.kill(os.getpid(), signal.SIGKILL)
+def parent_process_id() -> int:
+    """The process that this rank must not outlive: the agent, or whoever started it by hand."""
+    named = os.environ.get(AGENT_PID_VARIABLE)
+    return os.getppid() if named is None else int(named)
 
 
 def check_checkout() -> None:

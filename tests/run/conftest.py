@@ -99,3 +99,9 @@ def _free_port() -> int:
 def run_cells_fixture() -> RunCells:
     """`run_cells`, for tests that choose their own cells."""
     return run_cells
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    return _free_port()

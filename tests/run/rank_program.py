@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from bench.launch.parent_death import die_with_parent
 from bench.worker.failure import write_failure
-from bench.worker.process import die_with_parent
 from bench.worker.rank import run_rank
 
 
 def main() -> int:
-    die_with_parent()
+    die_with_parent(os.getppid())
     failed = 0
     for argument in sys.argv[1:]:
         port, _, folder = argument.partition("=")

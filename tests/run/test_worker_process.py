@@ -1,0 +1,222 @@
+"""One rank as a process: what it leaves behind when it succeeds, fails, or is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from bench.errors import UnsupportedError
+from bench.loop import NonFiniteLossError
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
+from bench.worker.failure import failure_kind
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "bench.worker"]
+
+
+def spec(folder: Path, *, engine="single", ranks=1, strategy=None, model=None, **train) -> Path:
+    """A run folder of a small run."""
+    fields = {"steps": 4, "global_batch": 4, "micro_batch": 2, "seq_len": 16}
+    run = resolve_anywhere(
+        RunSpec(
+            model=model or ModelSpec(preset="debug", layers=2),
+            engine=EngineSpec(name=engine, strategy=strategy),
+            train=TrainSpec(**fields | train),
+            launch=LaunchSpec(ranks=ranks),
+            measure=MeasureSpec(),
+        )
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / "spec.json").write_text(run.model_dump_json())
+    return folder
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"} | changes
+
+
+def run_worker(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def failure(folder: Path) -> dict:
+    return json.loads((folder / "failure.rank0.json").read_text())
+
+
+def waiting_rank(folder: Path, free_port: int) -> subprocess.Popen[str]:
+    """Rank 0 of 2 whose other rank never comes: it blocks while the process group is built."""
+    run = spec(folder, engine="ddp", ranks=2)
+    variables = environment(RANK="0", WORLD_SIZE="2", MASTER_PORT=str(free_port))
+    return subprocess.Popen([*COMMAND, str(run)], cwd=ROOT, env=variables, text=True)
+
+
+def wait_until_listening(process: psutil.Process, port: int) -> None:
+    """Until the rank serves the rendezvous, from where on it waits for the other one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ports = {c.laddr.port for c in process.net_connections("tcp") if c.status == "LISTEN"}
+        if port in ports:
+            return
+        time.sleep(0.1)
+    pytest.fail("the rank did not start in 60 s")
+
+
+def test_a_full_run_exits_with_0_and_leaves_samples_runtime_and_memory(tmp_path):
+    run = spec(tmp_path / "run")
+    done = run_worker(run)
+    assert done.returncode == 0, done.stderr
+    assert len((run / "steps.rank0.jsonl").read_text().splitlines()) == 4
+    runtime = json.loads((run / "runtime.json").read_text())
+    assert runtime["torch"] == torch.__version__
+    assert runtime["device_names"] == []
+    assert runtime["backend"] is None
+    memory = json.loads((run / "memory.json").read_text())
+    assert memory["rss_peak_bytes"] > 50 * 2**20
+    assert memory["cpu_allocator_peak_bytes"] is None
+    assert "activations" not in memory["by_category_bytes"]
+    assert not list(run.glob("failure*"))
+
+
+def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
+    run = spec(tmp_path / "run", optimizer="sgd", lr=1e30, clip_norm=None)
+    done = run_worker(run)
+    assert done.returncode == 1
+    assert failure(run)["kind"] == "nan"
+    found = re.match(r"NonFiniteLossError: step (\d): the loss is nan", failure(run)["message"])
+    assert len((run / "steps.rank0.jsonl").read_text().splitlines()) == int(found[1]) - 1
+
+
+def test_what_an_engine_cannot_do_is_a_failure_of_kind_unsupported(tmp_path, free_port):
+    run = spec(tmp_path / "run", engine="fsdp2", strategy="optim")
+    done = run_worker(run, MASTER_PORT=str(free_port))
+    assert done.returncode == 1
+    assert failure(run)["kind"] == "unsupported"
+    assert "fsdp2 offers optim_grads and optim_grads_params, not optim" in failure(run)["message"]
+
+
+def test_a_damaged_spec_is_a_failure_with_a_traceback(tmp_path):
+    (tmp_path / "spec.json").write_text("{}")
+    done = run_worker(tmp_path)
+    assert done.returncode == 1
+    assert failure(tmp_path)["kind"] == "crashed"
+    assert "spec.json cannot be understood" in failure(tmp_path)["message"]
+    assert "Traceback" in failure(tmp_path)["traceback"]
+    assert "spec.json cannot be understood" in done.stderr
+
+
+def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path):
+    run = spec(tmp_path / "run", engine="ddp", ranks=2)
+    run_worker(run, WORLD_SIZE="1", RANK="0")
+    assert "the run asks for 2 ranks, found WORLD_SIZE=1" in failure(run)["message"]
+
+
+def test_code_of_another_checkout_is_refused(tmp_path):
+    run = spec(tmp_path / "run")
+    done = run_worker(run, MFSDP_BENCH_CHECKOUT=str(tmp_path / "elsewhere"))
+    assert done.returncode == 1
+    assert "this rank imports bench from" in failure(run)["message"]
+    assert f"expected it under {tmp_path / 'elsewhere'}" in failure(run)["message"]
+    assert not (run / "steps.rank0.jsonl").exists()
+
+
+def test_code_of_the_named_checkout_is_accepted(tmp_path):
+    run = spec(tmp_path / "run", steps=1)
+    done = run_worker(run, MFSDP_BENCH_CHECKOUT=str(ROOT))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_call_is_answered_with_usage_and_exit_code_2(tmp_path):
+    done = run_worker(tmp_path / "missing")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m bench.worker RUN_DIR")
+
+
+@pytest.mark.processes
+def test_sigterm_ends_a_rank_that_is_blocked_in_a_collective(tmp_path, free_port):
+    rank = waiting_rank(tmp_path / "run", free_port)
+    try:
+        wait_until_listening(psutil.Process(rank.pid), free_port)
+        rank.send_signal(signal.SIGTERM)
+        assert rank.wait(timeout=5) == -signal.SIGTERM
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.processes
+def test_a_rank_dies_with_a_parent_that_gets_sigkill(tmp_path, free_port):
+    run = spec(tmp_path / "run", engine="ddp", ranks=2)
+    starter = (
+        "import subprocess, sys; "
+        f"child = subprocess.Popen({[*COMMAND, str(run)]!r}, start_new_session=True); "
+        "print(child.pid, flush=True); child.wait()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", starter],
+        cwd=ROOT,
+        env=environment(RANK="0", WORLD_SIZE="2", MASTER_PORT=str(free_port)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    rank = psutil.Process(int(parent.stdout.readline()))
+    try:
+        wait_until_listening(rank, free_port)
+        parent.kill()
+        gone, alive = psutil.wait_procs([rank], timeout=5)
+        assert gone
+        assert not alive
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        if rank.is_running():
+            rank.kill()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
+        (NonFiniteLossError("step 3: the loss is nan"), "nan"),
+        (UnsupportedError("rule", "reason"), "unsupported"),
+        (NotImplementedError("not built yet"), "unsupported"),
+        (RuntimeError("Connection closed by peer"), "crashed"),
+        (ValueError("the words out of memory alone do not make one"), "crashed"),
+    ],
+)
+def test_a_failure_is_classified_by_its_exception(error, kind):
+    assert failure_kind(error) == kind
+
+
+def test_running_out_of_host_memory_is_out_of_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)
+    assert failure_kind(caught.value) == "out_of_memory"
+
+
+def test_starting_a_rank_loads_no_torch_before_it_is_tied_to_its_parent():
+    loaded = (
+        "import sys, bench.worker.__main__; "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
