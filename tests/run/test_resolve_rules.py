@@ -1,0 +1,263 @@
+"""Each rule: a run that it stops, and the nearest run that it lets through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UnsupportedError
+from bench.resolve import RULES, Machine, broken_rules, resolve
+from bench.resolve.cuda_devices import CudaDevice
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import (
+    DataSpec,
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    ModelSpec,
+    RunSpec,
+    TrainSpec,
+)
+
+H100 = CudaDevice("NVIDIA H100 80GB HBM3", capability=(9, 0))
+V100 = CudaDevice("Tesla V100-SXM2-16GB", capability=(7, 0))
+LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+SERVER = Machine(cpu_count=64, memory_bytes=2**40, cuda_devices=(H100,) * 8)
+OLD_SERVER = Machine(cpu_count=64, memory_bytes=2**40, cuda_devices=(V100,) * 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    stopped: RunSpec
+    passes: RunSpec
+    says: str
+    machine: Machine = LAPTOP
+    machine_that_can: Machine | None = None
+
+
+def engine(name: str = "mfsdp", **fields: object) -> RunSpec:
+    return RunSpec(engine=EngineSpec(name=name, **fields))
+
+
+def on_cuda(ranks: int = 8, **fields: object) -> RunSpec:
+    return RunSpec(
+        engine=EngineSpec(**fields),
+        launch=LaunchSpec(ranks=ranks, device="cuda"),
+        train=TrainSpec(global_batch=16, micro_batch=2),
+    )
+
+
+def ddp_dtypes(**fields: object) -> RunSpec:
+    return RunSpec(engine=EngineSpec(name="ddp"), dtypes=DtypeSpec(**fields))
+
+
+POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
+
+CASES = {
+    "strategy-not-in-engine": Case(
+        engine("ddp", strategy="optim"),
+        engine("ddp", strategy="no_shard"),
+        "engine ddp offers the strategy no_shard, not optim",
+    ),
+    "single-has-one-rank": Case(
+        engine("single"),
+        engine("single").model_copy(update={"launch": LaunchSpec(ranks=1)}),
+        "set launch.ranks to 1",
+    ),
+    "switch-not-in-engine": Case(
+        engine("fsdp2", allocator="temporary", overlap_param_gather=False),
+        engine("fsdp2"),
+        "engine fsdp2 has no allocator=temporary, overlap_param_gather=False",
+    ),
+    "outer-needs-inner-sharding": Case(
+        engine(strategy="no_shard", outer_strategy="optim"),
+        engine(strategy="no_shard"),
+        "use optim, optim_grads or optim_grads_params",
+    ),
+    "no-overlap-needs-whole-gradients": Case(
+        engine(strategy="optim_grads", overlap_grad_reduce=False),
+        engine(strategy="optim", overlap_grad_reduce=False),
+        "optim_grads keeps only a shard",
+    ),
+    "dtypes-not-in-engine": Case(
+        ddp_dtypes(compute="bf16", main_grads="bf16"),
+        ddp_dtypes(compute="bf16", main_grads="fp32", grad_comm="bf16"),
+        "set dtypes.main_grads to fp32",
+    ),
+    "nccl-ub-needs-cuda": Case(
+        engine(**POOL), engine(), "nccl_ub registers buffers with NCCL; found device cpu"
+    ),
+    "nccl-ub-needs-sum": Case(
+        on_cuda(**POOL, average_in_collective=True),
+        on_cuda(average_in_collective=True),
+        "average_in_collective=False",
+        SERVER,
+    ),
+    "nccl-ub-needs-pool": Case(
+        on_cuda(nccl_ub=True),
+        on_cuda(),
+        "found double_buffer=False, allocator=storage_resize",
+        SERVER,
+    ),
+    "pool-needs-double-buffer": Case(
+        engine(allocator="max_pool"), engine(), "max_pool is a double buffer"
+    ),
+    "double-buffer-needs-pool": Case(
+        engine(double_buffer=True), engine(), "use fixed_pool or max_pool"
+    ),
+    "not-built": Case(
+        on_cuda(outer_size=2, outer_strategy="optim"),
+        on_cuda(),
+        "mfsdp does not have an outer data-parallel axis",
+        SERVER,
+    ),
+    "too-few-devices": Case(
+        on_cuda(ranks=8),
+        on_cuda(ranks=8),
+        "needs 8 CUDA devices; this machine shows 0",
+        LAPTOP,
+        SERVER,
+    ),
+    "too-many-cpu-ranks": Case(
+        RunSpec(launch=LaunchSpec(ranks=16), train=TrainSpec(global_batch=32)),
+        RunSpec(launch=LaunchSpec(ranks=8), train=TrainSpec(global_batch=32)),
+        "16 threads on 2 cores; at most 4 per core, 8 here",
+    ),
+    "dtype-not-on-device": Case(
+        on_cuda().model_copy(update={"dtypes": DtypeSpec(compute="bf16")}),
+        on_cuda().model_copy(update={"dtypes": DtypeSpec(compute="bf16")}),
+        "device 0 (Tesla V100-SXM2-16GB) has 7.0",
+        OLD_SERVER,
+        SERVER,
+    ),
+    "not-enough-memory": Case(
+        RunSpec(model=ModelSpec(preset="llama3-8b")),
+        RunSpec(model=ModelSpec(preset="160m")),
+        "llama3-8b needs at least 119.7 GiB",
+    ),
+    "data-not-here": Case(
+        RunSpec(data=DataSpec(kind="text", path="/nowhere/at/all")),
+        RunSpec(data=DataSpec(kind="text", path=__file__)),
+        "there is nothing at this path",
+    ),
+}
+
+
+def test_every_rule_has_a_case_here() -> None:
+    assert set(CASES) == {rule.id for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_stops_its_case_with_a_reason(rule: str) -> None:
+    case = CASES[rule]
+    reasons = dict(broken_rules(resolve_anywhere(case.stopped), case.machine))
+    assert case.says in reasons[rule]
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_lets_the_nearest_case_through(rule: str) -> None:
+    case = CASES[rule]
+    machine = case.machine_that_can or case.machine
+    assert rule not in dict(broken_rules(resolve_anywhere(case.passes), machine))
+
+
+def test_resolve_raises_the_first_broken_rule_in_the_order_of_the_table() -> None:
+    # Three rules are broken; the reason that no larger machine would cure comes first.
+    spec = on_cuda(ranks=8, nccl_ub=True)
+    assert [rule for rule, _ in broken_rules(resolve_anywhere(spec), LAPTOP)] == [
+        "nccl-ub-needs-pool",
+        "not-built",
+        "too-few-devices",
+    ]
+    with pytest.raises(UnsupportedError) as caught:
+        resolve(spec, LAPTOP)
+    assert caught.value.rule == "nccl-ub-needs-pool"
+
+
+@pytest.mark.parametrize("allocator", ["temporary", "fixed_pool", "max_pool"])
+def test_allocators_that_do_not_exist_yet_are_not_built(allocator: str) -> None:
+    spec = engine(allocator=allocator, double_buffer="pool" in allocator)
+    with pytest.raises(UnsupportedError, match=f"does not have the allocator {allocator}"):
+        resolve(spec, LAPTOP)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes", "says"),
+    [
+        ("fsdp2", {"compute": "bf16", "main_params": "bf16"}, "dtypes.main_params to fp32"),
+        ("fsdp2", {"compute": "bf16"}, "main_grads bf16: set dtypes.main_grads to fp32"),
+        ("ddp", {"compute": "bf16", "main_params": None}, "main_params none with compute bf16"),
+        ("ddp", {"compute": "fp64", "main_grads": "fp32"}, "by autocast"),
+        ("ddp", {"grad_comm": "fp64"}, "found grad_comm fp64"),
+        ("single", {"grad_comm": "bf16"}, "dtypes.grad_comm to fp32 in its cells"),
+    ],
+)
+def test_a_dtype_policy_that_an_engine_cannot_follow_is_named(
+    name: str, dtypes: dict, says: str
+) -> None:
+    ranks = 1 if name == "single" else 2
+    spec = RunSpec(
+        engine=EngineSpec(name=name), dtypes=DtypeSpec(**dtypes), launch=LaunchSpec(ranks=ranks)
+    )
+    with pytest.raises(UnsupportedError, match=says) as caught:
+        resolve(spec, LAPTOP)
+    assert caught.value.rule == "dtypes-not-in-engine"
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "mfsdp"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        {"compute": "fp32"},
+        {"compute": "bf16", "main_grads": "fp32"},
+        {"compute": "bf16", "main_grads": "fp32", "grad_comm": "bf16"},
+        {"compute": "fp64", "main_params": "fp64"},
+    ],
+)
+def test_the_policies_that_all_engines_can_follow_are_pruned_nowhere(
+    name: str, dtypes: dict
+) -> None:
+    resolve(RunSpec(engine=EngineSpec(name=name), dtypes=DtypeSpec(**dtypes)), LAPTOP)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
+def test_torch_computes_on_the_cpu_in_every_dtype_that_a_spec_can_name(dtype: str) -> None:
+    # The dtype rule refuses nothing on CPU; this is the ground it stands on.
+    import torch
+
+    kind = {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+    }[dtype]
+    weight = torch.nn.Parameter(torch.ones(8, 8, dtype=kind))
+    query = (torch.ones(1, 2, 4, 8, dtype=kind) @ weight).requires_grad_()
+    attended = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    logits = attended.reshape(8, 8)
+    torch.nn.functional.cross_entropy(logits, torch.zeros(8, dtype=torch.long)).backward()
+    torch.optim.AdamW([weight], lr=0.1).step()
+    assert weight.grad is not None
+    assert weight.isfinite().all()
+
+
+def test_a_device_of_unknown_capability_is_not_refused() -> None:
+    unknown = Machine(64, 2**40, cuda_devices=(CudaDevice("NVIDIA Something"),) * 8)
+    resolve(on_cuda().model_copy(update={"dtypes": DtypeSpec(compute="bf16")}), unknown)
+
+
+def test_a_folder_without_enough_text_is_not_data(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("x" * 64)
+    spec = RunSpec(data=DataSpec(kind="text", path=str(tmp_path)))
+    with pytest.raises(UnsupportedError, match="no more than one sequence of 64 bytes"):
+        resolve(spec, LAPTOP)
+    (tmp_path / "more.txt").write_text("x")
+    resolve(spec, LAPTOP)
+
+
+def test_on_cuda_too_little_memory_is_left_to_the_run_because_it_is_a_result() -> None:
+    spec = on_cuda().model_copy(update={"model": ModelSpec(preset="llama3-70b")})
+    small = Machine(8, 2**30, cuda_devices=(H100,) * 8)
+    assert resolve(spec, small).shape.preset == "llama3-70b"

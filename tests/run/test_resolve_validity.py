@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bench.errors import ConfigError
+from bench.resolve import Machine, resolve
+from bench.spec import (
+    DataSpec,
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    ModelSpec,
+    ResolvedDtypes,
+    RunSpec,
+    TrainSpec,
+)
+
+MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+
+
+def refusal(spec: RunSpec) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(spec, MACHINE)
+    return str(caught.value)
+
+
+def test_the_default_spec_can_run_on_two_cores() -> None:
+    run = resolve(RunSpec(), MACHINE)
+    assert run.launch.ranks == run.data_parallel == 2
+    assert run.train.global_batch == run.data_parallel * run.train.micro_batch * run.microbatches
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do() -> None:
+    message = refusal(RunSpec(train=TrainSpec(global_batch=10, micro_batch=2)))
+    assert "10 sequences cannot be split over 2 data-parallel ranks" in message
+    assert message.endswith("8 or 12")
+
+
+def test_a_batch_smaller_than_one_microbatch_per_rank_names_the_smallest_that_works() -> None:
+    assert refusal(RunSpec(train=TrainSpec(global_batch=1, micro_batch=2))).endswith(": 4")
+
+
+def test_single_consumes_the_whole_global_batch_on_its_one_rank() -> None:
+    spec = RunSpec(
+        engine=EngineSpec(name="single"),
+        launch=LaunchSpec(ranks=1),
+        train=TrainSpec(global_batch=8, micro_batch=2),
+    )
+    run = resolve(spec, MACHINE)
+    assert (run.data_parallel, run.microbatches) == (1, 4)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    message = refusal(RunSpec(train=TrainSpec(steps=10, warmup_steps=11)))
+    assert "11 steps is longer than the run of 10" in message
+
+
+def test_a_warm_up_as_long_as_the_run_is_accepted() -> None:
+    resolve(RunSpec(train=TrainSpec(steps=10, warmup_steps=10)), MACHINE)
+
+
+def test_text_needs_a_vocabulary_of_all_bytes() -> None:
+    message = refusal(RunSpec(model=ModelSpec(vocab=255), data=DataSpec(kind="text")))
+    assert "at least 256; found 255" in message
+
+
+def test_a_path_for_generated_data_is_refused_instead_of_ignored() -> None:
+    assert "reads no file" in refusal(RunSpec(data=DataSpec(kind="markov", path="/etc/hosts")))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_numbers_that_are_not_finite_are_refused_by_name(value: float) -> None:
+    train = TrainSpec().model_copy(update={"lr": value})
+    assert "train.lr" in refusal(RunSpec(train=train))
+
+
+def test_an_infinite_time_limit_is_refused_by_name() -> None:
+    launch = LaunchSpec().model_copy(update={"timeout_seconds": math.inf})
+    assert "launch.timeout_seconds" in refusal(RunSpec(launch=launch))
+
+
+def test_an_outer_axis_that_does_not_divide_the_ranks_is_refused_with_those_that_do() -> None:
+    spec = RunSpec(
+        engine=EngineSpec(outer_size=3),
+        launch=LaunchSpec(ranks=4),
+        train=TrainSpec(global_batch=8, micro_batch=2),
+    )
+    assert refusal(spec).endswith("[1, 2, 4]")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_DEBUG",
+        "TORCH_LOGS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "OMP_PROC_BIND",
+        "MKL_DYNAMIC",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "GLOO_SOCKET_IFNAME",
+        "MFSDP_ANY",
+    ],
+)
+def test_a_run_may_set_the_variables_of_the_known_families(name: str) -> None:
+    run = resolve(RunSpec(launch=LaunchSpec(env={name: "1"})), MACHINE)
+    assert run.launch.env == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "PATH", "PYTHONPATH", "NCLL_DEBUG", "TORCHELASTIC_X"]
+)
+def test_a_run_may_not_set_variables_outside_the_families(name: str) -> None:
+    assert "cannot be set by a run" in refusal(RunSpec(launch=LaunchSpec(env={name: "1"})))
+
+
+def test_a_misspelt_family_gets_a_suggestion() -> None:
+    assert "did you mean NCCL_" in refusal(RunSpec(launch=LaunchSpec(env={"NCLL_DEBUG": "1"})))
+
+
+@pytest.mark.parametrize("name", ["", "nccl_debug", "NCCL DEBUG", "NCCL_A=B", "NCCL_\0"])
+def test_what_is_no_variable_name_is_refused(name: str) -> None:
+    assert "not a variable name" in refusal(RunSpec(launch=LaunchSpec(env={name: "1"})))
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b"])
+def test_a_value_with_a_line_break_or_nul_is_refused(value: str) -> None:
+    message = refusal(RunSpec(launch=LaunchSpec(env={"NCCL_DEBUG": value})))
+    assert "line break or a NUL" in message
+
+
+def test_a_value_longer_than_any_real_one_is_refused() -> None:
+    assert "5000 characters" in refusal(RunSpec(launch=LaunchSpec(env={"NCCL_X": "x" * 5000})))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("OMP_NUM_THREADS", "launch.threads_per_rank"),
+        ("CUDA_VISIBLE_DEVICES", "shell"),
+        ("MFSDP_BENCH_CHECKOUT", "remove it"),
+    ],
+)
+def test_a_variable_that_the_harness_owns_is_refused_with_the_other_way(
+    name: str, remedy: str
+) -> None:
+    assert remedy in refusal(RunSpec(launch=LaunchSpec(env={name: "4"})))
+
+
+def test_a_secret_may_not_be_set_because_it_would_be_stored() -> None:
+    message = refusal(RunSpec(launch=LaunchSpec(env={"MFSDP_API_TOKEN": "abc123"})))
+    assert "looks like a secret" in message
+    assert "abc123" not in message
+
+
+@pytest.mark.parametrize(
+    ("asked", "resolved"),
+    [
+        # compute, main_params, main_grads, grad_comm (fsdp.md section 1.4)
+        (("bf16", "fp32", None, None), ("bf16", "fp32", "bf16", "bf16")),
+        (("bf16", "fp32", "fp32", None), ("bf16", "fp32", "fp32", "fp32")),
+        (("bf16", "fp32", "fp32", "bf16"), ("bf16", "fp32", "fp32", "bf16")),
+        (("bf16", None, None, None), ("bf16", None, "bf16", "bf16")),
+        (("fp32", "fp32", None, "bf16"), ("fp32", "fp32", "fp32", "bf16")),
+    ],
+)
+def test_open_dtypes_follow_the_policy(asked: tuple, resolved: tuple) -> None:
+    names = ("compute", "main_params", "main_grads", "grad_comm")
+    run = resolve(RunSpec(dtypes=DtypeSpec(**dict(zip(names, asked, strict=True)))), MACHINE)
+    assert run.dtypes == ResolvedDtypes(**dict(zip(names, resolved, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "strategy"),
+    [("ddp", "no_shard"), ("fsdp2", "optim_grads_params"), ("mfsdp", "optim_grads_params")],
+)
+def test_an_engine_without_a_strategy_gets_its_default(engine: str, strategy: str) -> None:
+    assert resolve(RunSpec(engine=EngineSpec(name=engine)), MACHINE).strategy == strategy
+
+
+def test_limits_of_time_do_not_change_the_name_of_a_run() -> None:
+    short = resolve(RunSpec(launch=LaunchSpec(timeout_seconds=5, hang_seconds=5)), MACHINE)
+    assert short.config_hash == resolve(RunSpec(), MACHINE).config_hash
+
+
+def test_every_other_choice_changes_the_name_of_a_run() -> None:
+    base = resolve(RunSpec(), MACHINE).config_hash
+    specs = [
+        RunSpec(model=ModelSpec(layers=3)),
+        RunSpec(data=DataSpec(seed=1)),
+        RunSpec(engine=EngineSpec(strategy="optim")),
+        RunSpec(dtypes=DtypeSpec(grad_comm="bf16")),
+        RunSpec(train=TrainSpec(steps=21)),
+        RunSpec(launch=LaunchSpec(env={"NCCL_ALGO": "Ring"})),
+    ]
+    hashes = {resolve(spec, MACHINE).config_hash for spec in specs}
+    assert len(hashes | {base}) == len(specs) + 1
