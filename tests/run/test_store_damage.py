@@ -1,0 +1,183 @@
+"""Reading what a crash, a full disk or a stray editor has left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.record import SCHEMA_VERSION, StepSample
+from bench.resolve import Machine, resolve
+from bench.spec import RunSpec
+from bench.store import DamagedRecordError, ResultsStore, RunFolder
+
+RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
+
+
+def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
+    folder = store.new_run(RUN, sweep="s", cell="c", repeat=0, arm=None, code="x")
+    for rank in range(RUN.launch.ranks):
+        for step in range(1, steps + 1):
+            folder.append_step(
+                rank,
+                StepSample(
+                    step=step,
+                    milliseconds=1.0,
+                    loss=1.0,
+                    grad_norm=1.0,
+                    learning_rate=0.1,
+                    tokens=8,
+                    wire_bytes=0,
+                    rss_bytes=1,
+                ),
+            )
+    folder.write_environment({})
+    folder.write_memory({})
+    folder.write_status(folder.status.model_copy(update={"state": "ok"}))
+    folder.close()
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def test_an_undamaged_record_has_no_problems(store: ResultsStore) -> None:
+    assert store.read(finished_run(store).run_id).problems == ()
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 6))
+def test_a_last_line_that_was_cut_off_is_left_out_and_named(store: ResultsStore, cut: int) -> None:
+    folder = finished_run(store)
+    file = folder.steps_path(1)
+    file.write_bytes(file.read_bytes()[:-cut])
+    record = store.read(folder.run_id)
+    assert [sample.step for sample in record.steps[1]] == [1, 2]
+    assert len(record.steps[0]) == 3
+    assert record.problems == ("steps.rank1.jsonl: the last line is cut off and was left out",)
+
+
+def test_losses_stop_where_the_shortest_rank_stops(store: ResultsStore) -> None:
+    folder = finished_run(store)
+    file = folder.steps_path(1)
+    file.write_bytes(file.read_bytes()[:-5])
+    assert len(store.read(folder.run_id).losses) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"null", b"[1]", b'{"step": 2}', b'{"step": "two"}', b"\xff\xfe", b"", b"[" * 100_000],
+)
+def test_a_broken_line_in_the_middle_is_left_out_and_named(
+    store: ResultsStore, line: bytes
+) -> None:
+    folder = finished_run(store)
+    lines = folder.steps_path(0).read_bytes().splitlines()
+    lines[1] = line
+    folder.steps_path(0).write_bytes(b"\n".join(lines) + b"\n")
+    record = store.read(folder.run_id)
+    assert [sample.step for sample in record.steps[0]] == [1, 3]
+    assert len(record.problems) == 1
+    assert record.problems[0].startswith("steps.rank0.jsonl:2 was left out")
+
+
+def test_many_broken_lines_are_counted_instead_of_listed(store: ResultsStore) -> None:
+    folder = finished_run(store)
+    folder.steps_path(0).write_bytes(b"junk\n" * 500)
+    problems = store.read(folder.run_id).problems
+    assert len(problems) < 10
+    assert any("497 more such lines" in problem for problem in problems)
+
+
+def test_a_sample_with_a_field_of_a_later_version_is_still_read(store: ResultsStore) -> None:
+    folder = finished_run(store)
+    lines = [json.loads(line) for line in folder.steps_path(0).read_text().splitlines()]
+    text = "".join(json.dumps(line | {"new_meter": 1}) + "\n" for line in lines)
+    folder.steps_path(0).write_text(text)
+    assert store.read(folder.run_id).problems == ()
+
+
+@pytest.mark.parametrize("name", ["env.json", "memory.json", "status.json", "runtime.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b'{"a": 1}{"b": 2}', b"[" * 100_000]
+)
+def test_a_broken_document_is_a_problem_and_not_an_exception(
+    store: ResultsStore, name: str, content: bytes
+) -> None:
+    folder = finished_run(store)
+    (folder.path / name).write_bytes(content)
+    record = store.read(folder.run_id)
+    assert any(name in problem for problem in record.problems)
+    assert len(record.steps[0]) == 3
+
+
+@pytest.mark.parametrize("name", ["env.json", "status.json"])
+def test_a_missing_document_is_a_problem(store: ResultsStore, name: str) -> None:
+    folder = finished_run(store)
+    (folder.path / name).unlink()
+    assert any(name in problem for problem in store.read(folder.run_id).problems)
+
+
+def test_samples_of_a_rank_that_are_missing_from_a_good_run_are_a_problem(
+    store: ResultsStore,
+) -> None:
+    folder = finished_run(store)
+    folder.steps_path(1).unlink()
+    assert store.read(folder.run_id).problems == ("no samples of rank 1",)
+
+
+def test_a_status_of_a_newer_version_is_read_and_named(store: ResultsStore) -> None:
+    folder = finished_run(store)
+    status = json.loads((folder.path / "status.json").read_text())
+    newer = status | {"schema_version": SCHEMA_VERSION + 1, "mood": "fine"}
+    (folder.path / "status.json").write_text(json.dumps(newer))
+    record = store.read(folder.run_id)
+    assert record.status.state == "ok"
+    assert any("newer version" in problem for problem in record.problems)
+
+
+def test_a_state_that_does_not_exist_is_a_problem(store: ResultsStore) -> None:
+    folder = finished_run(store)
+    (folder.path / "status.json").write_text('{"state": "splendid"}')
+    record = store.read(folder.run_id)
+    assert record.status.state == "interrupted"
+    assert record.problems
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"shape": 1}', b"\xff", b"null"])
+def test_a_run_without_a_readable_spec_is_damaged_and_hides_no_other(
+    store: ResultsStore, content: bytes | None
+) -> None:
+    good, bad, also_good = (finished_run(store) for _ in range(3))
+    spec = bad.path / "spec.json"
+    if content is None:
+        spec.unlink()
+    else:
+        spec.write_bytes(content)
+    assert [record.run_id for record in store.records()] == [good.run_id, also_good.run_id]
+    assert [record.run_id for record in store.records(sweep="s")] == [good.run_id, also_good.run_id]
+    assert [damaged.run_id for damaged in store.damaged()] == [bad.run_id]
+    with pytest.raises(DamagedRecordError, match="spec\\.json"):
+        store.read(bad.run_id)
+
+
+def test_files_that_do_not_belong_there_are_ignored(store: ResultsStore) -> None:
+    folder = finished_run(store)
+    (store.root / "runs" / "notes.txt").write_text("hello")
+    (folder.path / "steps.rank0.jsonl.bak").write_text("hello")
+    (folder.path / ".status.json.123.tmp").write_text("{")
+    assert store.read(folder.run_id).problems == ()
+    assert len(list(store.records())) == 1
+
+
+def test_only_a_cut_off_line_is_dropped_when_the_writer_is_killed_between_two_bytes(
+    store: ResultsStore,
+) -> None:
+    folder = finished_run(store)
+    whole = folder.steps_path(0).read_bytes()
+    for size in range(len(whole) + 1):
+        folder.steps_path(0).write_bytes(whole[:size])
+        record = store.read(folder.run_id)
+        assert len(record.steps[0]) == whole[:size].count(b"\n")

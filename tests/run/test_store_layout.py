@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.record import SCHEMA_VERSION
+from bench.store import NotAResultsFolderError, ResultsStore
+
+
+def test_a_new_folder_becomes_a_results_folder_of_this_version(tmp_path: Path) -> None:
+    ResultsStore.open(tmp_path / "deep" / "results", create=True)
+    assert (tmp_path / "deep/results/SCHEMA").read_text() == f"{SCHEMA_VERSION}\n"
+
+
+def test_an_empty_folder_can_become_one(tmp_path: Path) -> None:
+    ResultsStore.open(tmp_path, create=True)
+    assert ResultsStore.open(tmp_path, create=False).sweeps() == []
+
+
+def test_a_folder_of_something_else_is_refused_and_left_untouched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(NotAResultsFolderError, match="not empty and not a results folder"):
+        ResultsStore.open(tmp_path, create=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotAResultsFolderError, match="is a file"):
+        ResultsStore.open(tmp_path / "file", create=True)
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_reading_needs_a_results_folder_and_creates_nothing(tmp_path: Path, make: bool) -> None:
+    root = tmp_path / "absent"
+    if make:
+        root.mkdir()
+    with pytest.raises(NotAResultsFolderError, match="not a results folder"):
+        ResultsStore.open(root, create=False)
+    assert root.exists() == make
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_newer_version_is_refused_with_both_numbers(tmp_path: Path, create: bool) -> None:
+    (tmp_path / "SCHEMA").write_text(f"{SCHEMA_VERSION + 1}\n")
+    with pytest.raises(NotAResultsFolderError) as caught:
+        ResultsStore.open(tmp_path, create=create)
+    assert f"schema {SCHEMA_VERSION + 1}" in str(caught.value)
+    assert f"up to {SCHEMA_VERSION}" in str(caught.value)
+
+
+def test_a_schema_file_that_holds_no_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "SCHEMA").write_text("<xml/>")
+    with pytest.raises(NotAResultsFolderError, match="'<xml/>'; expected an integer"):
+        ResultsStore.open(tmp_path, create=False)
+
+
+def test_opening_an_existing_folder_again_keeps_what_is_in_it(tmp_path: Path) -> None:
+    ResultsStore.open(tmp_path, create=True).write_plan("quick", {"cells": [1, 2]})
+    assert ResultsStore.open(tmp_path, create=True).read_plan("quick") == {"cells": [1, 2]}
+
+
+def test_plans_are_listed_and_replaced(tmp_path: Path) -> None:
+    store = ResultsStore.open(tmp_path, create=True)
+    store.write_plan("b", {})
+    store.write_plan("a", {"old": True})
+    store.write_plan("a", {"new": True})
+    assert store.sweeps() == ["a", "b"]
+    assert store.read_plan("a") == {"new": True}
+
+
+def test_a_missing_plan_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+    store = ResultsStore.open(tmp_path, create=True)
+    store.write_plan("quickstart", {})
+    with pytest.raises(UsageError, match="known sweeps: quickstart"):
+        store.read_plan("quickstrat")
+
+
+def test_a_damaged_plan_is_an_error_that_says_so(tmp_path: Path) -> None:
+    store = ResultsStore.open(tmp_path, create=True)
+    store.write_plan("quick", {})
+    (tmp_path / "sweeps/quick/plan.json").write_text('{"cells": [')
+    with pytest.raises(UsageError, match="not valid JSON"):
+        store.read_plan("quick")
+
+
+@pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden", "a b", "x" * 200, "a\0"])
+def test_a_sweep_id_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    store = ResultsStore.open(tmp_path, create=True)
+    with pytest.raises(UsageError, match="cannot be a folder name"):
+        store.write_plan(name, {})
+    with pytest.raises(UsageError, match="cannot be a folder name"):
+        store.read_plan(name)

@@ -1,0 +1,119 @@
+"""Who owns a results folder or a run, also after the owner was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.resolve import Machine, resolve
+from bench.spec import RunSpec
+from bench.store import ResultsStore
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
+
+OWNER = """
+import sys
+from bench.spec import ResolvedRun
+from bench.store import ResultsStore
+store = ResultsStore.open(sys.argv[1], create=True)
+run = ResolvedRun.model_validate_json(sys.argv[2])
+with store.lock():
+    folder = store.new_run(run, sweep="s", cell="c", repeat=0, arm=None, code="x")
+    print(folder.run_id, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+@pytest.fixture
+def owner(store: ResultsStore):
+    """Another process that holds the folder's lock and owns a run; `owner.run_id` names it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(store.root), RUN.model_dump_json()],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    process.run_id = process.stdout.readline().strip()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_runner_is_refused_with_the_name_of_the_first(
+    store: ResultsStore, owner: subprocess.Popen
+) -> None:
+    with pytest.raises(UsageError, match=f"another runner.*pid {owner.pid} on "), store.lock():
+        pass
+
+
+def test_a_second_runner_in_the_same_process_is_refused_too(store: ResultsStore) -> None:
+    with store.lock(), pytest.raises(UsageError, match=f"pid {os.getpid()}"), store.lock():
+        pass
+
+
+def test_the_lock_is_free_again_after_use_and_after_an_error(store: ResultsStore) -> None:
+    with pytest.raises(KeyError), store.lock():
+        raise KeyError
+    with store.lock():
+        pass
+
+
+def test_a_runner_killed_by_sigkill_leaves_the_folder_free(
+    store: ResultsStore, owner: subprocess.Popen
+) -> None:
+    owner.kill()
+    owner.wait()
+    with store.lock():
+        pass
+
+
+def test_a_run_of_a_living_owner_is_running(store: ResultsStore, owner: subprocess.Popen) -> None:
+    assert store.read(owner.run_id).status.state == "running"
+
+
+def test_a_run_whose_owner_was_killed_by_sigkill_is_interrupted(
+    store: ResultsStore, owner: subprocess.Popen
+) -> None:
+    owner.kill()
+    owner.wait()
+    status = store.read(owner.run_id).status
+    assert status.state == "interrupted"
+    assert "without writing how" in status.reason
+    assert status.cell == "c"
+
+
+def test_looking_at_a_run_does_not_disturb_its_owner(
+    store: ResultsStore, owner: subprocess.Popen
+) -> None:
+    for _ in range(50):
+        assert store.read(owner.run_id).status.state == "running"
+
+
+def test_a_run_can_be_looked_at_by_the_process_that_owns_it(store: ResultsStore) -> None:
+    folder = store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x")
+    assert store.read(folder.run_id).status.state == "running"
+    folder.close()
+    assert store.read(folder.run_id).status.state == "interrupted"
+
+
+def test_a_process_started_by_the_owner_does_not_keep_the_run_alive(store: ResultsStore) -> None:
+    folder = store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x")
+    child = subprocess.Popen(["sleep", "30"], close_fds=False)
+    try:
+        folder.close()
+        assert store.read(folder.run_id).status.state == "interrupted"
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.record import RunStatus, RunSummary, StepSample
+from bench.resolve import Machine, resolve
+from bench.spec import MeasureSpec, ResolvedRun, RunSpec, TrainSpec
+from bench.store import ResultsStore, RunFolder
+
+MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+
+
+def resolved(**train: object) -> ResolvedRun:
+    return resolve(RunSpec(train=TrainSpec(**train)), MACHINE)
+
+
+def new_run(store: ResultsStore, run: ResolvedRun, sweep: str | None = "s") -> RunFolder:
+    return store.new_run(run, sweep=sweep, cell="c1", repeat=2, arm="head", code="abc")
+
+
+def sample(step: int) -> StepSample:
+    return StepSample(
+        step=step,
+        milliseconds=12.5,
+        loss=2.0 / step,
+        grad_norm=None,
+        learning_rate=1e-3,
+        tokens=128,
+        wire_bytes=None,
+        rss_bytes=1_000_000,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def test_a_run_is_named_by_its_cell_its_config_and_its_time(store: ResultsStore) -> None:
+    run = resolved()
+    with new_run(store, run) as folder:
+        cell, name = folder.run_id.split("/")
+        assert cell == f"{run.slug}-{run.config_hash}"
+        assert re.fullmatch(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{4}", name)
+        assert folder.path == store.root / "runs" / cell / name
+
+
+def test_runs_of_one_cell_get_a_folder_each_however_fast_they_start(store: ResultsStore) -> None:
+    run = resolved()
+    ids = set()
+    for _ in range(100):
+        folder = new_run(store, run)
+        ids.add(folder.run_id)
+        folder.close()
+    assert len(ids) == 100
+
+
+def test_what_is_written_is_read_back(store: ResultsStore) -> None:
+    run = resolved()
+    with new_run(store, run) as folder:
+        for rank in (1, 0):
+            folder.append_step(rank, sample(1))
+            folder.append_step(rank, sample(2))
+        folder.write_memory({"rank": 0, "by_category_bytes": {"gradients": 42}})
+        folder.write_environment({"hostname": "here"})
+        folder.write_summary(RunSummary(formula="f"))
+        status = folder.status.model_copy(update={"state": "ok", "ended_utc": "later"})
+        folder.write_status(status)
+    record = store.read(folder.run_id)
+    assert record.resolved == run
+    assert record.status == status
+    assert (status.sweep, status.cell, status.repeat, status.arm) == ("s", "c1", 2, "head")
+    assert status.code == "abc"
+    assert record.steps == {0: [sample(1), sample(2)], 1: [sample(1), sample(2)]}
+    assert record.losses == [2.0, 1.0]
+    assert record.memory == {"rank": 0, "by_category_bytes": {"gradients": 42}}
+    assert record.environment == {"hostname": "here", "runtime": {}}
+    assert record.problems == ()
+
+
+def test_what_rank_0_says_about_its_runtime_is_part_of_the_environment(store: ResultsStore) -> None:
+    with new_run(store, resolved()) as folder:
+        folder.write_environment({"hostname": "here"})
+        (folder.path / "runtime.json").write_text('{"torch": "2.13.0"}')
+    assert store.read(folder.run_id).environment["runtime"] == {"torch": "2.13.0"}
+
+
+def test_a_profiled_run_is_not_comparable_in_time(store: ResultsStore) -> None:
+    run = resolve(RunSpec(measure=MeasureSpec(profile="memory")), MACHINE)
+    with new_run(store, run) as profiled, new_run(store, resolved()) as plain:
+        assert not profiled.status.comparable_in_time
+        assert plain.status.comparable_in_time
+
+
+def test_records_come_oldest_first_and_can_be_chosen_by_sweep(store: ResultsStore) -> None:
+    names = []
+    for steps, sweep in [(30, "a"), (20, "b"), (10, "a"), (5, None)]:
+        with new_run(store, resolved(steps=steps), sweep) as folder:
+            names.append(folder.run_id)
+    assert [record.run_id for record in store.records()] == names
+    assert [record.run_id for record in store.records(sweep="a")] == [names[0], names[2]]
+    assert list(store.records(sweep="c")) == []
+
+
+def test_a_run_is_found_by_a_part_of_its_id_that_no_other_has(store: ResultsStore) -> None:
+    with new_run(store, resolved(steps=7)) as one, new_run(store, resolved(steps=8)) as two:
+        assert store.read(one.run_id.split("/")[1]).run_id == one.run_id
+        assert store.read(resolved(steps=8).config_hash).run_id == two.run_id
+
+
+def test_a_part_that_several_runs_have_is_refused_with_their_ids(store: ResultsStore) -> None:
+    with new_run(store, resolved(steps=7)) as one, new_run(store, resolved(steps=8)) as two:
+        with pytest.raises(UsageError) as caught:
+            store.read("debug")
+        assert "2 runs have 'debug'" in str(caught.value)
+        assert one.run_id in str(caught.value)
+        assert two.run_id in str(caught.value)
+
+
+def test_a_run_that_does_not_exist_is_refused(store: ResultsStore) -> None:
+    with pytest.raises(UsageError, match="no run in"):
+        store.read("nothing")
+
+
+def test_the_spec_on_disk_hashes_to_the_name_of_the_folder(store: ResultsStore) -> None:
+    with new_run(store, resolved()) as folder:
+        on_disk = ResolvedRun.model_validate_json((folder.path / "spec.json").read_bytes())
+    assert folder.run_id.split("/")[0].endswith(on_disk.config_hash)
+
+
+def test_the_status_on_disk_is_readable_json_at_every_moment(store: ResultsStore) -> None:
+    with new_run(store, resolved()) as folder:
+        file = folder.path / "status.json"
+        assert json.loads(file.read_text())["state"] == "running"
+        folder.write_status(RunStatus(state="crashed", reason="é\n"))
+        assert json.loads(file.read_text())["reason"] == "é\n"
+        assert not list(folder.path.glob(".*"))

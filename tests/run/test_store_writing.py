@@ -1,0 +1,176 @@
+"""Writes that fail half way, and secrets that must not be written at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.errors import NothingMeasuredError, UsageError
+from bench.resolve import Machine, resolve
+from bench.spec import RunSpec
+from bench.store import ResultsStore, StoreFullError
+from bench.store.atomic import write_json_atomically
+from bench.store.redaction import REDACTED, looks_secret, redact
+
+RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+@pytest.fixture
+def failing_writes(monkeypatch: pytest.MonkeyPatch):
+    """Make the kernel's answer to every further write an error; half of the bytes get through."""
+    real = os.write
+
+    def fail_with(number: int) -> None:
+        seen: dict[int, bool] = {}
+
+        def write(descriptor: int, data: bytes) -> int:
+            if not seen.setdefault(descriptor, False) and len(data) > 1:
+                seen[descriptor] = True
+                return real(descriptor, data[: len(data) // 2])
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "write", write)
+
+    return fail_with
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_half_one(
+    tmp_path: Path, failing_writes, number: int
+) -> None:
+    file = tmp_path / "status.json"
+    write_json_atomically(file, {"state": "ok"})
+    failing_writes(number)
+    with pytest.raises(StoreFullError):
+        write_json_atomically(file, {"state": "crashed"})
+    assert json.loads(file.read_text()) == {"state": "ok"}
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_the_message_of_a_full_disk_says_what_is_safe_and_what_to_do(
+    tmp_path: Path, failing_writes
+) -> None:
+    failing_writes(errno.ENOSPC)
+    with pytest.raises(NothingMeasuredError) as caught:
+        write_json_atomically(tmp_path / "env.json", {})
+    assert caught.value.exit_code == 3
+    for part in ("No space left on device", "Finished runs are complete", "Free some space"):
+        assert part in str(caught.value)
+
+
+def test_a_run_on_a_full_disk_is_refused_and_the_finished_ones_stay(
+    store: ResultsStore, failing_writes
+) -> None:
+    with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
+        folder.write_status(folder.status.model_copy(update={"state": "ok"}))
+    failing_writes(errno.ENOSPC)
+    with pytest.raises(StoreFullError):
+        store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x")
+    assert [record.status.state for record in store.records()] == ["ok"]
+
+
+def test_a_folder_that_may_not_be_written_is_a_usage_error(tmp_path: Path, failing_writes) -> None:
+    failing_writes(errno.EACCES)
+    with pytest.raises(UsageError, match="Permission denied; choose a results folder"):
+        write_json_atomically(tmp_path / "env.json", {})
+
+
+def test_an_error_of_another_kind_is_not_disguised(tmp_path: Path, failing_writes) -> None:
+    failing_writes(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        write_json_atomically(tmp_path / "env.json", {})
+    assert caught.value.errno == errno.EIO
+
+
+def fill(store: ResultsStore) -> int:
+    """Write plans until the disk is full; the number of those that were written."""
+    for index in range(1000):
+        try:
+            store.write_plan(f"sweep{index}", {"cells": ["x" * 2000]})
+        except StoreFullError as error:
+            assert "No space left on device" in str(error)
+            return index
+    raise AssertionError("the disk never filled up")
+
+
+def test_a_real_full_file_system_is_a_store_full_error(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=16k,nr_inodes=64 tmpfs {disk} 2>/dev/null") != 0:
+        pytest.skip("mounting a tmpfs needs root; the same is tested with injected errors")
+    try:
+        store = ResultsStore.open(disk / "results", create=True)
+        written = fill(store)
+        assert written > 0
+        assert store.sweeps() == sorted(f"sweep{index}" for index in range(written))
+        assert all(store.read_plan(name) for name in store.sweeps())
+    finally:
+        os.system(f"umount {disk}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "NCCL_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "TORCH_PASSWORD",
+        "DB_PASS",
+        "MFSDP_AUTH",
+        "WANDB_API_KEY",
+        "SLURM_JWT_TOKEN",
+        "APIKEY",
+        "GITHUB_PAT",
+    ],
+)
+def test_a_name_that_sounds_like_a_secret_is_redacted(name: str) -> None:
+    assert redact({name: "hunter2"}) == {name: REDACTED}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_DEBUG",
+        "NCCL_ALGO",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCH_COMPILE_DISABLE",
+        "SLURM_JOB_ID",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "OMP_PROC_BIND",
+        "MFSDP_PATH",
+    ],
+)
+def test_an_ordinary_name_is_shown(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hf_abcdefghijklmnop",
+        "ghp_0123456789abcdef",
+        "sk-proj-0123456789abcdef",
+        "AKIAIOSFODNN7EXAMPLE",
+        "Authorization: Bearer abcdef123456",
+        "https://user:hunter22@example.org/x",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+    ],
+)
+def test_a_value_with_the_form_of_a_secret_is_redacted_wherever_it_stands(
+    store: ResultsStore, value: str
+) -> None:
+    with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
+        folder.write_environment({"argv": ["run", f"--set=x={value}"], "deep": {"list": [value]}})
+    text = (folder.path / "env.json").read_text()
+    secret = value.rsplit(" ", maxsplit=1)[-1].replace("https://", "").split("@")[0]
+    assert secret not in text
+    assert REDACTED in text
