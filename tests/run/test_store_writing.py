@@ -96,8 +96,7 @@ def fill(store: ResultsStore) -> int:
     for index in range(1000):
         try:
             store.write_plan(f"sweep{index}", {"cells": ["x" * 2000]})
-        except StoreFullError as error:
-            assert "No space left on device" in str(error)
+        except StoreFullError:
             return index
     raise AssertionError("the disk never filled up")
 
