@@ -28,7 +28,7 @@ from mfsdp_core.wrapper import MegatronFSDP
 UnitModules = Sequence[type[nn.Module] | str]
 
 
-def fully_shard_model(  # noqa: PLR0913 - the drop-in signature
+def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     module: nn.Module,
     device_mesh: DeviceMesh | None = None,
     dp_shard_dim: str | None = None,
@@ -121,13 +121,15 @@ def fully_shard_model(  # noqa: PLR0913 - the drop-in signature
 def fully_shard_optimizer(
     optimizer: torch.optim.Optimizer, preproc_state_dict_for_dcp_ckpt: bool = True
 ) -> torch.optim.Optimizer:
-    """Make an optimizer over sharded parameters finish gradients before a step and refresh weights
-    after it; see `mfsdp_core.state.optimizer.prepare_optimizer`. Returns the same optimizer."""
+    """Make an optimizer over sharded parameters finish gradients and refresh weights around a step.
+
+    See `mfsdp_core.state.optimizer.prepare_optimizer`. Returns the same optimizer.
+    """
     del preproc_state_dict_for_dcp_ckpt  # both values save shards; see README, Checkpoints
     return prepare_optimizer(optimizer)
 
 
-def fully_shard(  # noqa: PLR0913 - the drop-in signature
+def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     device_mesh: DeviceMesh | None = None,
@@ -164,8 +166,10 @@ def fully_shard(  # noqa: PLR0913 - the drop-in signature
     maxpool_double_buffer: bool = False,
     on_double_reduction: Literal["raise", "warn"] = "raise",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
-    """`fully_shard_model` and `fully_shard_optimizer` in one call, for an optimizer that was built
-    over `module`'s parameters and has not stepped. Its parameter groups and their options are kept.
+    """`fully_shard_model` and `fully_shard_optimizer` in one call.
+
+    The optimizer was built over `module`'s parameters and has not stepped; its parameter groups and
+    their options are kept.
 
     Raises:
         ConfigurationError: as the two functions, or an optimizer with state or foreign parameters.

@@ -51,10 +51,11 @@ class MegatronFSDP(nn.Module):
         for group in self._groups():
             for managed in group.parameters:
                 setattr(managed.sharded, OWNER, owner)
-                setattr(managed.raw, "get_main_grad", _MainGradient(group, managed.raw))
+                raw: Any = managed.raw
+                raw.get_main_grad = _MainGradient(group, managed.raw)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module through its `__call__`, so that its hooks gather the root's weights (R8)."""
+        """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
         return self.module(*args, **kwargs)
 
     # --- microbatches -------------------------------------------------------------------------
@@ -135,8 +136,10 @@ class MegatronFSDP(nn.Module):
 
     @torch.no_grad()
     def install_optimized_model_weights(self) -> None:
-        """Bring updated main weights into the compute weights; other ranks' parts are gathered
-        when a unit next runs."""
+        """Bring updated main weights into this rank's compute weights.
+
+        Other ranks' parts are gathered when a unit next runs.
+        """
         self._context.params.install()
 
     @torch.no_grad()
@@ -214,7 +217,7 @@ class MegatronFSDP(nn.Module):
         return result
 
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
-        """id of each original parameter -> the shard that stands for it."""
+        """By id of each original parameter, the shard that stands for it."""
         return {id(p.raw): p.sharded for group in self._groups() for p in group.parameters}
 
     def _groups(self) -> list[ParameterGroup]:

@@ -1,1 +1,1 @@
-"""The only room that calls torch.distributed's collectives. Memory is passed in, never made here."""
+"""The only room that calls torch.distributed's collectives. Memory is passed in, not made."""

@@ -10,7 +10,7 @@ import torch
 class Pending(Protocol):
     """A collective that was issued."""
 
-    def wait(self) -> None:
+    def wait(self) -> object:
         """Return once the result may be used on the current stream (CPU: once it is there)."""
 
 

@@ -15,16 +15,17 @@ from mfsdp_core.comm.protocol import Done, Pending
 from mfsdp_core.events import Event, EventBus
 
 # torch 2.13 renamed the two flat collectives; 2.11 has only the older names.
-_gather_flat: Callable[..., dist.Work] = getattr(dist, "all_gather_single", None) or getattr(
-    dist, "all_gather_into_tensor"
-)  # noqa: B009 - absent from newer stubs
-_scatter_flat: Callable[..., dist.Work] = getattr(dist, "reduce_scatter_single", None) or getattr(
-    dist, "reduce_scatter_tensor"
-)  # noqa: B009 - absent from newer stubs
+_NEW_NAMES = hasattr(dist, "all_gather_single")
+_gather_flat: Callable[..., dist.Work] = (
+    dist.all_gather_single if _NEW_NAMES else dist.all_gather_into_tensor
+)
+_scatter_flat: Callable[..., dist.Work] = (
+    dist.reduce_scatter_single if _NEW_NAMES else dist.reduce_scatter_tensor
+)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name of `dtype` without its prefix, as `bfloat16`."""
+    """Torch's name of `dtype` without its prefix, as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 

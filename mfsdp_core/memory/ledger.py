@@ -55,7 +55,7 @@ class MemoryLedger:
         return self._peak_total
 
     def _with_meters(self, booked: dict[Category, int]) -> dict[str, int]:
-        result: dict[str, int] = dict(booked)
+        result = {str(category): count for category, count in booked.items()}
         for category, meter in self._meters:
             result[category] += meter()
         return result

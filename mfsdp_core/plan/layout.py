@@ -73,7 +73,7 @@ class Layout:
     """Slots in the order of the shapes they were built from, over `slices` equal slices.
 
     Raises:
-        LayoutError: on construction, where slots overlap, leave the buffer, or are cut inside a row.
+        LayoutError: slots that overlap, leave the buffer, or are cut inside a row.
     """
 
     slots: tuple[Slot, ...]

@@ -35,7 +35,14 @@ class PrefetchOrder:
             self._recorded = True
         self._recording = []
 
-    def following(self, unit: int, direction: Direction) -> int | None:
-        """The unit that is expected to run after `unit`, or None at the end."""
-        place = self._position[unit] + (1 if direction == "forward" else -1)
+    def following(self, unit: int | None, direction: Direction) -> int | None:
+        """The unit that is expected to run after `unit` (None: the root, which runs before all).
+
+        None at the end.
+        """
+        step = 1 if direction == "forward" else -1
+        if unit is None:
+            place = 0 if direction == "forward" else len(self._order) - 1
+        else:
+            place = self._position[unit] + step
         return self._order[place] if 0 <= place < len(self._order) else None

@@ -20,6 +20,7 @@ from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -108,11 +109,9 @@ class _GroupFactory:
         axis, environment = self._config.strategy.inner, self._environment
         compute = members[0].raw.dtype
         dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
+        spec = BucketSpec(plan, axis, dtypes)
         weights = WeightBuffers(
-            plan.name,
-            plan.layout,
-            axis,
-            dtypes,
+            spec,
             self._gatherer,
             self._lasting,
             persistent=plan.unit == ROOT,
@@ -121,10 +120,7 @@ class _GroupFactory:
         gradients = None
         if plan.requires_grad:
             gradients = GradientBuffers(
-                plan.name,
-                plan.layout,
-                axis,
-                dtypes,
+                spec,
                 self._reducer,
                 self._passing,
                 reduction=self._config.reduction,
@@ -132,15 +128,7 @@ class _GroupFactory:
                 events=environment.events,
             )
         return ParameterGroup(
-            plan,
-            members,
-            axis,
-            dtypes,
-            environment.mesh,
-            self._reducer.rank,
-            weights,
-            gradients,
-            self._lasting,
+            spec, members, weights, gradients, mesh=environment.mesh, allocator=self._lasting
         )
 
 
@@ -150,7 +138,7 @@ def _collect(module: nn.Module) -> list[ManagedParameter]:
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     raws: dict[int, nn.Parameter] = {}
     for path, child in module.named_modules(remove_duplicate=True):
-        for attribute, parameter in child._parameters.items():  # noqa: SLF001 - None entries matter
+        for attribute, parameter in child._parameters.items():
             if parameter is None:
                 continue
             name = f"{path}.{attribute}" if path else attribute

@@ -26,7 +26,7 @@ def inside_backward() -> bool:
     A flag set by a module's backward hook would not do: with reentrant checkpointing the recomputed
     forward runs before that hook.
     """
-    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - no public equivalent
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class ShardedContext:
@@ -54,7 +54,7 @@ class ShardedContext:
 
     @property
     def is_last_microbatch(self) -> bool:
-        """Whether a backward pass now ends its cycle: the innermost no_sync/sync, else auto-sync."""
+        """Whether a backward pass now ends its cycle: innermost no_sync/sync, else auto-sync."""
         return self._sync_stack[-1] if self._sync_stack else self.auto_sync
 
     @contextmanager
@@ -133,7 +133,7 @@ class ShardedContext:
         if not self._backward_running:
             self._backward_running = True
             self.grads.begin_backward()
-            engine = Variable._execution_engine  # noqa: SLF001 - no public equivalent
+            engine = Variable._execution_engine
             engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:

@@ -8,9 +8,9 @@ State per cycle (a cycle ends with `reset`, that is `zero_grad`):
     REDUCED ------accumulate---> error: the own contribution would be reduced twice
     any ----------reset--------> ACCUMULATING
 
-[Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never on
-the accumulator (R2), and also in a group of one (R3). Where dtype stays the same, scaling is fused
-into the copy into the bucket: one rounding either way, so the result is the same to the last bit.
+[Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
+on the accumulator (R2), and also in a group of one (R3). Where the dtype stays the same, scaling is
+fused into the copy into the bucket: one rounding either way, the same result to the last bit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
-from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.strategy import AxisPlacements, Collective, Landing
+from mfsdp_core.plan.strategy import Collective, Landing
+from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer
 
 
@@ -55,10 +55,7 @@ class GradientBuffers:
 
     def __init__(
         self,
-        bucket: str,
-        layout: Layout,
-        axis: AxisPlacements,
-        dtypes: GroupDtypes[torch.dtype],
+        spec: BucketSpec,
         communicator: Communicator,
         allocator: BucketAllocator,
         *,
@@ -66,10 +63,10 @@ class GradientBuffers:
         strict: bool,
         events: EventBus,
     ) -> None:
-        self._name = bucket
-        self._layout = layout
-        self._axis = axis
-        self._dtypes = dtypes
+        self._name = spec.name
+        self._layout = spec.layout
+        self._axis = spec.axis
+        self._dtypes = spec.dtypes
         self._communicator = communicator
         self._allocator = allocator
         self._average = reduction.average_in_collective

@@ -33,11 +33,8 @@ class ParamPipeline:
         """Start the gathers of the unit that is expected to follow `unit`."""
         if not self._prefetch:
             return
-        if unit.place is None:
-            following = 0 if direction == "forward" else len(self._units) - 1
-        else:
-            following = self.order.following(unit.place, direction)
-        if following is None or not self._units:
+        following = self.order.following(unit.place, direction)
+        if following is None:
             return
         target = self._units[following]
         if self.issue(target):

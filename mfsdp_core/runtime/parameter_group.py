@@ -1,9 +1,9 @@
 """One bucket at run time: its parameters, the weights and gradients behind them, and the swap.
 
-A physical parameter has two faces. `raw` is the original `nn.Parameter`, its data a view of the full
-compute buffer: modules see it while their unit runs. `sharded` is a DTensor over this rank's main
-weights: modules, optimizers and state dicts see it at all other times. A tied parameter has one raw
-and one sharded face under several names; a swap rebinds all of them.
+A physical parameter has two faces. `raw` is the original `nn.Parameter`, its data a view of the
+full compute buffer: modules see it while their unit runs. `sharded` is a DTensor over this rank's
+main weights: modules, optimizers and state dicts see it at all other times. A tied parameter has
+one raw and one sharded face under several names; a swap rebinds all of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
-from mfsdp_core.plan.dtype_policy import GroupDtypes
-from mfsdp_core.plan.grouping import BucketPlan
-from mfsdp_core.plan.strategy import AxisPlacements
+from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.dtensor import replica_as_dtensor, shard_as_dtensor
@@ -38,12 +36,12 @@ class ManagedParameter:
     def show_raw(self) -> None:
         """Let modules see the compute weight."""
         for module, attribute in self.holders:
-            module._parameters[attribute] = self.raw  # noqa: SLF001 - the registry is the point
+            module._parameters[attribute] = self.raw
 
     def show_sharded(self) -> None:
         """Let modules see the shard of the main weight."""
         for module, attribute in self.holders:
-            module._parameters[attribute] = self.sharded  # noqa: SLF001 - the registry is the point
+            module._parameters[attribute] = self.sharded
 
 
 class ParameterGroup:
@@ -51,24 +49,22 @@ class ParameterGroup:
 
     def __init__(
         self,
-        plan: BucketPlan,
+        spec: BucketSpec,
         parameters: list[ManagedParameter],
-        axis: AxisPlacements,
-        dtypes: GroupDtypes[torch.dtype],
-        mesh: DeviceMesh,
-        rank: int,
         weights: WeightBuffers,
         gradients: GradientBuffers | None,
+        *,
+        mesh: DeviceMesh,
         allocator: BucketAllocator,
     ) -> None:
-        self.plan = plan
+        self.plan = spec.plan
         self.parameters = parameters
-        self.dtypes = dtypes
+        self.dtypes = spec.dtypes
         self.weights = weights
         self.gradients = gradients
-        self._axis = axis
+        self._axis = spec.axis
         self._mesh = mesh
-        self._rank = rank
+        self._rank = mesh.get_local_rank()
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
         self._adopt_parameters()
@@ -101,8 +97,11 @@ class ParameterGroup:
         local.copy_(value)
 
     def attach_gradients(self) -> None:
-        """Set `.grad` of the sharded parameters: a view of the reduced gradient where the dtype is
-        that of the main weights, else a cast copy that lives until `zero_grad`."""
+        """Set `.grad` of the sharded parameters.
+
+        A view of the reduced gradient where its dtype is that of the main weights, else a cast copy
+        that lives until `zero_grad`.
+        """
         if self.gradients is None:
             return
         reduced = self.gradients.reduced

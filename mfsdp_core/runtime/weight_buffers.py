@@ -20,16 +20,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
-import torch
-
 from mfsdp_core.comm.protocol import Communicator, Pending
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
-from mfsdp_core.plan.dtype_policy import GroupDtypes
-from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.strategy import AxisPlacements, Collective
+from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
+from mfsdp_core.plan.strategy import Collective
+from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer
 
 
@@ -59,27 +56,26 @@ class WeightBuffers:
 
     def __init__(
         self,
-        bucket: str,
-        layout: Layout,
-        axis: AxisPlacements,
-        dtypes: GroupDtypes[torch.dtype],
+        spec: BucketSpec,
         communicator: Communicator,
         allocator: BucketAllocator,
         *,
         persistent: bool,
         events: EventBus,
     ) -> None:
-        self._name = bucket
-        self._layout = layout
-        self._axis = axis
-        self._dtypes = dtypes
+        self._name = spec.name
+        self._layout = layout = spec.layout
+        self._axis = spec.axis
+        self._dtypes = spec.dtypes
         self._communicator = communicator
         self._allocator = allocator
-        self._persistent = persistent or not axis.gathers_every_use
+        self._persistent = persistent or not spec.axis.gathers_every_use
         self._events = events
         self._work: Pending | None = None
         self.state = Residency.READY
-        self._full_key = BufferKey(bucket, "compute_weights", layout.total_elements, dtypes.compute)
+        self._full_key = BufferKey(
+            spec.name, "compute_weights", layout.total_elements, spec.dtypes.compute
+        )
         self.full = FullBuffer(layout, allocator.acquire(self._full_key))
         self.full.zero_gaps()
 
@@ -88,7 +84,7 @@ class WeightBuffers:
         slice_elements = self._layout.slice_elements
         own = self.full.own(self._communicator.rank)
         if self._axis.gathers_every_use:
-            role = "main_weights" if self._dtypes.shares_weights else "compute_shard"
+            role: Role = "main_weights" if self._dtypes.shares_weights else "compute_shard"
             key = BufferKey(self._name, role, slice_elements, self._dtypes.compute)
             self._source = self._allocator.acquire(key).copy_(own)
         elif self._axis.shards_optimizer:

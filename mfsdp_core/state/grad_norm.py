@@ -30,7 +30,7 @@ def clip_grad_norm_(
     norm = _norm(gradients)
     if max_norm != float("inf") and gradients:
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_([_local(g) for g in gradients], coefficient)  # noqa: SLF001 - as torch.nn.utils does
+        torch._foreach_mul_([_local(g) for g in gradients], coefficient)
     return norm
 
 
@@ -54,7 +54,7 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 def _sum_of_squares(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Scalar, at least float32, so that squares of half-precision values do not overflow."""
     dtype = torch.float64 if tensors[0].dtype is torch.float64 else torch.float32
-    norms = torch._foreach_norm(tensors, 2, dtype=dtype)  # noqa: SLF001 - as torch.nn.utils does
+    norms = torch._foreach_norm(tensors, 2, dtype=dtype)
     return torch.stack(list(norms)).square().sum()
 
 

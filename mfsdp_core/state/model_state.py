@@ -50,7 +50,7 @@ def load_model_state(
     if strict and (missing or unexpected):
         raise StateDictError(
             f"the state dict does not fit the model. Missing: {missing or 'none'}. Unexpected: "
-            f"{unexpected or 'none'}. Names start with {PREFIX!r}; pass strict=False to load a part."
+            f"{unexpected or 'none'}. Names start with {PREFIX!r}; strict=False loads a part."
         )
     return type(result)(missing, unexpected)
 

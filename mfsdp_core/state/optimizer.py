@@ -34,39 +34,52 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
             "model.parameters() after sharding, or use fully_shard(module, optimizer)."
         )
-    base_step, base_zero_grad = optimizer.step, optimizer.zero_grad
+    methods = _ShardedMethods(optimizer.step, optimizer.zero_grad, owners)
+    patched: Any = optimizer
+    patched.step = methods.step
+    patched.zero_grad = methods.zero_grad
+    for owner in _alive(owners):
+        owner.ledger.measure("optimizer_state", _state_meter(optimizer))
+    return optimizer
+
+
+class _ShardedMethods:
+    """The two methods that replace an optimizer's own, around the originals."""
+
+    def __init__(
+        self,
+        base_step: Callable[[], Any],
+        base_zero_grad: Callable[..., None],
+        owners: list[weakref.ref[Any]],
+    ) -> None:
+        self._base_step = base_step
+        self._base_zero_grad = base_zero_grad
+        self._owners = owners
 
     def step(
+        self,
         closure: Callable[[], float] | None = None,
         *,
         sync_grad_before_optimizer_step: bool = True,
         install_optimized_model_weights: bool = True,
     ) -> None:
+        """See `prepare_optimizer`."""
         if closure is not None:
             raise LifecycleError(
                 "step() of a sharded optimizer takes no closure: gradients must be finished "
                 "between backward and step. Call backward first, then step()."
             )
-        if sync_grad_before_optimizer_step:
-            for owner in _alive(owners):
-                owner.finish_grad_sync()
-        base_step()
-        if install_optimized_model_weights:
-            for owner in _alive(owners):
-                owner.install_optimized_model_weights()
+        for owner in _alive(self._owners) if sync_grad_before_optimizer_step else ():
+            owner.finish_grad_sync()
+        self._base_step()
+        for owner in _alive(self._owners) if install_optimized_model_weights else ():
+            owner.install_optimized_model_weights()
 
-    def zero_grad(set_to_none: bool = True, *, zero_grad_buffer: bool = True) -> None:
-        base_zero_grad(set_to_none=set_to_none)
-        if zero_grad_buffer:
-            for owner in _alive(owners):
-                owner.zero_grad_buffer()
-
-    patched: Any = optimizer
-    patched.step = step
-    patched.zero_grad = zero_grad
-    for owner in _alive(owners):
-        owner.ledger.measure("optimizer_state", _state_meter(optimizer))
-    return optimizer
+    def zero_grad(self, set_to_none: bool = True, *, zero_grad_buffer: bool = True) -> None:
+        """See `prepare_optimizer`."""
+        self._base_zero_grad(set_to_none=set_to_none)
+        for owner in _alive(self._owners) if zero_grad_buffer else ():
+            owner.zero_grad_buffer()
 
 
 def check_replaceable(
