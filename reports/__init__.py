@@ -1,0 +1,1 @@
+"""Reading records: reports, comparisons, loss parity. Never loads torch."""

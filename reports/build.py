@@ -1,0 +1,96 @@
+"""`write_report`: from records to one HTML file and one Markdown file with its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.store import ResultsStore
+from bench.store.atomic import reporting_failed_writes, write_text_atomically
+from reports import html, markdown
+from reports.document import Document, Figure
+from reports.findings import Findings, find
+from reports.sections.appendix import appendix
+from reports.sections.cells import cells_section
+from reports.sections.comparison import comparison
+from reports.sections.headline import headline
+from reports.sections.method import method
+from reports.sections.parity import parity_section
+from reports.sections.unmeasured import unmeasured
+from reports.sweep_view import load_sweeps
+
+HTML_NAME = "report.html"
+MARKDOWN_NAME = "report.md"
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """What was written, and how many cells stand behind it (0 measured: nothing to show)."""
+
+    html: Path
+    markdown: Path
+    figures: tuple[Path, ...]
+    measured_cells: int
+    planned_cells: int
+
+
+def write_report(
+    store: ResultsStore,
+    sweep_ids: Sequence[str],
+    out_dir: str | Path,
+    *,
+    reference: str | None = None,
+) -> ReportPaths:
+    """Write `report.html` (self-contained), `report.md` and `figures/*.svg` into `out_dir`.
+
+    Everything is rebuilt from the records; failed, pruned and damaged runs are part of the report.
+
+    Args:
+        store: the results folder.
+        sweep_ids: sweeps to put into one report.
+        out_dir: made if it is missing; older files of these names are replaced.
+        reference: name of the cell to compare with; None chooses one by a stated rule.
+
+    Raises:
+        UsageError: an unknown sweep or reference, or a folder that cannot be written.
+        StoreFullError: no space.
+    """
+    findings = find(load_sweeps(store, sweep_ids), reference)
+    document = build_document(findings)
+    out = Path(out_dir).expanduser().absolute()
+    drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
+    with reporting_failed_writes(out):
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+    figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
+    for path, figure in zip(figures, drawn, strict=True):
+        write_text_atomically(path, figure.svg)
+    write_text_atomically(out / MARKDOWN_NAME, markdown.render(document))
+    write_text_atomically(out / HTML_NAME, html.render(document))
+    return ReportPaths(
+        html=out / HTML_NAME,
+        markdown=out / MARKDOWN_NAME,
+        figures=figures,
+        measured_cells=len(findings.measured),
+        planned_cells=findings.planned,
+    )
+
+
+def build_document(findings: Findings) -> Document:
+    """All sections, in reading order."""
+    names = ", ".join(sweep.id for sweep in findings.sweeps)
+    sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
+    return Document(
+        title=f"mfsdp-bench report: {names}",
+        subtitle=f"from {sources}" if sources else "",
+        sections=(
+            headline(findings),
+            cells_section(findings),
+            comparison(findings),
+            parity_section(findings),
+            unmeasured(findings),
+            method(),
+            appendix(findings),
+        ),
+        footer="Rebuilt from the records of the results folder; raw samples are never edited.",
+    )

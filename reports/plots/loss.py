@@ -1,0 +1,96 @@
+"""Loss curves per dtype policy, beside their difference from the policy's reference cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from reports.parity import ParityGroup, losses, relative_differences
+from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
+
+_FLOOR = 1e-10
+_ROW_INCHES = 2.9
+_LEGEND_ROW_INCHES = 0.19
+
+
+def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> str:
+    """One row per group: losses left, |relative difference| to the reference right, legend beside.
+
+    The first run of each cell is drawn.
+    """
+    heights = [max(_ROW_INCHES, 0.7 + _LEGEND_ROW_INCHES * (len(g.rows) + 1)) for g in groups]
+    with drawing(11.0, sum(heights)) as figure:
+        axes = figure.subplots(
+            len(groups), 2, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )
+        for (left, right), group in zip(axes, groups, strict=True):
+            _curves(left, group, look_of)
+            _differences(right, group, look_of)
+            handles, names = left.get_legend_handles_labels()
+            right.legend(handles, names, loc="upper left", bbox_to_anchor=(1.02, 1.02))
+        return svg(figure, "loss")
+
+
+def _curves(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None:
+    for row in group.rows:
+        values = losses(row.cell.finished[0].record)
+        look = look_of[row.cell.name]
+        name = label(row.cell.name) + (" (reference)" if row.cell is group.reference else "")
+        axes.plot(
+            range(1, len(values) + 1),
+            values,
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=1.5,
+            label=name,
+        )
+    axes.set_title(f"Loss, {label(group.label)}", loc="left")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    whole_steps(axes)
+
+
+def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None:
+    base = losses(group.reference.finished[0].record)
+    drawn = False
+    for row in group.rows:
+        if row.cell is group.reference:
+            continue
+        values = relative_differences(losses(row.cell.finished[0].record), base)
+        look = look_of[row.cell.name]
+        axes.plot(
+            range(1, len(values) + 1),
+            [max(value, _FLOOR) for value in values],
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=1.3,
+        )
+        drawn = True
+    axes.set_title(f"Difference from {label(group.reference.name, 36)}", loc="left")
+    axes.set_xlabel("step")
+    axes.set_ylabel("|relative difference|")
+    if not drawn:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "nothing to compare with", ha="center", transform=axes.transAxes)
+        return
+    axes.set_yscale("log")
+    # Plain text: mathtext is off, because a name may hold dollar signs.
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    bound = group.tolerance.bound
+    axes.axhline(bound, color=GREY, linewidth=1.2)
+    axes.annotate(
+        f"bound {bound:.1e}",
+        (1.0, bound),
+        xycoords=("axes fraction", "data"),
+        xytext=(-3, 3),
+        textcoords="offset points",
+        ha="right",
+        color="#5a5f67",
+        fontsize=8,
+    )
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, _FLOOR / 2), max(high, bound * 8))
+    whole_steps(axes)

@@ -1,0 +1,88 @@
+"""Memory by category, stacked, beside the resident set of the largest rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from reports.cells import Cell
+from reports.change import MemoryMetric, memory_bytes
+from reports.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+    drawing,
+    label,
+    svg,
+)
+
+_MIB = 2**20
+_COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
+_HATCHES = ("", "///", "", "...", "", "\\\\\\", "xx", "")
+
+
+def memory_figure(cells: Sequence[Cell]) -> str:
+    """Left: the ledger of rank 0 by category. Right: device peak if known, else RSS peak."""
+    shown = [cell for cell in cells if cell.finished]
+    names = [label(cell.name) for cell in shown]
+    has_ledger = any(cell.ledger for cell in shown)
+    with drawing(11.0, 1.5 + 0.27 * len(shown)) as figure:
+        if has_ledger:
+            left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2.0, 1.0))
+            _ledger(left, shown)
+            figure.legend(
+                *left.get_legend_handles_labels(), loc="outside upper left", ncols=6, fontsize=8
+            )
+        else:
+            right = figure.subplots(1, 1)
+        _peak(right, shown)
+        first = left if has_ledger else right
+        first.set_yticks(range(len(shown)), names, fontsize=8)
+        first.invert_yaxis()
+        return svg(figure, "memory")
+
+
+def _ledger(axes: Axes, cells: Sequence[Cell]) -> None:
+    categories = list(dict.fromkeys(name for cell in cells for name in cell.ledger))
+    starts = [0.0] * len(cells)
+    for index, category in enumerate(categories):
+        widths = [cell.ledger.get(category, 0) / _MIB for cell in cells]
+        if not any(widths):
+            continue
+        axes.barh(
+            range(len(cells)),
+            widths,
+            left=starts,
+            height=0.72,
+            color=_COLOURS[index % len(_COLOURS)],
+            hatch=_HATCHES[index % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.4,
+            label=label(category.replace("_", " ")),
+        )
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    for position, cell in enumerate(cells):
+        if not cell.ledger:
+            axes.text(0, position, " no ledger", va="center", color=GREY, fontsize=8)
+    axes.set_xlabel("ledger of rank 0 (MiB)")
+    axes.grid(visible=False, axis="y")
+
+
+def _peak(axes: Axes, cells: Sequence[Cell]) -> None:
+    on_device = any(cell.value("device_peak_bytes") is not None for cell in cells)
+    metric: MemoryMetric = "device_peak" if on_device else "rss"
+    values = [(memory_bytes(cell, metric) or 0.0) / _MIB for cell in cells]
+    axes.barh(range(len(cells)), values, height=0.72, color="#a9b1bb")
+    for position, value in enumerate(values):
+        if value:
+            axes.text(value, position, f" {value:,.0f}", va="center", fontsize=7.5)
+    axes.set_xlim(0, 1.18 * max(values, default=1.0) or 1.0)
+    what = "device allocator peak" if on_device else "RSS peak"
+    axes.set_xlabel(f"{what}, largest rank (MiB)")
+    axes.grid(visible=False, axis="y")

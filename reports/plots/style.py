@@ -1,0 +1,129 @@
+"""One look for all figures, and one appearance per cell in all of them.
+
+Colours are those of Okabe and Ito (2008), which stay apart under the common colour blindnesses; a
+second channel (dash, marker, hatch) carries the same distinction without colour.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from reports.cells import Cell
+from reports.printable import printable
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#8a8f98"
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_ENGINE_COLOURS = {"single": BLACK, "ddp": ORANGE, "fsdp2": BLUE, "mfsdp": VERMILLION}
+_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+_RC: dict[Any, Any] = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e6ea",
+    "grid.linewidth": 0.7,
+    "axes.edgecolor": "#9aa0a8",
+    "xtick.color": "#40454d",
+    "ytick.color": "#40454d",
+    "axes.labelcolor": "#25282d",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "svg.fonttype": "path",
+    "text.parse_math": False,  # a name may hold dollar signs
+    "text.usetex": False,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one cell is drawn everywhere."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+def looks(cells: Sequence[Cell]) -> dict[str, Look]:
+    """By cell name: colour by engine, dash by strategy, marker by dtypes.
+
+    Where two cells would look alike (a sweep over something else), colour and dash count through
+    the cells instead.
+    """
+    policies = list(dict.fromkeys(cell.dtypes for cell in cells))
+    spoken: dict[str, Look] = {}
+    for cell in cells:
+        engine = cell.resolved.engine
+        dash = DASHES[_STRATEGIES.index(engine.strategy) if engine.strategy else 0]
+        marker = MARKERS[policies.index(cell.dtypes) % len(MARKERS)]
+        spoken[cell.name] = Look(_ENGINE_COLOURS[engine.name], dash, marker)
+    if len(set(spoken.values())) == len(cells):
+        return spoken
+    return {
+        cell.name: Look(
+            CYCLE[index % len(CYCLE)],
+            DASHES[index // len(CYCLE) % len(DASHES)],
+            spoken[cell.name].marker,
+        )
+        for index, cell in enumerate(cells)
+    }
+
+
+def label(name: str, limit: int = 44) -> str:
+    """A cell's name as text in a figure."""
+    return printable(name, limit)
+
+
+def whole_steps(axes: Axes, most: int = 8) -> None:
+    """Label only whole steps on the horizontal axis, at most `most` of them."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True))
+
+
+@contextmanager
+def drawing(width: float, height: float, *, arranged: bool = True) -> Iterator[Figure]:
+    """A new figure of this size in inches, with the common look while it is drawn.
+
+    `arranged`: matplotlib's constrained layout places the axes; else the caller does.
+
+    A name in a script that the font lacks is drawn as boxes, without a warning per character.
+    """
+    with mpl.rc_context(_RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from", category=UserWarning)
+        figure = Figure(figsize=(width, height), layout="constrained" if arranged else None)
+        FigureCanvasSVG(figure)
+        yield figure
+
+
+def svg(figure: Figure, salt: str) -> str:
+    """The figure as one `<svg>` element, the same text for the same data.
+
+    Args:
+        figure: call inside `drawing`.
+        salt: differs between the figures of one page, so that their element ids do too.
+    """
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

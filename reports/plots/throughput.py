@@ -1,0 +1,92 @@
+"""Throughput against memory: every cell a point with its name in a margin of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from reports.cells import Cell
+from reports.change import MEMORY_TITLES, MemoryMetric, memory_bytes
+from reports.plots.style import GREY, Look, drawing, label, svg
+
+_MIB = 2**20
+_WIDTH_INCHES = 11.0
+
+
+def throughput_figure(
+    cells: Sequence[Cell], metric: MemoryMetric, look_of: Mapping[str, Look]
+) -> str:
+    """Scatter of the measured cells. Up and to the left is better.
+
+    Names stand in a column right of the plot, in the order of throughput, each joined to its
+    point: however close points are, names never overlap.
+    """
+    points = sorted(
+        (
+            (throughput, memory / _MIB, cell)
+            for cell in cells
+            if (throughput := cell.value("tokens_per_second")) is not None
+            and (memory := memory_bytes(cell, metric)) is not None
+        ),
+        key=lambda point: -point[0],
+    )
+    with drawing(_WIDTH_INCHES, max(3.8, 1.1 + 0.24 * len(points)), arranged=False) as figure:
+        axes = figure.subplots()
+        figure.subplots_adjust(left=0.075, right=0.68, top=0.97, bottom=0.14)
+        for throughput, memory, cell in points:
+            look = look_of[cell.name]
+            axes.plot(
+                memory,
+                throughput,
+                look.marker,
+                color=look.colour,
+                markeredgecolor="white",
+                markersize=8.5,
+            )
+        axes.margins(x=0.08, y=0.12)
+        _name(axes, points)
+        axes.set_xlabel(f"{MEMORY_TITLES[metric]} (MiB)")
+        axes.set_ylabel("throughput (tokens/s, all ranks)")
+        return svg(figure, "throughput")
+
+
+def _name(axes: Axes, points: Sequence[tuple[float, float, Cell]]) -> None:
+    low, high = axes.get_ylim()
+    wanted = [(throughput - low) / (high - low) for throughput, _, _ in points]
+    gap = min(0.075, 1.0 / max(1, len(points)))
+    for (throughput, memory, cell), height in zip(points, spread(wanted, gap), strict=True):
+        axes.annotate(
+            label(cell.name),
+            (memory, throughput),
+            xytext=(1.035, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=8,
+            color="#25282d",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": GREY,
+                "linewidth": 0.5,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 5,
+            },
+        )
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Heights near the wanted ones (both descending), at least `gap` apart, within [0, 1].
+
+    They fit if there are at most 1 / gap of them. Pushed down from the top, then up from below.
+    """
+    heights: list[float] = []
+    for height in wanted:
+        highest = heights[-1] - gap if heights else 1.0 - gap / 2
+        heights.append(min(height, highest))
+    lowest = gap / 2
+    for index in range(len(heights) - 1, -1, -1):
+        heights[index] = max(heights[index], lowest)
+        lowest = heights[index] + gap
+    return heights

@@ -1,0 +1,29 @@
+"""Names as they may be shown: text from a record can hold anything, a terminal obeys anything."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """One line without control, direction-changing or unassigned characters.
+
+    Each of those becomes a space (line ends, tabs) or U+FFFD, so that nothing vanishes unseen.
+
+    Args:
+        text: any text.
+        limit: longest result in characters; a longer text is cut and ends in an ellipsis.
+    """
+    shown = "".join(_shown(character) for character in text)
+    if limit is not None and len(shown) > limit:
+        return shown[: max(1, limit - 1)] + "…"
+    return shown
+
+
+def _shown(character: str) -> str:
+    if character in "\r\n\t\v\f":
+        return " "
+    hidden = unicodedata.category(character) in _HIDDEN_CATEGORIES
+    return "\N{REPLACEMENT CHARACTER}" if hidden else character

@@ -1,0 +1,85 @@
+"""Every measured cell against one named reference cell, with the trade-offs spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.cells import Cell
+from reports.change import MEMORY_TITLES, Change
+from reports.change_table import change_table
+from reports.document import Block, Bullets, Figure, Heading, Paragraph, Section, TableBlock
+from reports.findings import Findings
+from reports.plots.memory import memory_figure
+from reports.plots.throughput import throughput_figure
+from reports.reference import RULE
+
+
+def comparison(findings: Findings) -> Section:
+    """Speed and memory against the reference."""
+    blocks: list[Block] = []
+    if findings.reference is None:
+        blocks.append(Paragraph("No cell was measured, so there is nothing to compare."))
+    else:
+        blocks.append(Paragraph(_introduction(findings, findings.reference)))
+        if findings.changes:
+            blocks.append(TableBlock(change_table(findings.changes)))
+            blocks.append(Paragraph(_sample_sizes(findings.changes), tone="note"))
+        else:
+            blocks.append(Paragraph("There is no other cell to compare it with."))
+    if findings.other_hardware:
+        names = ", ".join(cell.name for cell in findings.other_hardware)
+        blocks.append(
+            Paragraph(f"Not compared, because measured on other hardware: {names}.", tone="warning")
+        )
+    blocks.extend(_flags(findings))
+    blocks.extend(_figures(findings))
+    return Section("comparison", "Comparison", tuple(blocks))
+
+
+def _introduction(findings: Findings, reference: Cell) -> str:
+    chosen = "named by the reader" if findings.reference_was_named else f"chosen by rule: {RULE}"
+    return (
+        f"Reference: {reference.name} ({chosen}). Changes are of the cell against the reference: "
+        "time change is step time over the reference's minus 1, throughput change is tokens/s over "
+        "the reference's minus 1, throughput ratio is tokens/s over the reference's."
+    )
+
+
+def _sample_sizes(changes: Sequence[Change]) -> str:
+    single = sum(min(c.base.n, c.head.n) == 1 for c in changes)
+    if single == len(changes):
+        return (
+            "n=1 in every comparison: one run on each side, so there is no interval and no "
+            "verdict. A difference may be noise of the machine."
+        )
+    if single:
+        return (
+            f"n=1 on a side of {single} of {len(changes)} comparisons: no interval there. Medians "
+            "of several runs elsewhere; verdicts need a noise floor and are not given here."
+        )
+    return "Medians over runs; verdicts need a noise floor and are not given here."
+
+
+def _flags(findings: Findings) -> list[Block]:
+    if not findings.changes:
+        return []
+    heading = Heading("Trade-offs")
+    if not findings.flags:
+        return [heading, Paragraph("None beyond the thresholds of the README.")]
+    return [heading, Bullets(tuple((flag.cell, flag.text) for flag in findings.flags))]
+
+
+def _figures(findings: Findings) -> list[Block]:
+    figures: list[Block] = []
+    if findings.finished:
+        caption = (
+            "Memory by category (ledger of rank 0; activations are known from profiled runs only) "
+            "and the peak of the largest rank."
+        )
+        figures.append(Figure("memory", memory_figure(findings.finished), caption))
+    metric = findings.memory_metric
+    if findings.measured and metric is not None:
+        svg = throughput_figure(findings.measured, metric, findings.looks)
+        caption = f"Throughput against {MEMORY_TITLES[metric]}; up and to the left is better."
+        figures.append(Figure("throughput-memory", svg, caption))
+    return figures

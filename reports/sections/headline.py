@@ -1,0 +1,133 @@
+"""What ran, where, from which code, and the three sentences a reader takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.record import RunRecord
+from reports import quantity
+from reports.change import Change
+from reports.document import Block, Bullets, Facts, Paragraph, Section
+from reports.findings import Findings
+from reports.machine import describe_code, describe_hardware, describe_software, distinct
+
+
+def headline(findings: Findings) -> Section:
+    """The first section: facts, then findings in words."""
+    records = [run.record for cell in findings.cells for run in cell.runs]
+    blocks: list[Block] = []
+    descriptions = [sweep.description for sweep in findings.sweeps if sweep.description]
+    blocks.extend(Paragraph(text) for text in descriptions)
+    blocks.append(Facts(_facts(findings, records)))
+    blocks.append(Bullets(tuple(("", text) for text in _sentences(findings))))
+    return Section("headline", "What ran", tuple(blocks))
+
+
+def _facts(findings: Findings, records: Sequence[RunRecord]) -> tuple[tuple[str, str], ...]:
+    pruned = sum(len(sweep.pruned) for sweep in findings.sweeps)
+    measured = f"{len(findings.measured)} of {quantity.counted(findings.planned, 'cell')}"
+    facts = [
+        ("Measured", measured + (f", {pruned} pruned" if pruned else "")),
+        ("Runs per cell", _runs_per_cell(findings)),
+    ]
+    if records:
+        facts += [
+            ("Model and batch", distinct(_workload(record) for record in records)),
+            ("Machine", distinct(describe_hardware(record) for record in records)),
+            ("Ranks", ", ".join(map(str, sorted({r.resolved.launch.ranks for r in records})))),
+            ("Software", distinct(describe_software(record) for record in records)),
+            ("Commit", distinct(describe_code(record) for record in records)),
+            ("Date (UTC)", _dates(records)),
+        ]
+    return tuple(facts)
+
+
+def _runs_per_cell(findings: Findings) -> str:
+    counts = sorted({cell.n for cell in findings.measured})
+    if not counts:
+        return "none"
+    if counts == [1]:
+        return "n=1, no interval"
+    return "n=" + (f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")
+
+
+def _workload(record: RunRecord) -> str:
+    resolved = record.resolved
+    millions = resolved.shape.parameters / 1e6
+    train = resolved.train
+    return (
+        f"{resolved.shape.preset} ({quantity.significant(millions, 3)} M parameters), "
+        f"{train.global_batch} sequences x {train.seq_len} tokens, {resolved.data.kind} data, "
+        f"{train.steps} steps"
+    )
+
+
+def _dates(records: Sequence[RunRecord]) -> str:
+    minutes = sorted(r.status.started_utc[:16].replace("T", " ") for r in records)
+    known = [text for text in minutes if text]
+    if not known:
+        return "unknown"
+    return known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
+
+
+def _sentences(findings: Findings) -> list[str]:
+    sentences = []
+    if findings.reference is None:
+        sentences.append("Nothing was measured: there is no time to compare.")
+    elif findings.changes:
+        sentences.append(_fastest(findings.changes))
+    sentences.extend(_parity_sentences(findings))
+    if findings.flags:
+        flagged = len({flag.cell for flag in findings.flags})
+        sentences.append(
+            f"Trade-offs that a bare speed would hide: {quantity.counted(flagged, 'cell')}; "
+            "see Comparison."
+        )
+    failed = [c for c in findings.cells if any(r.kind in ("failed", "damaged") for r in c.runs)]
+    if failed:
+        sentences.append(
+            f"Failed or damaged runs: {quantity.counted(len(failed), 'cell')}; see Not measured."
+        )
+    return sentences
+
+
+def _fastest(changes: Sequence[Change]) -> str:
+    known = [change for change in changes if change.throughput_ratio is not None]
+    if not known:
+        return "No cell could be compared in time with the reference."
+    best = max(known, key=lambda change: change.throughput_ratio or 0.0)
+    if (best.throughput_change or 0.0) <= 0:
+        return (
+            f"No cell had a higher throughput than the reference {best.base.name}; the nearest is "
+            f"{best.head.name}: {_three(best)}."
+        )
+    return (
+        f"Highest throughput: {best.head.name}, against the reference {best.base.name}: "
+        f"{_three(best)}."
+    )
+
+
+def _three(change: Change) -> str:
+    return (
+        f"time {quantity.change(change.time_change)}, "
+        f"throughput {quantity.change(change.throughput_change)}, "
+        f"ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
+    )
+
+
+def _parity_sentences(findings: Findings) -> list[str]:
+    compared = [
+        row
+        for group in findings.parity
+        for row in group.rows
+        if row.verdict not in ("reference", "nothing to compare with")
+    ]
+    if not compared:
+        return []
+    good = sum(row.verdict == "parity" for row in compared)
+    text = (
+        f"Loss parity: {good} of {quantity.counted(len(compared), 'compared cell')} within the "
+        "bound of their dtype policy"
+    )
+    bad = [row.cell.name for row in compared if row.verdict != "parity"]
+    return [text + (f"; not: {', '.join(bad)}." if bad else ".")]

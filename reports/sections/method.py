@@ -1,0 +1,48 @@
+"""How to read the numbers: the formulas by name, next to the numbers they made."""
+
+from __future__ import annotations
+
+from bench.derive.flops import FORMULA
+from bench.derive.peaks import TABLE_DATE
+from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
+from reports.document import Bullets, Section
+from reports.tradeoffs import MEMORY_THRESHOLDS, SPEED_THRESHOLD
+
+
+def method() -> Section:
+    """Fixed text, with the constants that were in force."""
+    items = (
+        (
+            "Steady state",
+            f"the first {DROPPED_STEPS} steps never count; warm-up beyond them is cut by {METHOD}; "
+            f"at least {MIN_WINDOW_STEPS} steps must remain, and a significant drift of the "
+            f"rolling median above {DRIFT_TOLERANCE:.0%} means that no number stands.",
+        ),
+        (
+            "Replication",
+            "n counts runs, not steps: steps of one run share its conditions. With n=1 there is no "
+            "interval; three runs against three can never be significant.",
+        ),
+        (
+            "TFLOP/s",
+            f"formula {FORMULA}: model FLOPs with causal attention, without what recompute "
+            "repeats; other frameworks' formulas differ by up to 12.5 % at equal speed.",
+        ),
+        (
+            "MFU",
+            f"achieved TFLOP/s over the dense peak of the exact device (table of {TABLE_DATE}); "
+            "unknown devices and CPUs have none, and a value above 100 % is withheld as invalid.",
+        ),
+        (
+            "Bytes sent",
+            "by the ring convention: gather and scatter (n-1)/n of the full buffer, all-reduce "
+            "twice that; summed over ranks, per step.",
+        ),
+        (
+            "Trade-offs",
+            f"flagged from {SPEED_THRESHOLD:.0%} of throughput and "
+            f"{MEMORY_THRESHOLDS['ledger']:.1%} of allocator or ledger memory "
+            f"({MEMORY_THRESHOLDS['rss']:.0%} of a resident set).",
+        ),
+    )
+    return Section("method", "How to read the numbers", (Bullets(items),))

@@ -1,0 +1,85 @@
+"""Loss parity: verdict per cell, and how its bound was chosen."""
+
+from __future__ import annotations
+
+from reports import quantity
+from reports.document import Block, Figure, Paragraph, Section, TableBlock
+from reports.findings import Findings
+from reports.parity import ParityGroup, ParityRow
+from reports.plots.loss import loss_figure
+from reports.table import Row, RowKind, Table, columns
+
+
+def parity_section(findings: Findings) -> Section:
+    """One table over all dtype policies, the bounds in words, the curves."""
+    if not findings.parity:
+        return Section("parity", "Loss parity", (Paragraph("No cell has a finished run."),))
+    blocks: list[Block] = [
+        Paragraph(
+            "Cells with the same model, data, batch, optimizer and dtype policy should report the "
+            "same losses. Each is compared step by step with the reference cell of its policy; it "
+            "is in parity if the relative difference stays within the bound at every step."
+        ),
+        TableBlock(parity_table(findings.parity)),
+    ]
+    blocks.extend(Paragraph(_explained(group), tone="note") for group in findings.parity)
+    svg = loss_figure(findings.parity, findings.looks)
+    caption = (
+        "Left: mean loss over ranks. Right: relative difference from the policy's reference cell, "
+        "with the bound; differences below 1e-10 are drawn there."
+    )
+    blocks.append(Figure("loss", svg, caption))
+    return Section("parity", "Loss parity", tuple(blocks))
+
+
+def parity_table(groups: tuple[ParityGroup, ...]) -> Table:
+    """All groups in one table, their reference cells set off."""
+    titles = columns(
+        "cell",
+        "dtype policy",
+        "verdict",
+        "steps compared",
+        "max relative difference",
+        "at step",
+        "bound",
+        "first divergent step",
+        left=3,
+    )
+    rows = [_row(group, row) for group in groups for row in group.rows]
+    return Table(titles, tuple(rows))
+
+
+def _row(group: ParityGroup, row: ParityRow) -> Row:
+    kinds: dict[str, RowKind] = {"reference": "reference", "diverges": "bad", "steps differ": "bad"}
+    compared = row.max_relative is not None
+    texts = (
+        row.cell.name,
+        group.label,
+        row.verdict,
+        str(row.steps) if compared else quantity.MISSING,
+        quantity.difference(row.max_relative),
+        str(row.at_step) if compared and row.max_relative else quantity.MISSING,
+        f"{group.tolerance.bound:.1e}" if compared else quantity.MISSING,
+        _first_divergent(row) if compared else quantity.MISSING,
+    )
+    return Row(texts, kinds.get(row.verdict, "plain"))
+
+
+def _first_divergent(row: ParityRow) -> str:
+    return "none" if row.first_divergent_step is None else str(row.first_divergent_step)
+
+
+def _explained(group: ParityGroup) -> str:
+    text = (
+        f"{group.label}: reference {group.reference.name}. Bound {group.tolerance.bound:.2e}: "
+        f"{group.tolerance.derivation}."
+    )
+    spread = group.observed_spread
+    if spread is not None:
+        text += f" Observed among the engines: {quantity.difference(spread)}"
+        if 0 < spread <= group.tolerance.bound:
+            text += f", 1/{group.tolerance.bound / spread:,.0f} of the bound"
+        text += "."
+    if group.repeat_spread is not None:
+        text += f" Repeats of one cell differ by up to {quantity.difference(group.repeat_spread)}."
+    return text

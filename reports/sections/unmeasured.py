@@ -1,0 +1,108 @@
+"""Cells that gave no number, each with its class and reason; nothing is left out silently."""
+
+from __future__ import annotations
+
+from reports import quantity
+from reports.cells import Cell, Run
+from reports.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
+from reports.findings import Findings
+from reports.table import Row, Table, columns
+
+_MEANING = {
+    "failed": "the run ended without finishing",
+    "damaged": "a file of the record is damaged or missing; none of its numbers is used",
+    "unsteady": "finished, but has no time that could stand for it",
+    "running": "still running when the report was written",
+}
+
+
+def unmeasured(findings: Findings) -> Section:
+    """Failed, damaged, unsteady and running runs; pruned, merged and missing cells; damage."""
+    blocks: list[Block] = [*_runs(findings), *_pruned(findings), *_others(findings)]
+    if not blocks:
+        blocks = [Paragraph("Every planned cell was measured.")]
+    return Section("not-measured", "Not measured", tuple(blocks))
+
+
+def _runs(findings: Findings) -> list[Block]:
+    rows = []
+    kinds: dict[str, None] = {}
+    for cell in findings.cells:
+        for run in cell.runs:
+            if run.kind != "measured":
+                kinds[run.kind] = None
+                rows.append(_run_row(cell, run))
+    if not rows:
+        return []
+    titles = columns("cell", "class", "state", "reason", "steps", "rank", "run", left=4)
+    meanings = "; ".join(f"{kind}: {_MEANING[kind]}" for kind in kinds)
+    return [
+        Heading("Runs without a time"),
+        TableBlock(Table(titles, tuple(rows))),
+        Paragraph(meanings[0].upper() + meanings[1:] + ".", tone="note"),
+    ]
+
+
+def _run_row(cell: Cell, run: Run) -> Row:
+    record = run.record
+    status = record.status
+    steps = min((len(samples) for samples in record.steps.values()), default=0)
+    rank = quantity.MISSING if status.failed_rank is None else str(status.failed_rank)
+    texts = (
+        cell.name,
+        run.kind,
+        status.state,
+        reason_of(run),
+        f"{steps} of {record.resolved.train.steps}",
+        rank,
+        record.run_id,
+    )
+    return Row(texts, "unsteady" if run.kind in ("unsteady", "running") else "bad")
+
+
+def reason_of(run: Run) -> str:
+    """Why the run has no time, in words."""
+    if run.kind == "damaged":
+        return "; ".join(run.record.problems)
+    if run.kind == "unsteady":
+        return "; ".join(note for note in run.summary.notes if note.startswith("no times")) or "-"
+    return run.record.status.reason or quantity.MISSING
+
+
+def _pruned(findings: Findings) -> list[Block]:
+    pruned = [cell for sweep in findings.sweeps for cell in sweep.pruned]
+    if not pruned:
+        return []
+    rows = tuple(Row((cell.name, cell.rule, cell.reason)) for cell in pruned)
+    return [
+        Heading("Pruned when planned"),
+        TableBlock(Table(columns("cell", "rule", "reason", left=3), rows)),
+    ]
+
+
+def _others(findings: Findings) -> list[Block]:
+    items: list[tuple[str, str]] = []
+    for sweep in findings.sweeps:
+        items += [(name, "planned, but has no run yet") for name in sweep.not_run]
+        items += [(name, f"the same run as {other}, listed there") for name, other in sweep.merged]
+        if sweep.stale:
+            runs = quantity.counted(sweep.stale, "run")
+            items.append((sweep.id, f"{runs} of configurations no longer planned, left out"))
+    items += [
+        (
+            cell.name,
+            f"{quantity.counted(cell.superseded, 'older run')} left out (other code, retried)",
+        )
+        for cell in findings.cells
+        if cell.superseded
+    ]
+    problems = dict.fromkeys(text for sweep in findings.sweeps for text in sweep.problems)
+    blocks: list[Block] = []
+    if items:
+        blocks += [Heading("Left out or missing"), Bullets(tuple(items))]
+    if problems:
+        blocks += [
+            Heading("Damaged files"),
+            Bullets(tuple(("", text) for text in problems)),
+        ]
+    return blocks

@@ -1,0 +1,42 @@
+"""Tables for a terminal or a log file: aligned plain text, no colour, no control characters."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from reports.printable import printable
+from reports.table import Align, Table
+
+_MARKS = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
+
+
+def table(data: Table) -> str:
+    """The table with a rule under its head; `*` reference, `!` bad, `~` not steady."""
+    grid = [[printable(cell) for cell in row.cells] for row in data.rows]
+    titles = [column.title for column in data.columns]
+    widths = [
+        max(_width(text) for text in [title, *(cells[i] for cells in grid)])
+        for i, title in enumerate(titles)
+    ]
+    aligns = [column.align for column in data.columns]
+    lines = ["  " + _line(titles, widths, aligns), "  " + "  ".join("-" * w for w in widths)]
+    for row, cells in zip(data.rows, grid, strict=True):
+        lines.append(f"{_MARKS[row.kind]} " + _line(cells, widths, aligns))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _line(cells: list[str], widths: list[int], aligns: list[Align]) -> str:
+    return "  ".join(_padded(*item) for item in zip(cells, widths, aligns, strict=True))
+
+
+def _padded(text: str, width: int, align: Align) -> str:
+    fill = " " * (width - _width(text))
+    return text + fill if align == "left" else fill + text
+
+
+def _width(text: str) -> int:
+    """Columns that a terminal uses: wide East Asian characters take two, combining ones none."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
