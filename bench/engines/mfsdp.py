@@ -1,0 +1,167 @@
+"""Engine `mfsdp`: this project's own core behind its drop-in functions.
+
+The unit is `TransformerLayer`. The model is cast to the compute dtype and sharded; where that cast
+has lost something, the FP32 values are then loaded into the main weights, so that training starts
+from what every other engine starts from.
+
+Microbatches: with one per step, every backward ends its cycle by itself (auto-sync). With more, the
+earlier ones run in `no_sync()` and the last in `sync()`; strategies that shard gradients reduce
+every microbatch in both, the others once.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import mfsdp_core
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.optimizer import build_optimizer
+from bench.engines.stock import scaled_backward
+from bench.errors import UnsupportedError
+from bench.meters.local_tensor import local_tensor
+from bench.models.llama import Llama, TransformerLayer
+from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
+
+_INNER = "dp"
+_OUTER = "dp_outer"
+
+
+class MfsdpEngine:
+    """The wrapped model and its optimizer."""
+
+    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+        initial = model.state_dict()
+        compute = TORCH_DTYPES[resolved.dtypes.compute]
+        self._accumulates = resolved.microbatches > 1
+        self._model = mfsdp_core.fully_shard_model(
+            model.to(compute),
+            device=device,
+            fsdp_unit_modules=[TransformerLayer],
+            zero_dp_strategy=resolved.strategy,
+            mixed_precision_policy=_policy(resolved.dtypes),
+            sync_model_each_microbatch=not self._accumulates,
+            **_mesh_arguments(resolved.engine, device),
+            **_switches(resolved.engine),
+        )
+        if _loses_values(resolved.dtypes):
+            self._model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
+        self._optimizer = mfsdp_core.fully_shard_optimizer(
+            build_optimizer(self._model.parameters(), resolved.train)
+        )
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """Gradients are complete and attached after the last microbatch."""
+        with self._cycle(is_last):
+            loss = self._model(tokens, targets)
+            return scaled_backward(loss, scale)
+
+    def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
+        if not self._accumulates:
+            return nullcontext()
+        cycle: AbstractContextManager[None] = (
+            self._model.sync() if is_last else self._model.no_sync()
+        )
+        return cycle
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        """The core's own norm over shards."""
+        norm: Tensor = mfsdp_core.clip_grad_norm_(self._model, max_norm)
+        return norm
+
+    def optimizer_step(self) -> None:
+        """Step on the main weights, then refresh the compute weights."""
+        self._optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Begin a new cycle."""
+        self._optimizer.zero_grad()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set it on the one parameter group."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Highest bytes of each category in the core's ledger, which books every allocation.
+
+        Where one whole copy serves as main and compute weights, the ledger calls all of it compute
+        weights. Here the rows that the optimizer updates are main weights, as for other engines.
+        """
+        categories: dict[str, int] = self._model.ledger.peak_bytes_by_category()
+        if categories["main_weights"]:
+            return categories
+        updated = sum(local_tensor(p.data).nbytes for p in self._model.parameters())
+        compute = categories["compute_weights"] - updated
+        return categories | {"main_weights": updated, "compute_weights": compute}
+
+    def wire_bytes(self) -> int | None:
+        """Sum over the core's log of collectives, padding included."""
+        sent: int = self._model.wire_log.sent_bytes
+        return sent
+
+    def code_path(self) -> str:
+        """The package under test."""
+        return str(mfsdp_core.__file__)
+
+
+def _policy(dtypes: ResolvedDtypes) -> mfsdp_core.MixedPrecisionPolicy:
+    def torch_dtype(name: DtypeName | None) -> torch.dtype | None:
+        return None if name is None else TORCH_DTYPES[name]
+
+    return mfsdp_core.MixedPrecisionPolicy(
+        main_params_dtype=torch_dtype(dtypes.main_params),
+        main_grads_dtype=torch_dtype(dtypes.main_grads),
+        grad_comm_dtype=torch_dtype(dtypes.grad_comm),
+    )
+
+
+def _loses_values(dtypes: ResolvedDtypes) -> bool:
+    """Whether the cast to the compute dtype has rounded values that the main weights can hold."""
+    main = TORCH_DTYPES[dtypes.main_params or dtypes.compute]
+    compute = TORCH_DTYPES[dtypes.compute]
+    return compute != torch.promote_types(compute, torch.float32) and main != compute
+
+
+def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
+    """One mesh dimension, or two where an outer data-parallel axis is asked for."""
+    ranks = dist.get_world_size()
+    if engine.outer_size == 1:
+        mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=(_INNER,))
+        return {"device_mesh": mesh, "dp_shard_dim": _INNER}
+    both: DeviceMesh = init_device_mesh(
+        device.type,
+        (engine.outer_size, ranks // engine.outer_size),
+        mesh_dim_names=(_OUTER, _INNER),
+    )
+    return {"device_mesh": both, "dp_shard_dim": _INNER, "dp_outer_dim": _OUTER}
+
+
+def _switches(engine: EngineSpec) -> dict[str, Any]:
+    """The allocator and the remaining switches, under the names of the drop-in functions."""
+    if engine.allocator == "temporary":
+        raise UnsupportedError(
+            "mfsdp_allocator", "the drop-in functions have no argument for the temporary allocator"
+        )
+    pooled = engine.allocator in ("fixed_pool", "max_pool")
+    return {
+        "outer_dp_sharding_strategy": engine.outer_strategy,
+        "overlap_grad_reduce": engine.overlap_grad_reduce,
+        "overlap_param_gather": engine.overlap_param_gather,
+        "average_in_collective": engine.average_in_collective,
+        "nccl_ub": engine.nccl_ub,
+        "fsdp_double_buffer": engine.double_buffer or pooled,
+        "maxpool_double_buffer": engine.allocator == "max_pool",
+    }
+
+
+def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> MfsdpEngine:
+    """Factory of `bench.engines.registry`."""
+    return MfsdpEngine(model, resolved, device)
