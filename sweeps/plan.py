@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from pydantic import ValidationError
-
 from bench.errors import UsageError
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
@@ -132,7 +130,7 @@ class Plan:
             raise UsageError(f"plan.json: expected version {PLAN_VERSION}, found {version!r}")
         try:
             return _read(document)
-        except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = str(error).splitlines()[0]
             raise UsageError(
                 f"plan.json is damaged ({type(error).__name__}: {what}); plan the sweep again"

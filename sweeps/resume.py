@@ -1,7 +1,8 @@
 """Which runs of a plan are there already.
 
-A run counts as done only for the same resolved configuration AND the same code. One that failed
-with both unchanged would fail again, so it is not repeated unasked; one that was interrupted is.
+A run counts as done only for the same resolved configuration AND the same code, and only while its
+record is whole: a damaged one is measured again. A run that failed with both unchanged would fail
+again, so it is not repeated unasked; one that was interrupted is.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def _deciding_records(records: Iterable[RunRecord]) -> dict[tuple[str, int, str]
         status = record.status
         if status.state in _UNFINISHED or status.arm is not None:
             continue
+        if status.state in FINISHED_GOOD and not _is_whole(record):
+            continue
         key = (record.resolved.config_hash, status.repeat, status.code)
         before = deciding.get(key)
         good_before = before is not None and before.status.state in FINISHED_GOOD
@@ -91,3 +94,10 @@ def _deciding_records(records: Iterable[RunRecord]) -> dict[tuple[str, int, str]
             continue
         deciding[key] = record
     return deciding
+
+
+def _is_whole(record: RunRecord) -> bool:
+    """No file is damaged, and every rank has every step."""
+    ranks = range(record.resolved.launch.ranks)
+    steps = record.resolved.train.steps
+    return not record.problems and all(len(record.steps.get(r, ())) >= steps for r in ranks)

@@ -1,0 +1,90 @@
+"""The sweeps that come with the project: they load, and plan as their first lines promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sweeps
+from bench.resolve import Machine
+from sweeps.definition import load_sweep
+from sweeps.plan import Plan, make_plan
+
+FOLDER = Path(sweeps.__path__[0])
+LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+STRATEGIES = {"no_shard", "optim", "optim_grads", "optim_grads_params"}
+
+
+def plan_of(name: str) -> Plan:
+    return make_plan(load_sweep(FOLDER / f"{name}.yaml"), LAPTOP)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_definition_loads_is_named_like_its_file_and_says_what_it_is(path: Path):
+    definition = load_sweep(path)
+    assert definition.name == path.stem
+    assert definition.description
+
+
+def test_quickstart_runs_every_engine_and_strategy_in_two_policies_on_two_cpu_ranks():
+    plan = plan_of("quickstart")
+    assert not plan.pruned
+    assert not plan.duplicates
+    runs = {
+        (c.resolved.engine.name, c.resolved.strategy, c.resolved.dtypes.compute) for c in plan.cells
+    }
+    expected = {("mfsdp", strategy) for strategy in STRATEGIES}
+    expected |= {("ddp", "no_shard"), ("fsdp2", "optim_grads_params")}
+    assert runs == {(*pair, dtype) for pair in expected for dtype in ("fp32", "bf16")}
+    assert {c.resolved.launch.ranks for c in plan.cells} == {2}
+    assert {c.resolved.data.kind for c in plan.cells} == {"text"}
+    assert plan.runs == 12
+
+
+def test_quickstart_keeps_weights_in_fp32_and_sends_bf16_in_the_second_policy():
+    low = [c.resolved.dtypes for c in plan_of("quickstart").cells if c.labels["policy"] == "bf16"]
+    assert {(d.compute, d.main_params, d.main_grads, d.grad_comm) for d in low} == {
+        ("bf16", "fp32", "fp32", "bf16")
+    }
+
+
+def test_parity_holds_everything_equal_but_engine_and_strategy():
+    plan = plan_of("parity")
+    assert {(c.resolved.engine.name, c.resolved.strategy) for c in plan.cells} == {
+        ("single", "no_shard"),
+        ("ddp", "no_shard"),
+        ("fsdp2", "optim_grads_params"),
+        *(("mfsdp", strategy) for strategy in STRATEGIES),
+    }
+    (train,) = {c.resolved.train.model_dump_json() for c in plan.cells}
+    assert '"steps":50' in train
+    assert '"clip_norm":1.0' in train
+    assert len({c.resolved.dtypes for c in plan.cells}) == 1
+
+
+def test_pr3067_is_the_published_matrix():
+    definition = load_sweep(FOLDER / "pr3067_dtypes.yaml")
+    plan = plan_of("pr3067_dtypes")
+    assert definition.matrix.size == 8
+    assert {axis.name for axis in definition.matrix.axes} == {
+        "sharding",
+        "dtypes.grad_comm",
+        "buffers",
+    }
+    assert len(plan.pruned) == 8
+
+
+def test_pr3067_prunes_every_cell_here_for_a_reason():
+    plan = plan_of("pr3067_dtypes")
+    assert not plan.cells
+    rules = {cell.id: cell.rule for cell in plan.pruned}
+    assert rules["fsdp-fp32-ub_off"] == rules["fsdp-bf16-ub_off"] == "too-few-devices"
+    assert all(cell.reason for cell in plan.pruned)
+
+
+def test_the_cpu_twin_has_the_same_matrix_and_runs_what_a_cpu_can():
+    twin, original = plan_of("pr3067_dtypes_cpu"), plan_of("pr3067_dtypes")
+    assert {c.id for c in (*twin.cells, *twin.pruned)} == {c.id for c in original.pruned}
+    assert [c.id for c in twin.cells] == ["fsdp-fp32-ub_off", "fsdp-bf16-ub_off"]
+    assert {c.rule for c in twin.pruned} == {"nccl-ub-needs-cuda", "not-built"}

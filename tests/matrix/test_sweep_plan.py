@@ -1,0 +1,176 @@
+"""From cells to a plan: pruning with reasons, merging, errors with lines, plan.json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.errors import UsageError
+from bench.resolve import RULES, Machine
+from sweeps.definition import parse_sweep
+from sweeps.document import SweepFileError
+from sweeps.plan import Plan, make_plan, sweep_cells
+
+LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+
+
+def plan_of(text: str, **options) -> Plan:
+    return make_plan(parse_sweep("name: a\n" + text, "x.yaml"), LAPTOP, **options)
+
+
+def refusal(text: str, **options) -> str:
+    with pytest.raises(SweepFileError) as caught:
+        plan_of(text, **options)
+    return str(caught.value)
+
+
+def test_a_cell_that_cannot_run_here_is_pruned_with_rule_and_reason():
+    plan = plan_of("matrix:\n  product: {launch.device: [cpu, cuda]}\n")
+    assert [cell.id for cell in plan.cells] == ["cpu"]
+    (pruned,) = plan.pruned
+    assert (pruned.id, pruned.rule) == ("cuda", "too-few-devices")
+    assert pruned.reason == "needs 2 CUDA devices; this machine shows 0"
+
+
+def test_cells_that_resolve_to_the_same_run_are_merged_with_a_reason():
+    plan = plan_of(
+        "matrix:\n  product: {dtypes.main_grads: [null, fp32], dtypes.grad_comm: [null, fp32]}\n"
+    )
+    assert [cell.id for cell in plan.cells] == ["main_grads=null-grad_comm=null"]
+    assert [cell.same_as for cell in plan.duplicates] == ["main_grads=null-grad_comm=null"] * 3
+    assert "resolves to the same run" in plan.duplicates[0].reason
+
+
+def test_repeats_come_from_the_file_or_the_command_line():
+    assert plan_of("repeat: 3\n").runs == 3
+    assert plan_of("repeat: 3\n", repeat=5).runs == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("base: {train.global_batch: 7}\n", 2, "train.global_batch: 7 sequences cannot be split"),
+        ("base:\n  train:\n    steps: 3\n    global_batch: 7\n", 5, "cannot be split"),
+        (
+            "matrix:\n  product:\n    engine.name: [ddp]\n    train.global_batch:\n"
+            "      - 8\n      - 7\n",
+            7,
+            "cannot be split",
+        ),
+        ("matrix:\n  product:\n    launch.ranks: [2,\n      3]\n", 5, "over 3 data-parallel"),
+        ("base: {model.preset: huge}\n", 2, "huge"),
+        ("base:\n  train.steps: 3\n  env.PATH: /bin\n", 4, "PATH"),
+        (
+            "matrix:\n  product:\n    bundle:\n      - {label: x}\n"
+            "      - {label: y, train.warmup_steps: 99}\n",
+            6,
+            "warm-up",
+        ),
+    ],
+)
+def test_a_cell_wrong_on_every_machine_is_an_error_at_the_line_to_change(text, line, message):
+    first = refusal(text).splitlines()[0]
+    assert first.startswith(f"x.yaml:{line}: ")
+    assert message in first
+
+
+def test_cells_wrong_for_the_same_reason_are_one_error_that_counts_them():
+    text = "matrix:\n  product: {engine.name: [ddp, mfsdp], train.global_batch: [7]}\n"
+    (line,) = refusal(text).splitlines()
+    assert line.endswith("(cell ddp and 1 more)")
+
+
+def test_a_wrong_value_from_the_command_line_is_not_blamed_on_a_line_of_the_file():
+    message = refusal("base: {train.steps: 3}\n", fixed={"train.global_batch": 7})
+    assert message.startswith("x.yaml: train.global_batch: 7")
+
+
+def test_fixed_settings_are_kept_in_the_plan():
+    plan = plan_of("", fixed={"launch.env.NCCL_DEBUG": "INFO"})
+    assert plan.id.startswith("a-set-")
+    assert plan.to_document()["set"] == {"env.NCCL_DEBUG": "INFO"}
+
+
+def test_a_selection_keeps_the_cell_that_stands_in_for_a_duplicate():
+    plan = plan_of("matrix:\n  product: {dtypes.main_grads: [null, fp32]}\n")
+    chosen = plan.selected([plan.duplicates[0].id])
+    assert [cell.id for cell in chosen.cells] == ["main_grads=null"]
+
+
+axis_values = {
+    "engine.name": ["single", "ddp", "fsdp2", "mfsdp"],
+    "engine.strategy": [None, "no_shard", "optim", "optim_grads_params"],
+    "launch.ranks": [1, 2, 64],
+    "launch.device": ["cpu", "cuda"],
+    "dtypes.main_grads": [None, "fp32", "bf16"],
+    "engine.nccl_ub": [False, True],
+}
+
+
+@st.composite
+def sweeps(draw) -> str:
+    chosen = draw(st.lists(st.sampled_from(sorted(axis_values)), unique=True, max_size=4))
+    axes = {
+        name: draw(st.lists(st.sampled_from(axis_values[name]), unique=True, min_size=1))
+        for name in chosen
+    }
+    base = {"train": {"global_batch": 64, "micro_batch": 1}}
+    return f"base: {json.dumps(base)}\nmatrix: {json.dumps({'product': axes})}\n"
+
+
+@settings(max_examples=80, deadline=None)
+@given(sweeps())
+def test_no_cell_is_lost(text: str):
+    plan = plan_of(text)
+    expansion = [cell.id for cell in sweep_cells(parse_sweep("name: a\n" + text), {})]
+    found = [c.id for c in plan.cells] + [c.id for c in plan.pruned]
+    found += [c.id for c in plan.duplicates]
+    assert sorted(found) == sorted(expansion)
+    assert plan.size == len(expansion)
+
+
+@settings(max_examples=80, deadline=None)
+@given(sweeps())
+def test_every_pruned_cell_names_a_rule_and_a_reason(text: str):
+    rules = {rule.id for rule in RULES}
+    for cell in plan_of(text).pruned:
+        assert cell.rule in rules
+        assert cell.reason
+
+
+@settings(max_examples=40, deadline=None)
+@given(sweeps())
+def test_a_plan_survives_json(text: str):
+    plan = plan_of(text)
+    assert Plan.from_document(json.loads(json.dumps(plan.to_document()))) == plan
+
+
+@settings(max_examples=40, deadline=None)
+@given(sweeps())
+def test_merged_cells_have_the_configuration_they_are_merged_into(text: str):
+    plan = plan_of(text)
+    ids = {cell.id for cell in plan.cells}
+    assert len({cell.resolved.config_hash for cell in plan.cells}) == len(plan.cells)
+    assert all(cell.same_as in ids for cell in plan.duplicates)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d.pop("cells"),
+        lambda d: d.update(plan_version=99),
+        lambda d: d.update(cells=3),
+        lambda d: d["cells"][0].pop("resolved"),
+        lambda d: d["cells"][0]["resolved"].update(train=None),
+        lambda d: d.update(cells=[None]),
+        lambda d: d["cells"][0].update(repeats="many"),
+    ],
+)
+def test_a_damaged_plan_is_refused(damage):
+    document = plan_of("").to_document()
+    damage(document)
+    with pytest.raises(UsageError, match=r"plan\.json"):
+        Plan.from_document(document)
