@@ -1,0 +1,224 @@
+"""The launcher itself is stopped, killed, or runs out of disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.launch import Limits, launch
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import LaunchSpec, RunSpec, TrainSpec
+from bench.store import ResultsStore, StoreFullError
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKERS = Path(__file__).parent / "workers"
+ENDLESS = 100_000
+
+LAUNCHER = """
+import sys, threading
+from bench.launch import launch
+from bench.spec import ResolvedRun
+from bench.store import ResultsStore
+run = ResolvedRun.model_validate_json(sys.argv[2])
+store = ResultsStore.open(sys.argv[1], create=True)
+with store.lock():
+    folder = store.new_run(run, sweep="s", cell="c", repeat=0, arm=None, code="x")
+    print(folder.path, flush=True)
+    status = launch(run, folder, stop=threading.Event(), worker_module="scripted_worker",
+                    on_step=lambda n: print("step", n, flush=True))
+    print(status.state, flush=True)
+"""
+
+
+def start_launcher(store: ResultsStore, script: dict | None = None) -> subprocess.Popen:
+    env = {"MFSDP_TEST_SCRIPT": json.dumps(script or {})}
+    run = resolve_anywhere(
+        RunSpec(train=TrainSpec(steps=ENDLESS), launch=LaunchSpec(ranks=2, env=env))
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(store.root), run.model_dump_json()],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(WORKERS)])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def tree_after_first_step(launcher: subprocess.Popen) -> list[psutil.Process]:
+    """Agent and ranks of a launcher that has printed its first step."""
+    for line in launcher.stdout:
+        if line.startswith("step"):
+            break
+    tree = psutil.Process(launcher.pid).children(recursive=True)
+    assert len(tree) >= 3
+    return tree
+
+
+def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
+    """All ended; a zombie has ended, whoever reaps it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(_runs(process) for process in processes):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("stopped_rank", [False, True], ids=["all-run", "a-rank-is-stopped"])
+def test_a_launcher_killed_by_sigkill_takes_every_rank_with_it(
+    store: ResultsStore, stopped_rank: bool
+) -> None:
+    launcher = start_launcher(store)
+    tree = tree_after_first_step(launcher)
+    if stopped_rank:
+        os.kill(tree[-1].pid, signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    assert gone_within(tree, 3.0)
+    (record,) = store.records()
+    assert record.status.state == "interrupted"
+    assert len(record.steps[0]) >= 1
+    with store.lock():
+        pass
+    launcher.stdout.close()
+
+
+def test_an_agent_killed_by_sigkill_takes_the_ranks_with_it_and_is_a_crash(
+    store: ResultsStore,
+) -> None:
+    launcher = start_launcher(store)
+    tree = tree_after_first_step(launcher)
+    os.kill(tree[0].pid, signal.SIGKILL)
+    assert gone_within(tree, 3.0)
+    output, _ = launcher.communicate(timeout=20)
+    assert output.splitlines()[-1] == "crashed"
+    (record,) = store.records()
+    assert "the process that starts the ranks was ended by SIGKILL" in record.status.reason
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+def test_ctrl_c_interrupts_the_run_and_the_record_says_so(store: ResultsStore, times: int) -> None:
+    launcher = start_launcher(store, {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")})
+    tree = tree_after_first_step(launcher)
+    for _ in range(times):
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    output, _ = launcher.communicate(timeout=20)
+    assert output.splitlines()[-1] == "interrupted"
+    assert gone_within(tree, 0.5)
+    (record,) = store.records()
+    assert (record.status.state, record.status.reason) == ("interrupted", "stopped by Ctrl-C")
+
+
+def test_a_stop_request_interrupts_the_run(scripted) -> None:
+    stop = threading.Event()
+
+    def request(steps: int) -> None:
+        stop.set()
+
+    status = scripted(steps=ENDLESS).run(stop=stop, on_step=request)
+    assert status.state == "interrupted"
+    assert "stopped on request" in status.reason
+
+
+def test_a_stop_request_before_the_ranks_are_up_leaves_nothing_behind(scripted) -> None:
+    stop = threading.Event()
+    stop.set()
+    status = scripted(steps=ENDLESS).run(stop=stop)
+    assert (status.state, status.failed_rank) == ("interrupted", None)
+    assert "before the first step" in status.reason
+
+
+def test_a_caller_that_fails_while_watching_leaves_a_record_and_no_process(scripted) -> None:
+    def fail(steps: int) -> None:
+        raise ZeroDivisionError
+
+    run = scripted(steps=ENDLESS)
+    with pytest.raises(ZeroDivisionError):
+        run.run(on_step=fail)
+    assert run.survivors() == []
+    status = run.record().status
+    assert status.state == "crashed"
+    assert "ZeroDivisionError" in status.reason
+
+
+def test_a_worker_that_cannot_be_imported_is_a_crash_that_names_it(store: ResultsStore) -> None:
+    resolved = resolve_anywhere(RunSpec())
+    folder = store.new_run(resolved, sweep=None, cell=None, repeat=0, arm=None, code="x")
+    status = launch(resolved, folder, stop=threading.Event(), worker_module="no_such_worker")
+    assert status.state == "crashed"
+    assert "no_such_worker" in status.reason
+
+
+def test_a_disk_that_fills_up_during_a_run_ends_it_and_keeps_the_finished_ones(
+    scripted, store: ResultsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = scripted(steps=20)
+    assert finished.run().state == "ok"
+    unlucky = scripted(steps=ENDLESS)
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        real(descriptor)
+        raise OSError(28, "No space left on device")
+
+    def fill_the_disk(steps: int) -> None:
+        monkeypatch.setattr(os, "fsync", full)
+        stop.set()
+
+    stop = threading.Event()
+    with pytest.raises(StoreFullError, match="Finished runs are complete"):
+        unlucky.run(stop=stop, on_step=fill_the_disk)
+    assert unlucky.survivors() == []
+    states = {record.run_id: record.status.state for record in store.records()}
+    assert states == {finished.folder.run_id: "ok", unlucky.folder.run_id: "interrupted"}
+
+
+def test_a_real_full_disk_under_the_ranks_loses_no_finished_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=160k tmpfs {disk} 2>/dev/null") != 0:
+        pytest.skip("mounting a tmpfs needs root; the same is tested with an injected error")
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    try:
+        store = ResultsStore.open(disk / "results", create=True)
+        states = []
+        for steps in (20, ENDLESS):
+            resolved = resolve_anywhere(RunSpec(train=TrainSpec(steps=steps)))
+            folder = store.new_run(resolved, sweep=None, cell=None, repeat=0, arm=None, code="x")
+            try:
+                status = launch(
+                    resolved,
+                    folder,
+                    stop=threading.Event(),
+                    worker_module="scripted_worker",
+                    limits=Limits(tick_seconds=0.1, grace_seconds=1.0),
+                )
+                states.append(status.state)
+            except StoreFullError:
+                states.append("full")
+        assert states in (["ok", "full"], ["ok", "crashed"])
+        first, second = store.records()
+        assert (first.status.state, first.problems) == ("ok", ())
+        assert second.status.state in {"interrupted", "crashed"}
+    finally:
+        os.system(f"umount {disk}")

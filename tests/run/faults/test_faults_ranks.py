@@ -1,0 +1,134 @@
+"""A rank dies, hangs or fails: one record, one state, the right rank, nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from bench.launch import Limits
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+ENDLESS = 100_000
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_run_that_ends_well_is_ok_and_keeps_what_its_ranks_printed(scripted) -> None:
+    run = scripted(steps=20)
+    steps: list[int] = []
+    status = run.run(on_step=steps.append)
+    assert (status.state, status.exit_code, status.failed_rank) == ("ok", 0, None)
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 20
+    record = run.record()
+    assert record.problems == ()
+    assert [len(samples) for samples in record.steps.values()] == [20, 20]
+    assert "rank 0 says hello" in run.log("rank0.log")
+    assert "rank 1 says hello" in run.log("rank1.log")
+    assert (run.folder.path / "summary.json").exists()
+
+
+def test_a_run_that_never_gets_steady_is_unstable(scripted) -> None:
+    status = scripted(steps=3).run()
+    assert status.state == "unstable"
+    assert status.reason
+
+
+def test_a_rank_killed_by_sigkill_in_mid_run_is_named(scripted) -> None:
+    run = scripted(steps=ENDLESS)
+
+    def kill_rank_1(steps: int) -> None:
+        if steps >= 3 and alive(run.pid("rank1")):
+            os.kill(run.pid("rank1"), signal.SIGKILL)
+
+    status = run.run(on_step=kill_rank_1)
+    assert (status.state, status.failed_rank, status.exit_code) == ("crashed", 1, -9)
+    assert "rank 1 was ended by SIGKILL" in status.reason
+    assert len(run.record().steps[0]) >= 3
+
+
+def test_a_rank_that_is_stopped_is_a_hang_and_is_named_with_stacks_of_the_others(scripted) -> None:
+    run = scripted(steps=ENDLESS, hang_seconds=1.5)
+    stopped_at: list[float] = []
+
+    def stop_rank_1(steps: int) -> None:
+        if steps >= 3 and not stopped_at:
+            os.kill(run.pid("rank1"), signal.SIGSTOP)
+            stopped_at.append(time.monotonic())
+
+    status = run.run(on_step=stop_rank_1)
+    assert (status.state, status.failed_rank) == ("hang", 1)
+    assert "rank 1 is stopped (SIGSTOP)" in status.reason
+    assert time.monotonic() - stopped_at[0] < 10
+    assert 'File "' in run.log("rank0.log")
+    assert "scripted_worker" in run.log("rank0.log")
+
+
+def test_a_rank_that_is_behind_the_others_is_a_hang_and_is_named(scripted) -> None:
+    status = scripted({0: (4, "hang")}, steps=ENDLESS, hang_seconds=1.5).run()
+    assert (status.state, status.failed_rank) == ("hang", 0)
+    assert "rank 0: 3, rank 1: 4" in status.reason
+
+
+def test_a_rank_that_never_starts_stepping_has_its_own_allowance(scripted) -> None:
+    run = scripted({0: (1, "hang"), 1: (1, "hang")}, hang_seconds=0.5)
+    limits = Limits(tick_seconds=0.1, startup_allowance_seconds=4.0, grace_seconds=1.0)
+    status = run.run(limits=limits)
+    assert (status.state, status.failed_rank) == ("hang", None)
+    assert "no rank finished a step for 4.5 s (before the first step)" in status.reason
+
+
+def test_a_run_that_takes_too_long_is_a_timeout(scripted) -> None:
+    run = scripted(steps=ENDLESS, timeout_seconds=4.0)
+    start = time.monotonic()
+    status = run.run()
+    assert status.state == "timeout"
+    assert "launch.timeout_seconds = 4" in status.reason
+    assert time.monotonic() - start < 10
+
+
+def test_ranks_that_ignore_sigterm_are_ended_all_the_same(scripted) -> None:
+    run = scripted(
+        {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")}, steps=ENDLESS, timeout_seconds=4.0
+    )
+    assert run.run().state == "timeout"
+
+
+def test_what_a_rank_has_started_in_a_session_of_its_own_is_ended_too(scripted) -> None:
+    run = scripted({1: (2, "start a child")}, steps=ENDLESS, timeout_seconds=4.0)
+    assert run.run().state == "timeout"
+    assert "pid.child" not in run.survivors()
+
+
+def test_a_child_that_lost_its_parent_is_found_and_ended(scripted) -> None:
+    run = scripted({1: (2, "start a child")}, steps=ENDLESS)
+
+    def kill_the_parent(steps: int) -> None:
+        if steps >= 3 and alive(run.pid("rank1")):
+            os.kill(run.pid("rank1"), signal.SIGKILL)
+
+    assert run.run(on_step=kill_the_parent).state == "crashed"
+    assert (run.folder.path / "pid.child").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "rank", "says"),
+    [
+        ({1: (3, "raise")}, "crashed", 1, "rank 1: ValueError: scripted exception"),
+        ({0: (3, "exit 7")}, "crashed", 0, "rank 0 ended with exit code 7"),
+        ({1: (3, "stop early"), 0: (3, "stop early")}, "crashed", 0, "after 2 of 20 steps"),
+        ({1: (3, "out_of_memory")}, "out_of_memory", 1, "rank 1: scripted out_of_memory"),
+    ],
+)
+def test_a_failure_of_a_rank_is_a_state_with_a_reason(scripted, script, state, rank, says) -> None:
+    status = scripted(script).run()
+    assert status.state == state
+    assert says in status.reason
+    assert status.failed_rank == rank

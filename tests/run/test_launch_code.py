@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.launch import code_identity
+from bench.launch.code import measured_files
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import EngineSpec, LaunchSpec, RunSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_of(engine: str):
+    return resolve_anywhere(
+        RunSpec(
+            engine=EngineSpec(name=engine), launch=LaunchSpec(ranks=1 if engine == "single" else 2)
+        )
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A small checkout with one file of every kind."""
+    for file in (
+        "bench/worker/rank.py",
+        "bench/loop.py",
+        "bench/spec.py",
+        "bench/store/atomic.py",
+        "bench/cli/main.py",
+        "bench/models/llama.py",
+        "bench/data/markov.py",
+        "bench/meters/memory.py",
+        "bench/engines/stock.py",
+        "bench/engines/single.py",
+        "bench/engines/ddp.py",
+        "bench/engines/fsdp2.py",
+        "bench/engines/mfsdp.py",
+        "mfsdp_core/runtime/hooks.py",
+        "mfsdp_core/testing/toys.py",
+        "reports/build.py",
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(f"# {file}\n")
+    return tmp_path
+
+
+def engines_that_change(checkout: Path, file: str) -> set[str]:
+    engines = ("single", "ddp", "fsdp2", "mfsdp")
+    before = {engine: code_identity(run_of(engine), checkout) for engine in engines}
+    (checkout / file).write_text("changed = 1\n")
+    after = {engine: code_identity(run_of(engine), checkout) for engine in engines}
+    return {engine for engine in engines if before[engine] != after[engine]}
+
+
+ALL = {"single", "ddp", "fsdp2", "mfsdp"}
+
+
+@pytest.mark.parametrize(
+    ("file", "engines"),
+    [
+        ("mfsdp_core/runtime/hooks.py", {"mfsdp"}),
+        ("mfsdp_core/runtime/new_file.py", {"mfsdp"}),
+        ("mfsdp_core/testing/toys.py", set()),
+        ("bench/engines/ddp.py", {"ddp"}),
+        ("bench/engines/mfsdp.py", {"mfsdp"}),
+        ("bench/engines/stock.py", ALL),
+        ("bench/loop.py", ALL),
+        ("bench/worker/rank.py", ALL),
+        ("bench/models/llama.py", ALL),
+        ("bench/data/markov.py", ALL),
+        ("bench/meters/memory.py", ALL),
+        ("bench/cli/main.py", set()),
+        ("bench/store/atomic.py", set()),
+        ("reports/build.py", set()),
+    ],
+)
+def test_a_changed_file_changes_the_code_of_the_engines_that_run_it(
+    checkout: Path, file: str, engines: set[str]
+) -> None:
+    assert engines_that_change(checkout, file) == engines
+
+
+def test_a_file_that_moves_is_a_change(checkout: Path) -> None:
+    before = code_identity(run_of("mfsdp"), checkout)
+    file = checkout / "mfsdp_core/runtime/hooks.py"
+    file.rename(file.with_name("renamed.py"))
+    assert code_identity(run_of("mfsdp"), checkout) != before
+
+
+def test_the_same_code_has_the_same_identity_wherever_it_lies(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    import shutil
+
+    copy = tmp_path_factory.mktemp("copy") / "elsewhere"
+    shutil.copytree(checkout, copy)
+    assert code_identity(run_of("mfsdp"), copy) == code_identity(run_of("mfsdp"), checkout)
+
+
+def test_another_version_of_torch_is_other_code(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = code_identity(run_of("ddp"), checkout)
+    monkeypatch.setattr("bench.launch.code.metadata.version", lambda _: "2.99.0")
+    assert code_identity(run_of("ddp"), checkout) != before
+
+
+# Loaded in a rank, and not part of what is measured: they read the spec, write the files, or say
+# what went wrong. `launch` only holds the request to die with the parent.
+KEEPERS = ("bench.errors", "bench.record", "bench.store", "bench.launch")
+
+
+def test_everything_that_a_rank_loads_is_covered() -> None:
+    program = (
+        "import sys, json, importlib\n"
+        "import bench.worker.rank, bench.engines.mfsdp\n"
+        "print(json.dumps({n: m.__file__ for n, m in sys.modules.items()\n"
+        "  if n.split('.')[0] in ('bench', 'mfsdp_core') and getattr(m, '__file__', None)}))\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    covered = {str(ROOT / file) for file in measured_files("mfsdp", ROOT)}
+    left_out = {
+        name
+        for name, file in json.loads(output).items()
+        if file not in covered and name != "bench" and not name.startswith(KEEPERS)
+    }
+    assert left_out == set()

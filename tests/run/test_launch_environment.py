@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.launch.command import agent_command, rank_environment
+from bench.launch.environment import collect_environment, shown_variables
+from bench.launch.git_state import git_state
+from bench.launch.heartbeat import Heartbeat
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import LaunchSpec, RunSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = resolve_anywhere(RunSpec(launch=LaunchSpec(threads_per_rank=3, env={"NCCL_ALGO": "Ring"})))
+RUN_DIR = Path("/somewhere/runs/x")
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() -> None:
+    found = rank_environment(RUN, RUN_DIR, {"HOME": "/home/x", "NCCL_ALGO": "Tree"})
+    assert found["HOME"] == "/home/x"
+    assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == "3"
+    assert found["NCCL_ALGO"] == "Ring"
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"])
+def test_a_rank_does_not_inherit_the_group_of_the_process_that_starts_it(name: str) -> None:
+    assert name not in rank_environment(RUN, RUN_DIR, {name: "3"})
+
+
+def test_a_rank_imports_this_checkout_and_not_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").write_text("raise SystemExit('the wrong bench')")
+    environment = rank_environment(RUN, RUN_DIR, os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", "import bench; print(bench.__file__)"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(ROOT / "bench" / "__init__.py")
+
+
+def test_a_cpu_rank_sees_no_gpu_and_talks_over_loopback() -> None:
+    found = rank_environment(RUN, RUN_DIR, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert found["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_cuda_rank_keeps_the_devices_that_the_shell_chose() -> None:
+    run = resolve_anywhere(RunSpec(launch=LaunchSpec(device="cuda")))
+    found = rank_environment(run, RUN_DIR, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_the_agent_is_told_its_parent_its_ranks_its_worker_and_its_folder() -> None:
+    command = agent_command(RUN, RUN_DIR, "bench.worker")
+    assert command[:3] == [sys.executable, "-m", "bench.launch.agent"]
+    assert command[3:] == [str(os.getpid()), "2", "bench.worker", str(RUN_DIR)]
+
+
+def test_only_the_variables_of_the_allow_list_are_shown_and_no_secret() -> None:
+    shown = shown_variables(
+        {
+            "NCCL_DEBUG": "INFO",
+            "SLURM_JOB_ID": "17",
+            "HOME": "/home/x",
+            "AWS_SECRET_ACCESS_KEY": "s3cr3t",
+            "TORCH_AUTH_TOKEN": "s3cr3t",
+            "NCCL_COMMENT": "hf_abcdefghijklmnop",
+        }
+    )
+    assert set(shown) == {"NCCL_DEBUG", "SLURM_JOB_ID", "TORCH_AUTH_TOKEN", "NCCL_COMMENT"}
+    assert "s3cr3t" not in str(shown)
+    assert "hf_abc" not in str(shown)
+
+
+def test_the_environment_is_plain_json_with_the_facts_of_the_design(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    found = json.loads(json.dumps(collect_environment(RUN, RUN_DIR)))
+    assert found["hostname"]
+    assert found["cpu_name"]
+    assert found["cpu_count"] >= 1
+    assert found["packages"]["torch"]
+    assert set(found["git"]) == {"commit", "dirty", "dirty_hash"}
+    assert found["variables"]["SLURM_JOB_ID"] == "4711"
+    assert found["set_by_launch"]["NCCL_ALGO"] == "Ring"
+
+
+def test_the_state_of_a_repository_names_commit_and_changes(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.py").write_text("1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    clean = git_state(tmp_path)
+    assert len(clean["commit"]) == 40
+    assert (clean["dirty"], clean["dirty_hash"]) == (False, None)
+
+    (tmp_path / "a.py").write_text("2\n")
+    changed = git_state(tmp_path)
+    assert changed["commit"] == clean["commit"]
+    assert changed["dirty"]
+    (tmp_path / "new.py").write_text("3\n")
+    untracked = git_state(tmp_path)
+    (tmp_path / "new.py").write_text("4\n")
+    hashes = {changed["dirty_hash"], untracked["dirty_hash"], git_state(tmp_path)["dirty_hash"]}
+    assert len(hashes) == 3
+    (tmp_path / "a.py").write_text("1\n")
+    (tmp_path / "new.py").unlink()
+    assert git_state(tmp_path) == clean
+
+
+def test_a_folder_without_a_repository_has_no_state(tmp_path: Path) -> None:
+    assert git_state(tmp_path) == {"commit": None, "dirty": None, "dirty_hash": None}
+
+
+def test_a_heartbeat_counts_whole_lines_as_they_grow(tmp_path: Path) -> None:
+    paths = [tmp_path / "steps.rank0.jsonl", tmp_path / "steps.rank1.jsonl"]
+    beat = Heartbeat(paths, 0.0)
+    beat.poll(1.0)
+    assert (beat.steps, beat.started, beat.last_growth_seconds) == ([0, 0], False, 0.0)
+    paths[0].write_text("{}\n{}\n{")
+    beat.poll(2.0)
+    assert (beat.steps, beat.finished_steps, beat.rank_behind()) == ([2, 0], 0, 1)
+    with paths[0].open("a") as stream:
+        stream.write("}\n")
+    paths[1].write_text("{}\n" * 3)
+    beat.poll(3.0)
+    assert (beat.steps, beat.rank_behind(), beat.last_growth_seconds) == ([3, 3], None, 3.0)
+    beat.poll(4.0)
+    assert beat.last_growth_seconds == 3.0
+
+
+def test_importing_the_launcher_loads_no_torch() -> None:
+    program = (
+        "import sys, bench.launch.local, bench.launch.code, bench.launch.agent, bench.launch.rank\n"
+        "import bench.resolve, bench.store\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True
+    )

@@ -1,0 +1,153 @@
+"""Which of several failing ranks is the cause, decided without a process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.launch.kernel_memory import out_of_memory_kills
+from bench.launch.outcome import Evidence, Outcome, classify, gather_evidence, signal_name
+from bench.resolve import Machine, resolve
+from bench.spec import RunSpec
+from bench.store import ResultsStore
+
+RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
+
+
+def outcome(
+    failures: dict[int, dict] | None = None,
+    exit_codes: dict[int, int] | None = None,
+    *,
+    agent: int = 1,
+    steps: tuple[int, int] = (20, 20),
+    kills: int = 0,
+) -> Outcome:
+    return classify(
+        Evidence(
+            agent_exit_code=agent,
+            failures=failures or {},
+            exit_codes=exit_codes or {},
+            steps=list(steps),
+            steps_expected=20,
+            kernel_oom_kills=kills,
+        )
+    )
+
+
+def report(kind: str, message: str = "m") -> dict:
+    return {"kind": kind, "message": message}
+
+
+LOST_PEER = report("crashed", "RuntimeError: Connection closed by peer")
+
+
+def test_a_run_with_all_its_steps_is_ok() -> None:
+    assert outcome(agent=0) == Outcome("ok", exit_code=0)
+
+
+def test_success_with_missing_steps_is_not_believed() -> None:
+    found = outcome(agent=0, steps=(20, 12))
+    assert (found.state, found.failed_rank) == ("crashed", 1)
+    assert "after 12 of 20 steps" in found.reason
+
+
+@pytest.mark.parametrize("kind", ["out_of_memory", "nan", "unsupported"])
+def test_what_no_peer_can_cause_is_the_cause(kind: str) -> None:
+    found = outcome({0: LOST_PEER, 1: report(kind, "mine")}, {0: 1, 1: 1})
+    assert (found.state, found.reason, found.failed_rank) == (kind, "rank 1: mine", 1)
+
+
+def test_a_rank_out_of_memory_is_the_cause_also_when_its_peer_was_aborted() -> None:
+    found = outcome({1: report("out_of_memory")}, {0: -6, 1: 1})
+    assert (found.state, found.failed_rank) == ("out_of_memory", 1)
+
+
+def test_a_rank_ended_by_a_signal_is_the_cause_of_a_lost_connection() -> None:
+    found = outcome({0: LOST_PEER}, {0: 1, 1: -11})
+    assert (found.state, found.failed_rank, found.exit_code) == ("crashed", 1, -11)
+    assert "SIGSEGV" in found.reason
+
+
+@pytest.mark.parametrize("number", [6, 15])
+def test_an_exception_is_the_cause_of_a_peer_that_was_aborted_or_terminated(number: int) -> None:
+    found = outcome({0: report("crashed", "mine")}, {0: 1, 1: -number})
+    assert (found.reason, found.failed_rank) == ("rank 0: mine", 0)
+
+
+def test_a_lone_abort_is_a_crash_by_that_signal() -> None:
+    assert "rank 1 was ended by SIGABRT" in outcome({}, {1: -6}).reason
+
+
+def test_an_exit_without_a_report_is_the_cause_of_a_lost_connection() -> None:
+    found = outcome({0: LOST_PEER}, {0: 1, 1: 3})
+    assert (found.failed_rank, found.exit_code) == (1, 3)
+    assert "exit code 3" in found.reason
+
+
+def test_of_several_exceptions_the_earliest_is_the_cause(tmp_path: Path) -> None:
+    store = ResultsStore.open(tmp_path / "results", create=True)
+    with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
+        for rank, seconds in {0: 30.5, 1: 30.1}.items():
+            document = report("crashed", f"at {seconds}") | {"time_seconds": seconds}
+            (folder.path / f"failure.rank{rank}.json").write_text(json.dumps(document))
+        evidence = gather_evidence(folder, 1, steps=[0, 0], steps_expected=1, kernel_oom_kills=0)
+    assert classify(evidence).reason == "rank 1: at 30.1"
+
+
+def test_sigkill_from_outside_says_who_might_have_sent_it() -> None:
+    found = outcome({}, {1: -9})
+    assert found.state == "crashed"
+    assert "from outside the harness" in found.reason
+
+
+def test_sigkill_while_the_kernel_was_killing_for_memory_is_out_of_memory() -> None:
+    found = outcome({}, {1: -9}, kills=2)
+    assert found.state == "out_of_memory"
+    assert "acted 2 times" in found.reason
+
+
+def test_another_signal_is_not_blamed_on_memory() -> None:
+    assert outcome({}, {1: -11}, kills=2).state == "crashed"
+
+
+@pytest.mark.parametrize(("code", "says"), [(-9, "was ended by SIGKILL"), (2, "exit code 2")])
+def test_without_a_word_from_the_ranks_the_agent_is_named(code: int, says: str) -> None:
+    found = outcome(agent=code)
+    assert (found.state, found.exit_code) == ("crashed", code)
+    assert says in found.reason
+    assert "logs/agent.log" in found.reason
+
+
+def test_a_report_of_an_unknown_kind_is_a_crash() -> None:
+    assert outcome({0: report("splendid")}).state == "crashed"
+    assert outcome({0: {}}).reason == "rank 0: no message"
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(outcome({0: report("crashed", "x" * 10_000)}).reason) < 1000
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"failures": 3}', '{"failures": [{"rank": "x"}]}']
+)
+def test_a_damaged_report_of_the_agent_is_ignored(tmp_path: Path, content: str) -> None:
+    store = ResultsStore.open(tmp_path / "results", create=True)
+    with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
+        (folder.logs_path / "agent.json").write_text(content)
+        evidence = gather_evidence(folder, 1, steps=[0], steps_expected=1, kernel_oom_kills=0)
+    assert evidence.exit_codes == {}
+
+
+def test_a_signal_without_a_name_is_given_by_number() -> None:
+    assert signal_name(99) == "signal 99"
+
+
+def test_kernel_kills_are_counted_from_what_can_be_read(tmp_path: Path) -> None:
+    machine, group = tmp_path / "vmstat", tmp_path / "memory.events"
+    machine.write_text("nr_free_pages 3\noom_kill 4\nother 9\n")
+    group.write_text("low 0\noom 7\noom_kill 2\noom_group_kill 0\n")
+    assert out_of_memory_kills((machine, group)) == 4
+    assert out_of_memory_kills((group, tmp_path / "absent")) == 2
+    assert out_of_memory_kills((tmp_path / "absent",)) == 0
