@@ -2,27 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-
-from reports.build import ReportPaths, write_report
 
 from bench.cli import console, exit_codes
 from bench.errors import UsageError
 from bench.store import ResultsStore
+from reports.build import ReportPaths, write_report
+from reports.compare import compare
+from reports.comparison_text import to_data, to_markdown, to_terminal
+from sweeps.suggest import did_you_mean
+
+_FORMATS = {"table": to_terminal, "md": to_markdown}
 
 
-def write_reports(results: Path, sweeps: list[str], out: Path | None, *, as_json: bool) -> int:
-    """Write one report on `sweeps` (all of the folder if empty) and print where it is."""
+@dataclass(frozen=True)
+class Comparing:
+    """What `compare` was asked for; `ignore` are settings to set aside when cells are matched."""
+
+    base: str
+    head: str
+    ignore: tuple[str, ...]
+    form: str
+    as_json: bool
+
+
+def show_comparison(results: Path, asked: Comparing) -> int:
+    """Print a comparison.
+
+    Raises:
+        UsageError: an unknown name or format.
+        NothingMeasuredError: a side has no finished run.
+        NotComparableError: nothing of the two sides can be compared.
+    """
+    if asked.form not in _FORMATS:
+        raise UsageError(
+            f"--format: expected one of {', '.join(_FORMATS)}, found {asked.form!r}"
+            f"{did_you_mean(asked.form, _FORMATS)}"
+        )
+    store = ResultsStore.open(results, create=False)
+    comparison = compare(store, asked.base, asked.head, ignore=asked.ignore)
+    if asked.as_json:
+        console.data_json(to_data(comparison))
+    else:
+        console.data(_FORMATS[asked.form](comparison).rstrip("\n"))
+    return exit_codes.OK
+
+
+def write_reports(
+    results: Path, sweeps: list[str], out: Path | None, reference: str | None, *, as_json: bool
+) -> int:
+    """Write one report on `sweeps` (all of the folder if empty) and print where it is.
+
+    A report in which nothing was measured is written all the same, with the reasons; the exit code
+    says so.
+    """
     store = ResultsStore.open(results, create=False)
     names = sweeps or store.sweeps()
     if not names:
         raise UsageError(f"{results} holds no sweep yet; `mfsdp-bench run` makes one")
-    paths = write_report_files(store, names, out or default_report_folder(store, names))
+    paths = write_report(
+        store, names, out or default_report_folder(store, names), reference=reference
+    )
     if as_json:
-        console.data_json({"html": str(paths.html), "markdown": str(paths.markdown)})
+        console.data_json(
+            {
+                "html": str(paths.html),
+                "markdown": str(paths.markdown),
+                "measured_cells": paths.measured_cells,
+                "planned_cells": paths.planned_cells,
+            }
+        )
     else:
         console.data(str(paths.html))
-    return exit_codes.OK
+    return report_code(paths)
+
+
+def report_code(paths: ReportPaths) -> int:
+    """3 and a remark where no cell was measured, else 0."""
+    if paths.measured_cells:
+        return exit_codes.OK
+    console.note(f"nothing was measured in any of {paths.planned_cells} cells; the report says why")
+    return exit_codes.NOTHING_MEASURED
 
 
 def default_report_folder(store: ResultsStore, sweeps: list[str]) -> Path:
@@ -31,6 +92,6 @@ def default_report_folder(store: ResultsStore, sweeps: list[str]) -> Path:
     return store.root / "reports" / f"{sweeps[0]}{more}"
 
 
-def write_report_files(store: ResultsStore, sweeps: list[str], out: Path) -> ReportPaths:
-    """Write the report on `sweeps` into `out`."""
-    return write_report(store, sweeps, out)
+def write_sweep_report(store: ResultsStore, sweep: str) -> ReportPaths:
+    """The report on one sweep, in its usual place."""
+    return write_report(store, [sweep], default_report_folder(store, [sweep]))

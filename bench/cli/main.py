@@ -151,13 +151,20 @@ def logs(
 def compare(
     base: Annotated[str, typer.Argument(metavar="BASE", help="A sweep or cell to compare with.")],
     head: Annotated[str, typer.Argument(metavar="HEAD", help="The sweep or cell to judge.")],
+    *,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="PATH", help="A setting or section to set aside."),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", metavar="[table|md]")] = "table",
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
-    """Compare two sweeps, or two cells, as a table."""
+    """Compare two sweeps, cells (SWEEP:CELL) or runs as a table."""
     from bench.cli import evidence
 
-    return evidence.show_comparison(results, base, head, as_json=json)
+    asked = evidence.Comparing(base, head, tuple(ignore or ()), form, json)
+    return evidence.show_comparison(results, asked)
 
 
 @app.command()
@@ -170,12 +177,15 @@ def report(
         Path | None,
         typer.Option("--out", help="Folder to write to; RESULTS/reports/... if left out."),
     ] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", metavar="CELL", help="The cell to compare with.")
+    ] = None,
     json: JsonOption = False,
 ) -> int:
     """Write a Markdown and an HTML report from records, and print its path."""
     from bench.cli import evidence
 
-    return evidence.write_reports(results, sweeps or [], out, as_json=json)
+    return evidence.write_reports(results, sweeps or [], out, reference, as_json=json)
 
 
 @app.command()

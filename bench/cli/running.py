@@ -40,12 +40,10 @@ def run_sweep(request: Request, options: Options) -> int:
         console.data_json(_outcome_document(plans.chosen, outcome, code))
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
-    if options.report and not outcome.interrupted and outcome.good:
-        from bench.cli.evidence import default_report_folder, write_report_files
+    if options.report and not outcome.interrupted:
+        from bench.cli.evidence import write_sweep_report
 
-        paths = write_report_files(
-            store, [plans.chosen.id], default_report_folder(store, [plans.chosen.id])
-        )
+        paths = write_sweep_report(store, plans.chosen.id)
         console.data(str(paths.html))
     elif not outcome.interrupted and outcome.good:
         where = "" if options.results == Path("results") else f" --results {options.results}"
@@ -71,11 +69,14 @@ def _run(plan: Plan, whole: Plan, store: ResultsStore, options: Options) -> Swee
 
 
 def outcome_code(plan: Plan, outcome: SweepOutcome) -> int:
-    """130 interrupted; 3 if a run failed, none finished, or every cell was pruned; else 0."""
+    """130 interrupted; 3 if a run failed, or none gave a number (all pruned, all unsteady); else 0.
+
+    An unsteady run among steady ones is a remark, not a failure.
+    """
     codes = [exit_codes.OK]
     if outcome.interrupted:
         codes.append(exit_codes.INTERRUPTED)
-    if outcome.failed or not plan.cells or not outcome.good:
+    if outcome.failed or not plan.cells or not any(run.state == "ok" for run in outcome.good):
         codes.append(exit_codes.NOTHING_MEASURED)
     return exit_codes.worst(codes)
 
@@ -93,6 +94,11 @@ def closing_lines(plan: Plan, outcome: SweepOutcome) -> list[str]:
         f"  {run.cell} (repeat {run.repeat}): {run.state}: {run.reason or 'no reason was recorded'}"
         f" -- mfsdp-bench logs {run.run_id.rpartition('/')[2]}"
         for run in outcome.failed
+    ]
+    lines += [
+        f"  {run.cell} (repeat {run.repeat}): no time is reported: {run.reason}"
+        for run in outcome.good
+        if run.state == "unstable"
     ]
     if outcome.failed_before:
         lines.append("runs that failed before are not repeated unasked: add --retry-failed")
