@@ -68,6 +68,42 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "R4",
+        "test_regression_optimizer.py",
+        (
+            (
+                "state/optimizer.py",
+                "    patched: Any = optimizer\n",
+                "    patched: Any = optimizer\n"
+                "    for parameter in _parameters(optimizer):\n"
+                "        parameter.grad = torch.zeros_like(parameter)\n"
+                "    base_step()\n"
+                "    base_zero_grad()\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "R21",
+        "test_regression_gradients.py",
+        (("runtime/context.py", "self.grads.issue_rest()", "self.grads.land_all()"),),
+    ),
+    Mutant(
+        "R5",
+        "test_regression_dtype_change.py",
+        (("wrapper.py", "if not self._context.grads.is_idle:", "if self._context.grads.is_idle:"),),
+    ),
+    Mutant(
+        "R8",
+        "test_regression_root.py",
+        (
+            (
+                "wrapper.py",
+                "return self.module(*args, **kwargs)",
+                "return self.module.forward(*args, **kwargs)",
+            ),
+        ),
+    ),
+    Mutant(
         "R19",
         "test_regression_padding.py",
         (

@@ -74,15 +74,71 @@ def after_the_error(strategy: str) -> float:
     return relative_difference(subject.full_gradient(), expected)
 
 
-def auto_sync_states() -> list[bool]:
-    model = shard(NAME, 3, 2).model
-    states = []
+def error_after_a_failure(strategy: str, phase: str) -> float:
+    """Gradient error of a cycle that follows a pass in which a hook of the second unit raised."""
+    subject = shard(NAME, strategy, 2, torch.float64)
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError(phase)
+
+    def fail_backward(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(fail)
+
+    unit = subject.model.module.blocks[1]
+    hook = unit.register_forward_hook(fail if phase == "forward" else fail_backward)
+    with pytest.raises(ArithmeticError):
+        subject.backward()
+    hook.remove()
+    subject.model.zero_grad_buffer()
+    subject.run_cycle(2, cycle=1)
+    expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
+    return relative_difference(subject.full_gradient(), expected)
+
+
+def error_with_evaluation_between(strategy: str) -> float:
+    """Forward passes without gradients, and one whose loss is never used, between microbatches."""
+    subject = shard(NAME, strategy, 2, torch.float64)
+    with subject.model.no_sync():
+        subject.backward(0)
+        with torch.no_grad():
+            subject.forward(5)
+        subject.forward(6)
+    subject.backward(1)
+    subject.model.finish_grad_sync()
+    expected = expected_gradient(NAME, 2, 2, torch.float64)
+    return relative_difference(subject.full_gradient(), expected)
+
+
+def bytes_at_rest(strategy: str) -> list[dict[str, int]]:
+    """What the core holds after construction and after each of two full cycles."""
+    policy = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+    subject = shard(NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
+    held = [subject.model.ledger.bytes_by_category()]
+    for cycle in range(2):
+        subject.run_cycle(2, cycle)
+        optimizer.step()
+        optimizer.zero_grad()
+        held.append(subject.model.ledger.bytes_by_category())
+    return held
+
+
+def finished_by_backward_alone() -> list[bool]:
+    """Whether a backward pass finishes the gradient: inside and after `sync`, by prior state."""
+    subject = shard(NAME, 3, 2)
+    finished = []
+
+    def note() -> None:
+        subject.backward()
+        finished.append(all(p.grad is not None for _, p in subject.parameters()))
+        subject.model.zero_grad_buffer()
+
     for before in (False, True):
-        model.set_model_auto_sync(before)
-        with model.sync():
-            states.append(model.model_auto_sync)
-        states.append(model.model_auto_sync)
-    return states
+        subject.model.set_model_auto_sync(before)
+        with subject.model.sync():
+            note()
+        note()
+    return finished
 
 
 def error_inside_sync(strategy: str) -> float:
@@ -176,8 +232,30 @@ def test_zero_grad_makes_a_model_usable_again_after_a_refused_reduction(
     assert max(ranks.run(after_the_error, strategy)) <= 1e-12
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_pass_that_raised_leaves_no_trace_after_zero_grad(
+    ranks: RankPool, strategy: str, phase: str
+) -> None:
+    assert max(ranks.run(error_after_a_failure, strategy, phase)) <= 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_evaluation_between_microbatches_changes_no_gradient(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert max(ranks.run(error_with_evaluation_between, strategy)) <= 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_after_a_step_the_core_holds_what_it_held_at_first(ranks: RankPool, strategy: str) -> None:
+    for first, *later in ranks.run(bytes_at_rest, strategy):
+        assert later == [first, first]
+        assert sum(first.values()) > 0
+
+
 def test_sync_restores_the_previous_state(ranks: RankPool) -> None:
-    assert ranks.run(auto_sync_states) == [[True, False, True, True]] * 4
+    assert ranks.run(finished_by_backward_alone) == [[True, False, True, True]] * 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -8,6 +8,7 @@ PUBLIC_NAMES = [
     "MegatronFSDP",
     "MixedPrecisionPolicy",
     "clip_grad_norm_",
+    "errors",
     "fully_shard",
     "fully_shard_model",
     "fully_shard_optimizer",

@@ -7,6 +7,7 @@ handed to the optimizer is (1/N) * sum_r sum_j g[r, j], whatever the strategy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +43,19 @@ def expected_gradient(
     name: str, ranks: int, microbatches: int, dtype: torch.dtype, cycle: int = 0
 ) -> Named:
     """The oracle's gradient, in fp64, of a freshly built model."""
-    model = build(name, dtype)
-    return mean_gradient(raw_gradients(model, name, ranks, microbatches, dtype, cycle))
+    raw = [
+        [_initial_gradient(name, dtype, rank, j, cycle) for j in range(microbatches)]
+        for rank in range(ranks)
+    ]
+    return mean_gradient(raw)
+
+
+@cache
+def _initial_gradient(
+    name: str, dtype: torch.dtype, rank: int, microbatch: int, cycle: int
+) -> Named:
+    """g[r, j] of a freshly built model; kept, since every strategy is compared with the same."""
+    return _gradient(build(name, dtype), batch(name, rank, microbatch, dtype, cycle))
 
 
 def train(
