@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.optimizer import build_optimizer
+from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
 from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
@@ -85,9 +85,8 @@ class MfsdpEngine:
         self._optimizer.zero_grad()
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set it on the one parameter group."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        """Set it for the next step."""
+        set_learning_rate(self._optimizer, lr)
 
     def memory_by_category(self) -> dict[str, int]:
         """Highest bytes of each category in the core's ledger, which books every allocation.

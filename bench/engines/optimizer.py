@@ -24,6 +24,12 @@ def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> tor
     )
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Used by the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of all state tensors on this rank; 0 before the first step."""
     return sum(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
-from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
 from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
 from bench.spec import ResolvedDtypes, ResolvedRun
@@ -43,9 +43,8 @@ class StockEngine:
         self.optimizer.zero_grad(set_to_none=True)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set it on the one parameter group."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        """Set it for the next step."""
+        set_learning_rate(self.optimizer, lr)
 
     def persistent_bytes(self) -> dict[str, int]:
         """Main weights, their gradients (same dtype and placement) and optimizer state."""
