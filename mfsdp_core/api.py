@@ -62,6 +62,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     use_decoupled_grad: bool = False,
     cuda_graph_mode: bool = False,
     maxpool_double_buffer: bool = False,
+    *,
     on_double_reduction: Literal["raise", "warn"] = "raise",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
@@ -164,6 +165,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     use_decoupled_grad: bool = False,
     cuda_graph_mode: bool = False,
     maxpool_double_buffer: bool = False,
+    *,
     on_double_reduction: Literal["raise", "warn"] = "raise",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.

@@ -75,6 +75,11 @@ class MegatronFSDP(nn.Module):
         with self._context.marking_last(is_last=True):
             yield
 
+    @property
+    def model_auto_sync(self) -> bool:
+        """Whether a backward pass that began now would end its cycle."""
+        return self._context.is_last_microbatch
+
     def set_model_auto_sync(self, sync_model: bool = True) -> None:
         """Whether a backward pass outside of `no_sync` and `sync` ends its cycle."""
         self._context.auto_sync = sync_model

@@ -103,8 +103,8 @@ class GradPipeline:
         """Drop what a backward pass that failed has left behind; the accumulators stay."""
         self.land_all()
         for unit in self._order:
-            for buffers in unit.gradients:
-                buffers.drop_bucket()
+            for group in unit.groups:
+                group.abandon_gradients()
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients."""

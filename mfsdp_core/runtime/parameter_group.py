@@ -112,10 +112,18 @@ class ParameterGroup:
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
             managed.sharded.grad = shard
 
+    def abandon_gradients(self) -> None:
+        """Drop what a backward pass that raised has left outside of the accumulator."""
+        if self.gradients is not None:
+            self.gradients.drop_bucket()
+            for managed in self.parameters:
+                managed.raw.grad = None
+
     def reset_gradients(self) -> None:
         """Begin a new cycle without gradients."""
         if self.gradients is None:
             return
+        self.abandon_gradients()
         for managed in self.parameters:
             managed.sharded.grad = None
         self.gradients.reset()

@@ -96,7 +96,7 @@ class WeightBuffers:
             elements = self._source.numel()
             key = BufferKey(self._name, "main_weights", elements, self._dtypes.main_params)
             self.main = self._allocator.acquire(key).copy_(self._source)
-        if self._axis.gathers_every_use:
+        if not self._persistent:
             self._enter("release")
             self._allocator.release(self._full_key)
 
