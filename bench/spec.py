@@ -30,7 +30,7 @@ class Frozen(BaseModel):
 
 
 class ModelSpec(Frozen):
-    """A preset of `bench.models.presets`, with single fields replaced where they are not None."""
+    """A preset of `bench.resolve.presets`, with single fields replaced where they are not None."""
 
     preset: str = "debug"
     layers: int | None = Field(default=None, ge=1)
