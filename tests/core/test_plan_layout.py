@@ -1,0 +1,119 @@
+"""The row-aligned layout and the padding rule, without ranks or torch."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mfsdp_core.errors import LayoutError
+from mfsdp_core.plan.layout import (
+    PADDING_BUDGET,
+    Layout,
+    Slot,
+    build_layout,
+    row_elements,
+    split_by_padding,
+    within_padding_budget,
+)
+
+SHAPE = st.lists(st.integers(1, 40), min_size=0, max_size=4).map(tuple)
+SHAPES = st.lists(SHAPE, min_size=1, max_size=12)
+SLICES = st.integers(1, 64)
+
+
+def least_padding(shape: tuple[int, ...], slices: int) -> float:
+    """Padding of a tensor alone: its rows, rounded up to a multiple of the ranks."""
+    rows = shape[0] if shape else 1
+    return (-rows % slices) / rows
+
+
+@settings(max_examples=400, deadline=None)
+@given(SHAPES, SLICES)
+def test_tensors_neither_overlap_nor_leave_the_buffer(shapes, slices):
+    layout = build_layout(shapes, slices)
+    assert [slot.shape for slot in layout.slots] == shapes
+    pieces = [(slot.offset, slot.end) for slot in layout.slots] + layout.gaps()
+    cursor = 0
+    for start, end in sorted(pieces):
+        assert start == cursor
+        cursor = end
+    assert cursor == layout.total_elements
+
+
+@settings(max_examples=400, deadline=None)
+@given(SHAPES, SLICES)
+def test_no_slice_boundary_cuts_a_row(shapes, slices):
+    layout = build_layout(shapes, slices)
+    for slot in layout.slots:
+        row = row_elements(slot.shape)
+        assert slot.offset % row == 0
+        for rank in range(1, slices):
+            boundary = rank * layout.slice_elements
+            if slot.offset < boundary < slot.end:
+                assert (boundary - slot.offset) % row == 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(SHAPES, SLICES)
+def test_the_ranks_rows_put_together_are_the_tensor(shapes, slices):
+    layout = build_layout(shapes, slices)
+    for index, shape in enumerate(shapes):
+        next_row = 0
+        for rank in range(slices):
+            local = layout.local_rows(index, rank)
+            assert local.elements == local.rows * row_elements(shape)
+            if local.rows:
+                assert local.first_row == next_row
+                start = rank * layout.slice_elements + local.start
+                assert start == layout.slots[index].offset + next_row * row_elements(shape)
+            next_row += local.rows
+        assert next_row == (shape[0] if shape else 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SHAPES, SLICES)
+def test_a_split_is_a_partition_whose_parts_keep_the_padding_rule(shapes, slices):
+    parts = split_by_padding(shapes, slices)
+    assert sorted(index for part in parts for index in part) == list(range(len(shapes)))
+    for part in parts:
+        layout = build_layout([shapes[i] for i in part], slices)
+        largest = max(part, key=lambda i: prod(shapes[i]))
+        bound = least_padding(shapes[largest], slices) + PADDING_BUDGET
+        assert len(part) == 1 or layout.padding_fraction <= bound + 1e-9
+
+
+@given(SHAPE, SLICES)
+def test_one_tensor_alone_is_padded_only_to_whole_rows_per_rank(shape, slices):
+    layout = build_layout([shape], slices)
+    assert layout.padding_fraction == pytest.approx(least_padding(shape, slices))
+    assert within_padding_budget(layout)
+
+
+def test_a_transformer_layer_stays_one_bucket():
+    hidden, ffn, kv = 4096, 14336, 1024
+    shapes = [(hidden,), (hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden)]
+    shapes += [(hidden,), (ffn, hidden), (ffn, hidden), (hidden, ffn)]
+    assert len(split_by_padding(shapes, 64)) == 1
+    assert build_layout(shapes, 64).padding_fraction < 0.004
+
+
+def test_wide_rows_beside_a_convolution_are_split_instead_of_padded():
+    shapes = [(64, 3, 7, 7), (128, 64, 3, 3), (512, 1000)]
+    assert build_layout(shapes, 8).padding_fraction > 1
+    parts = split_by_padding(shapes, 8)
+    total = sum(build_layout([shapes[i] for i in part], 8).total_elements for part in parts)
+    assert total <= 1.05 * sum(prod(shape) for shape in shapes)
+
+
+def test_a_layout_that_breaks_its_invariants_cannot_be_built():
+    with pytest.raises(LayoutError, match="overlaps"):
+        Layout((Slot((4,), 0), Slot((4,), 2)), slices=2, slice_elements=4)
+    with pytest.raises(LayoutError, match="row aligned"):
+        Layout((Slot((2, 3), 1),), slices=1, slice_elements=9)
+    with pytest.raises(LayoutError, match="past the buffer"):
+        Layout((Slot((9,), 0),), slices=2, slice_elements=4)
+    with pytest.raises(LayoutError, match="at least one slice"):
+        build_layout([(2, 2)], 0)

@@ -1,0 +1,86 @@
+"""Strategies as rows of a placement table."""
+
+from __future__ import annotations
+
+import pytest
+
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.plan.config import ReductionConfig, ScheduleConfig, parse_sharding
+from mfsdp_core.plan.strategy import (
+    INNER,
+    OUTER,
+    Collective,
+    Landing,
+    Placement,
+    collective_between,
+    parse_strategy,
+)
+
+#: name: reduction, every microbatch?, landing, way back of the weights, gathered at every use?
+EXPECTED = {
+    "no_shard": (Collective.ALL_REDUCE, False, Landing.COPY, Collective.NONE, False),
+    "optim": (Collective.REDUCE_SCATTER, False, Landing.COPY, Collective.ALL_GATHER, False),
+    "optim_grads": (Collective.REDUCE_SCATTER, True, Landing.ADD, Collective.ALL_GATHER, False),
+    "optim_grads_params": (
+        Collective.REDUCE_SCATTER,
+        True,
+        Landing.ADD,
+        Collective.ALL_GATHER,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_row_decides_reduction_landing_and_gathers(name):
+    row = INNER[name]
+    found = (
+        row.reduction,
+        row.reduces_every_microbatch,
+        row.landing,
+        row.weight_refresh,
+        row.gathers_every_use,
+    )
+    assert found == EXPECTED[name]
+
+
+def test_every_outer_stage_copies_and_runs_once():
+    assert {row.landing for row in OUTER.values()} == {Landing.COPY}
+    assert not any(row.reduces_every_microbatch for row in OUTER.values())
+
+
+@pytest.mark.parametrize(("integer", "name"), list(enumerate(EXPECTED)))
+def test_integers_and_names_mean_the_same(integer, name):
+    assert parse_strategy(integer) == parse_strategy(name)
+
+
+@pytest.mark.parametrize("value", [4, -1, True, "zero3", None, 2.0])
+def test_an_unknown_strategy_is_refused_with_the_choices(value):
+    with pytest.raises(ConfigurationError, match="3 or 'optim_grads_params'"):
+        parse_strategy(value)
+
+
+def test_outer_optimizer_sharding_needs_an_inner_one():
+    with pytest.raises(ConfigurationError, match="needs an inner strategy"):
+        parse_strategy("no_shard", "optim")
+    assert parse_strategy("optim", "optim").outer.shards_optimizer
+
+
+def test_outer_optimizer_sharding_is_refused_until_it_is_built():
+    with pytest.raises(CapabilityNotBuiltError, match="outer_dp_sharding_strategy='optim'"):
+        parse_sharding(3, 1, ReductionConfig(), ScheduleConfig())
+
+
+@pytest.mark.parametrize(("strategy", "allowed"), [(0, True), (1, True), (2, False), (3, False)])
+def test_late_reduction_is_only_for_strategies_that_hold_whole_gradients(strategy, allowed):
+    schedule = ScheduleConfig(overlap_reduction=False)
+    if allowed:
+        parse_sharding(strategy, 0, ReductionConfig(), schedule)
+    else:
+        with pytest.raises(ConfigurationError, match="overlap_grad_reduce=False"):
+            parse_sharding(strategy, 0, ReductionConfig(), schedule)
+
+
+def test_no_collective_makes_a_value_partial_again():
+    with pytest.raises(ConfigurationError, match="no collective"):
+        collective_between(Placement.REPLICATE, Placement.PARTIAL)
