@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,34 @@ import pytest
 import torch
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.fsdp2 import _reshard_after_forward
+from bench.engines.mfsdp import _switches
 from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import _MODULES
 from bench.engines.stock import autocast
 from bench.errors import UnsupportedError
-from bench.spec import DtypeName, EngineName, ResolvedDtypes, TrainSpec
+from bench.spec import DtypeName, EngineName, EngineSpec, ResolvedDtypes, TrainSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def loaded_after(statement: str, module: str) -> bool:
-    code = f"import sys; {statement}; sys.exit(10 if {module!r} in sys.modules else 0)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
-    assert done.returncode in (0, 10)
-    return done.returncode == 10
+STAGES = ("bench.worker.rank", "bench.engines.single", "bench.engines.ddp", "bench.engines.fsdp2")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """In a fresh interpreter: our modules that are loaded after each of STAGES, in this order."""
+    code = (
+        "import importlib, json, sys\nfound = {}\n"
+        f"for stage in {STAGES!r}:\n"
+        "    importlib.import_module(stage)\n"
+        "    found[stage] = [m for m in sys.modules if m.startswith(('bench.', 'mfsdp_core'))]\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout)
 
 
 def test_every_engine_of_a_spec_has_a_module_that_builds_it():
@@ -33,14 +48,15 @@ def test_every_engine_of_a_spec_has_a_module_that_builds_it():
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file()
 
 
-def test_a_rank_loads_no_engine_before_it_knows_which():
-    assert not loaded_after("import bench.worker.rank", "mfsdp_core.api")
-    assert not loaded_after("import bench.worker.rank", "bench.engines.ddp")
+def test_a_rank_loads_no_engine_before_it_knows_which(loaded):
+    engines = set(_MODULES.values())
+    assert engines.isdisjoint(loaded["bench.worker.rank"])
+    assert "bench.engines.registry" in loaded["bench.worker.rank"]
 
 
-@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2"])
-def test_engines_of_torch_never_load_the_core(engine):
-    assert not loaded_after(f"import bench.engines.{engine}", "mfsdp_core")
+def test_engines_of_torch_never_load_the_core(loaded):
+    assert "bench.engines.ddp" in loaded[STAGES[-1]]
+    assert not [name for name in loaded[STAGES[-1]] if name.startswith("mfsdp_core")]
 
 
 def test_every_dtype_of_a_spec_has_a_torch_dtype():
@@ -68,6 +84,36 @@ def test_autocast_is_used_only_where_compute_and_main_dtype_differ():
 def test_a_dtype_that_autocast_cannot_compute_in_is_refused():
     with pytest.raises(UnsupportedError, match="not in fp64 on fp32 weights"):
         autocast(dtypes("fp64", "fp32"), torch.device("cpu"))
+
+
+def test_fsdp2_refuses_a_strategy_that_it_does_not_have():
+    with pytest.raises(UnsupportedError, match="optim_grads and optim_grads_params, not optim"):
+        _reshard_after_forward("optim")
+
+
+def test_an_allocator_that_the_drop_in_functions_cannot_name_is_refused():
+    with pytest.raises(UnsupportedError, match="no argument for the temporary allocator"):
+        _switches(EngineSpec(allocator="temporary"))
+
+
+def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
+    changed = EngineSpec(
+        outer_strategy="optim",
+        allocator="max_pool",
+        overlap_param_gather=False,
+        overlap_grad_reduce=False,
+        nccl_ub=True,
+        average_in_collective=True,
+    )
+    assert _switches(changed) == {
+        "outer_dp_sharding_strategy": "optim",
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+        "average_in_collective": True,
+        "nccl_ub": True,
+        "fsdp_double_buffer": True,
+        "maxpool_double_buffer": True,
+    }
 
 
 def test_adamw_decays_weights_by_lr_times_decay_apart_from_the_gradient():

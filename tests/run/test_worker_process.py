@@ -15,23 +15,26 @@ import psutil
 import pytest
 import torch
 
-from bench.errors import UnsupportedError
+from bench.errors import UnsupportedError, UsageError
 from bench.loop import NonFiniteLossError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
+from bench.store.reading import read_spec
 from bench.worker.failure import failure_kind
+from bench.worker.place import Place
+from bench.worker.process import check_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "bench.worker"]
 
 
-def spec(folder: Path, *, engine="single", ranks=1, strategy=None, model=None, **train) -> Path:
+def spec(folder: Path, *, engine="single", ranks=1, switches=None, **train) -> Path:
     """A run folder of a small run."""
     fields = {"steps": 4, "global_batch": 4, "micro_batch": 2, "seq_len": 16}
     run = resolve_anywhere(
         RunSpec(
-            model=model or ModelSpec(preset="debug", layers=2),
-            engine=EngineSpec(name=engine, strategy=strategy),
+            model=ModelSpec(preset="debug", layers=2),
+            engine=EngineSpec(name=engine, **switches or {}),
             train=TrainSpec(**fields | train),
             launch=LaunchSpec(ranks=ranks),
             measure=MeasureSpec(),
@@ -105,12 +108,13 @@ def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
     assert len((run / "steps.rank0.jsonl").read_text().splitlines()) == int(found[1]) - 1
 
 
-def test_what_an_engine_cannot_do_is_a_failure_of_kind_unsupported(tmp_path, free_port):
-    run = spec(tmp_path / "run", engine="fsdp2", strategy="optim")
+@pytest.mark.processes
+def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported(tmp_path, free_port):
+    run = spec(tmp_path / "run", engine="mfsdp", switches={"allocator": "max_pool"})
     done = run_worker(run, MASTER_PORT=str(free_port))
     assert done.returncode == 1
     assert failure(run)["kind"] == "unsupported"
-    assert "fsdp2 offers optim_grads and optim_grads_params, not optim" in failure(run)["message"]
+    assert failure(run)["message"].startswith("CapabilityNotBuiltError")
 
 
 def test_a_damaged_spec_is_a_failure_with_a_traceback(tmp_path):
@@ -123,10 +127,11 @@ def test_a_damaged_spec_is_a_failure_with_a_traceback(tmp_path):
     assert "spec.json cannot be understood" in done.stderr
 
 
-def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path):
+def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, monkeypatch):
     run = spec(tmp_path / "run", engine="ddp", ranks=2)
-    run_worker(run, WORLD_SIZE="1", RANK="0")
-    assert "the run asks for 2 ranks, found WORLD_SIZE=1" in failure(run)["message"]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(UsageError, match=r"asks for 2 ranks, found WORLD_SIZE=1"):
+        Place.from_environment(read_spec(run))
 
 
 def test_code_of_another_checkout_is_refused(tmp_path):
@@ -138,10 +143,9 @@ def test_code_of_another_checkout_is_refused(tmp_path):
     assert not (run / "steps.rank0.jsonl").exists()
 
 
-def test_code_of_the_named_checkout_is_accepted(tmp_path):
-    run = spec(tmp_path / "run", steps=1)
-    done = run_worker(run, MFSDP_BENCH_CHECKOUT=str(ROOT))
-    assert done.returncode == 0, done.stderr
+def test_code_of_the_named_checkout_is_accepted(monkeypatch):
+    monkeypatch.setenv("MFSDP_BENCH_CHECKOUT", str(ROOT))
+    check_checkout()
 
 
 def test_a_wrong_call_is_answered_with_usage_and_exit_code_2(tmp_path):
