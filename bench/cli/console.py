@@ -7,25 +7,29 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 
 def data(text: str) -> None:
-    """One piece of what was asked for, to stdout."""
-    print(text, flush=True)
+    """One piece of what was asked for, to stdout; lost quietly if its reader has gone."""
+    _print(text, sys.stdout)
 
 
 def data_json(document: Any) -> None:
     """What was asked for as JSON, to stdout. Not-a-number values become null, which JSON has."""
-    print(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str), flush=True)
+    data(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str))
 
 
 def note(text: str) -> None:
     """A remark to the person at the terminal, to stderr; lost quietly if nobody listens."""
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=stream, flush=True)
     except BrokenPipeError:
-        silence(sys.stderr)
+        silence(stream)
 
 
 def error(text: str) -> None:
@@ -33,7 +37,7 @@ def error(text: str) -> None:
     note(f"error: {text}")
 
 
-def silence(stream: Any) -> None:
+def silence(stream: TextIO) -> None:
     """Point a broken stream at nothing, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())

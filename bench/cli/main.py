@@ -217,12 +217,11 @@ def run_command_line(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         console.note("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`).
+    except (BrokenPipeError, SystemExit):
+        # The reader of the parser's own output (--help) has gone: click then leaves with 1, which
+        # would read as a regression. Nothing else raises SystemExit.
         console.silence(sys.stdout)
         return OK
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else OK
     except Exception as error:
         return _refused(error, arguments)
 

@@ -1,0 +1,187 @@
+"""Bad input on the command line: exit code 2, one clear message, no traceback, nothing started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main as command_line
+from bench.errors import BenchError
+from bench.store import ResultsStore
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    code, out, err = result
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\nmatrix: {product: {engine.name: [deepspeed]}}\n", ["s.yaml:2", "deepspeed"]),
+        ("name: [\n", ["s.yaml:2", "not valid YAML"]),
+        ("name: a\nbase: {train.global_batch: 7}\n", ["s.yaml:2", "cannot be split", "4 or 8"]),
+        ("name: a\nbase: {launch.ranks: 3}\n", ["s.yaml:2", "3 data-parallel ranks"]),
+        ("name: a\nbase: {env.LD_PRELOAD: x.so}\n", ["s.yaml:2", "LD_PRELOAD"]),
+        ("", ["s.yaml", "empty"]),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_sweep_file_that_is_wrong(in_process, tmp_path: Path, verb, text, words):
+    (tmp_path / "s.yaml").write_text(text)
+    refused(in_process(verb, "s.yaml"), *words)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_sweep_file_that_is_a_folder_or_not_there(in_process, tmp_path: Path, verb):
+    refused(in_process(verb, tmp_path), "found a folder")
+    refused(in_process(verb, "none.yaml"), "none.yaml: no such file")
+
+
+def test_wrong_options_of_plan(in_process):
+    refused(in_process("plan", "quickstart", "--set", "train.stpes=3"), "did you mean 'train.steps")
+    refused(in_process("plan", "quickstart", "--only", "engine=dpp"), "did you mean 'ddp'")
+    refused(in_process("plan", "quickstart", "--repeat", "0"), "--repeat", "equal to 1")
+    refused(in_process("plan", "quickstart", "--repeat", "many"), "--repeat")
+    refused(in_process("plan", "quickstart", "--set", "train.global_batch=7"), "cannot be split")
+
+
+def test_a_verb_or_option_that_does_not_exist(in_process):
+    refused(in_process("pln"), "pln")
+    refused(in_process("plan", "quickstart", "--jsn"), "--jsn")
+    refused(in_process("plan"), "SWEEP")
+    refused(in_process("schema", "sweeep"), "did you mean 'sweep'")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("show", "x"),
+        ("logs", "x"),
+        ("report",),
+        ("compare", "a", "b"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_results_folder_that_is_not_one(in_process, tmp_path: Path, arguments):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("meow")
+    refused(in_process(*arguments, "--results", "photos"), "not a results folder")
+    refused(in_process(*arguments, "--results", "absent"), "not a results folder")
+
+
+def test_run_does_not_write_into_a_folder_of_something_else(in_process, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("meow")
+    refused(in_process("run", "quickstart", "--results", "photos"), "not a results folder")
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_names_that_mean_nothing_in_a_results_folder(in_process, tmp_path: Path):
+    ResultsStore.open(tmp_path / "results", create=True)
+    refused(in_process("status", "nothing"), "no plan of sweep 'nothing'")
+    refused(in_process("status", "../.."), "cannot be a folder name")
+    refused(in_process("show", "nothing"), "no run")
+    refused(in_process("logs", "nothing"), "no run")
+    refused(in_process("report", "nothing"), "nothing")
+    refused(in_process("report"), "holds no sweep yet")
+    refused(in_process("compare", "nothing", "else"), "nothing")
+
+
+def test_a_second_runner_on_one_results_folder(cli, tmp_path: Path, fast: str):
+    path = cli.sweep(fast)
+    with ResultsStore.open(tmp_path / "results", create=True).lock():
+        done = cli.run("run", path)
+    assert done.returncode == 2
+    assert f"another runner is using {tmp_path / 'results'} (pid {os.getpid()}" in done.stderr
+    assert cli.runs() == []
+
+
+def test_an_error_that_nobody_expected_is_6_and_its_traceback_is_kept(in_process, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug\nwith a second line")
+
+    monkeypatch.setattr("bench.cli.planning.show_plan", fail)
+    code, out, err = in_process("plan", "quickstart")
+    assert (code, out) == (6, "")
+    assert err.startswith("error: internal error: ZeroDivisionError: a bug; the traceback is in ")
+    path = Path(err.strip().rpartition(" ")[2])
+    assert "in fail" in path.read_text()
+    path.unlink()
+
+
+def test_an_internal_error_of_ours_keeps_its_traceback_too(in_process, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise BenchError("impossible")
+
+    monkeypatch.setattr("bench.cli.planning.show_plan", fail)
+    code, _, err = in_process("plan", "quickstart")
+    assert code == 6
+    Path(err.strip().rpartition(" ")[2]).unlink()
+
+
+def test_an_interrupt_in_a_reading_verb_is_130(in_process, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bench.cli.planning.show_plan", interrupt)
+    assert in_process("plan", "quickstart")[0] == 130
+
+
+@pytest.mark.parametrize("arguments", [("plan", "quickstart", "--json"), ("--help",)], ids=" ".join)
+def test_a_reader_that_goes_away_is_no_error(cli, arguments):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        cli.command(*arguments),
+        cwd=cli.folder,
+        env=cli.environment,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "pr3067_dtypes"),
+        ("doctor",),
+        ("schema",),
+        ("schema", "run"),
+        ("schema", "resolved"),
+    ],
+    ids=" ".join,
+)
+def test_json_is_all_that_stdout_holds(in_process, arguments):
+    code, out, _ = in_process(*arguments, "--json")
+    assert code == 0
+    assert isinstance(json.loads(out), dict)
+
+
+def test_no_output_has_colours_where_it_is_no_terminal(in_process):
+    for arguments in (["plan", "quickstart"], ["doctor"], ["--help"], ["plan", "none.yaml"]):
+        _, out, err = in_process(*arguments)
+        assert "\x1b" not in out + err
+
+
+def test_the_entry_point_passes_the_code_on(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mfsdp-bench", "plan", "none.yaml"])
+    with pytest.raises(SystemExit) as caught:
+        command_line.main()
+    assert caught.value.code == 2

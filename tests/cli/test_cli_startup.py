@@ -1,0 +1,86 @@
+"""How light the command line is: what it loads, how fast it answers, what it starts."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+VERBS = ["plan", "run", "status", "show", "logs", "compare", "report", "doctor", "schema"]
+HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
+
+LOADED_BY = """
+import sys
+from bench.cli.main import run_command_line
+code = run_command_line({arguments!r})
+loaded = sorted(set({heavy!r}) & set(sys.modules))
+sys.exit(f"loaded {{loaded}}" if loaded else code)
+"""
+
+# Raises at the first attempt to start a process, whatever library makes it.
+NO_PROCESS = """
+import sys
+def refuse(event, _):
+    if event in {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system",
+                 "os.exec", "os.spawn"}:
+        raise SystemExit(f"started a process: {event}")
+sys.addaudithook(refuse)
+from bench.cli.main import run_command_line
+sys.exit(run_command_line(sys.argv[1:]))
+"""
+
+
+def python(cli, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cli.folder,
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=str)
+def test_help_loads_nothing_heavy(cli, arguments):
+    done = python(cli, LOADED_BY.format(arguments=arguments, heavy=HEAVY))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: mfsdp-bench" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["plan", "doctor", "schema"])
+def test_verbs_that_measure_nothing_load_no_torch(cli, verb):
+    arguments = [verb, "quickstart"] if verb == "plan" else [verb]
+    heavy = ["torch", "pandas", "scipy", "matplotlib"]
+    done = python(cli, LOADED_BY.format(arguments=arguments, heavy=heavy))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_takes_under_half_a_second(cli):
+    """Processor time, the best of five: this is about the program, not about a busy machine."""
+    taken = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cli.run("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(taken) < 0.5
+
+
+def test_help_names_every_verb(in_process):
+    _, out, _ = in_process("--help")
+    assert all(f" {verb} " in out for verb in VERBS)
+
+
+def test_plan_starts_no_process(cli):
+    done = python(cli, NO_PROCESS, "plan", "pr3067_dtypes")
+    assert done.returncode == 0, done.stderr
+    assert "hfsdp-bf16-ub_on" in done.stdout
+
+
+def test_the_audit_of_processes_would_notice_one(cli):
+    program = NO_PROCESS.replace("sys.exit(", "import os; os.system('true'); sys.exit(")
+    assert "started a process" in python(cli, program).stderr
