@@ -10,11 +10,15 @@ the lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
 
+from bench.errors import UsageError
 from bench.store.atomic import reporting_failed_writes
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class FileLock:
@@ -25,7 +29,12 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self, holder: str = "") -> bool:
-        """Take the lock without waiting; False if somebody has it. `holder` is written into it."""
+        """Take the lock without waiting; False if somebody has it. `holder` is written into it.
+
+        Raises:
+            UsageError: the folder may not be written, or its file system has no locks.
+            StoreFullError: no space for the lock file.
+        """
         with reporting_failed_writes(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -33,6 +42,9 @@ class FileLock:
             except BlockingIOError:
                 os.close(descriptor)
                 return False
+            except OSError as error:
+                os.close(descriptor)
+                raise _without_locks(self.path, error) from error
             try:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, holder.encode())
@@ -52,6 +64,15 @@ class FileLock:
     def held(self) -> bool:
         """True while this object holds the lock."""
         return self._descriptor is not None
+
+
+def _without_locks(path: Path, error: OSError) -> OSError | UsageError:
+    if error.errno not in _NO_LOCKS:
+        return error
+    return UsageError(
+        f"cannot lock {path}: {error.strerror}; the file system of the results folder must support"
+        " locks (flock): use a local disk, or mount it with locking"
+    )
 
 
 def is_locked(path: Path) -> bool:

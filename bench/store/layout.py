@@ -80,6 +80,17 @@ def open_layout(root: Path, *, create: bool) -> None:
             else, or written by a newer version.
         StoreFullError: no space to create it.
     """
+    try:
+        _check_kind(root, create=create)
+    except OSError as error:
+        raise NotAResultsFolderError(
+            f"{root} cannot be opened: {error.strerror}; give a folder that you may read"
+        ) from error
+    if create:
+        _create(root)
+
+
+def _check_kind(root: Path, *, create: bool) -> None:
     if root.exists() and not root.is_dir():
         raise NotAResultsFolderError(
             f"{root} is a file; expected a results folder: give the path of a folder"
@@ -97,8 +108,6 @@ def open_layout(root: Path, *, create: bool) -> None:
             f"{root} is not empty and not a results folder (it has no SCHEMA file); nothing was"
             " written there: give an empty or a new folder"
         )
-    if create:
-        _create(root)
 
 
 def _create(root: Path) -> None:

@@ -32,6 +32,12 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         ResultsStore.open(tmp_path / "file", create=True)
 
 
+@pytest.mark.parametrize("create", [False, True])
+def test_a_path_that_the_system_cannot_open_is_refused(tmp_path: Path, create: bool) -> None:
+    with pytest.raises(NotAResultsFolderError, match="File name too long"):
+        ResultsStore.open(tmp_path / ("x" * 300), create=create)
+
+
 @pytest.mark.parametrize("make", [False, True])
 def test_reading_needs_a_results_folder_and_creates_nothing(tmp_path: Path, make: bool) -> None:
     root = tmp_path / "absent"

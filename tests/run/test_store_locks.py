@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -67,6 +69,17 @@ def test_the_lock_is_free_again_after_use_and_after_an_error(store: ResultsStore
     with pytest.raises(KeyError), store.lock():
         raise KeyError
     with store.lock():
+        pass
+
+
+def test_a_file_system_without_locks_is_refused_with_a_remedy(
+    store: ResultsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(UsageError, match="No locks available; the file system"), store.lock():
         pass
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import psutil
 import pytest
 
 from bench.launch import Limits
+from bench.record import RunStatus
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
@@ -18,6 +20,12 @@ ENDLESS = 100_000
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def run_until_step_3(run) -> RunStatus:
+    """Stop the run on request once all ranks have finished three steps."""
+    stop = threading.Event()
+    return run.run(stop=stop, on_step=lambda steps: stop.set() if steps >= 3 else None)
 
 
 def test_a_run_that_ends_well_is_ok_and_keeps_what_its_ranks_printed(scripted) -> None:
@@ -95,16 +103,14 @@ def test_a_run_that_takes_too_long_is_a_timeout(scripted) -> None:
 
 
 def test_ranks_that_ignore_sigterm_are_ended_all_the_same(scripted) -> None:
-    run = scripted(
-        {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")}, steps=ENDLESS, timeout_seconds=4.0
-    )
-    assert run.run().state == "timeout"
+    run = scripted({0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")}, steps=ENDLESS)
+    assert run_until_step_3(run).state == "interrupted"
 
 
 def test_what_a_rank_has_started_in_a_session_of_its_own_is_ended_too(scripted) -> None:
-    run = scripted({1: (2, "start a child")}, steps=ENDLESS, timeout_seconds=4.0)
-    assert run.run().state == "timeout"
-    assert "pid.child" not in run.survivors()
+    run = scripted({1: (2, "start a child")}, steps=ENDLESS)
+    assert run_until_step_3(run).state == "interrupted"
+    assert (run.folder.path / "pid.child").exists()
 
 
 def test_a_child_that_lost_its_parent_is_found_and_ended(scripted) -> None:
