@@ -41,7 +41,6 @@ class DdpEngine(StockEngine):
         self._ddp = DistributedDataParallel(
             model.to(main_dtype(resolved.dtypes)),
             device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,
             gradient_as_bucket_view=True,
         )
         self._ddp.register_comm_hook(group, self._counted(_communication_hook(resolved.dtypes)))

@@ -72,6 +72,7 @@ def run_cells(root: Path, runs: Mapping[str, ResolvedRun]) -> dict[str, Finished
                 "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "error",
             },
             stderr=subprocess.PIPE,
             text=True,
