@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
 from reports import html, markdown
@@ -56,12 +57,10 @@ def write_report(
         UsageError: an unknown sweep or reference, or a folder that cannot be written.
         StoreFullError: no space.
     """
+    out = _made_folder(Path(out_dir).expanduser().absolute())
     findings = find(load_sweeps(store, sweep_ids), reference)
     document = build_document(findings)
-    out = Path(out_dir).expanduser().absolute()
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
-    with reporting_failed_writes(out):
-        (out / "figures").mkdir(parents=True, exist_ok=True)
     figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
     for path, figure in zip(figures, drawn, strict=True):
         write_text_atomically(path, figure.svg)
@@ -74,6 +73,18 @@ def write_report(
         measured_cells=len(findings.measured),
         planned_cells=findings.planned,
     )
+
+
+def _made_folder(out: Path) -> Path:
+    """The folder and its place for figures, made before the work that would be lost."""
+    try:
+        with reporting_failed_writes(out):
+            (out / "figures").mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(
+            f"cannot write a report into {out}: {error.filename} is no folder; name a folder"
+        ) from error
+    return out
 
 
 def build_document(findings: Findings) -> Document:

@@ -40,14 +40,19 @@ class Run:
 
     @property
     def kind(self) -> RunClass:
-        """How the run counts. Damage outranks success: its numbers would not be all of it."""
-        state = self.record.status.state
+        """How the run counts.
+
+        Damage outranks success, because what is left of the numbers would not be all of them. A
+        run that was killed may well have a last line cut off: it stays a failed run, unless the
+        damage is in the status that says so.
+        """
+        state, problems = self.record.status.state, self.record.problems
         if state == "running":
             return "running"
-        if self.record.problems:
-            return "damaged"
         if state not in FINISHED_GOOD:
-            return "failed"
+            return "damaged" if any("status.json" in text for text in problems) else "failed"
+        if problems:
+            return "damaged"
         return "measured" if self.summary.step_milliseconds_median is not None else "unsteady"
 
     @property

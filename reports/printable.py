@@ -10,7 +10,8 @@ _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
 def printable(text: str, limit: int | None = None) -> str:
     """One line without control, direction-changing or unassigned characters.
 
-    Each of those becomes a space (line ends, tabs) or U+FFFD, so that nothing vanishes unseen.
+    Each of those becomes a space (line ends, tabs, odd blanks) or U+FFFD, so that nothing vanishes
+    unseen.
 
     Args:
         text: any text.
@@ -18,12 +19,12 @@ def printable(text: str, limit: int | None = None) -> str:
     """
     shown = "".join(_shown(character) for character in text)
     if limit is not None and len(shown) > limit:
-        return shown[: max(1, limit - 1)] + "…"
+        return shown[: max(0, limit - 1)] + "…"
     return shown
 
 
 def _shown(character: str) -> str:
-    if character in "\r\n\t\v\f":
+    category = unicodedata.category(character)
+    if character in "\r\n\t\v\f" or category == "Zs":
         return " "
-    hidden = unicodedata.category(character) in _HIDDEN_CATEGORIES
-    return "\N{REPLACEMENT CHARACTER}" if hidden else character
+    return "\N{REPLACEMENT CHARACTER}" if category in _HIDDEN_CATEGORIES else character

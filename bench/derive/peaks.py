@@ -102,7 +102,9 @@ def model_flops_utilisation(
     the time, the number of devices or the peak is wrong.
     """
     if device_name is None:
-        return ModelFlopsUtilisation(None, None, "no device with a known peak (CPU)")
+        return ModelFlopsUtilisation(
+            None, None, "no single device with a known peak (a CPU has none)"
+        )
     peak = peak_tflops(device_name, dtype)
     rate = None if peak is None else rate_for(peak, dtype)
     if rate is None:

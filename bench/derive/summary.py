@@ -84,10 +84,11 @@ def device_name(record: RunRecord) -> str | None:
     """The accelerator that the run used, None for a CPU run or where the record does not say."""
     if record.resolved.launch.device == "cpu":
         return None
-    names = record.environment.get("device_names") or record.environment.get("cuda_device_names")
-    if not isinstance(names, list) or not names:
-        return None
-    return str(names[0]) if len(set(map(str, names))) == 1 else None
+    runtime = record.environment.get("runtime")
+    names = runtime.get("device_names") if isinstance(runtime, dict) else None
+    if not isinstance(names, list) or len(set(map(str, names))) != 1:
+        return None  # absent, or a mix that has no one peak
+    return str(names[0])
 
 
 def memory_by_category(memory: dict[str, Any] | None) -> dict[str, int]:

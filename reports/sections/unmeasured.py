@@ -34,7 +34,7 @@ def _runs(findings: Findings) -> list[Block]:
                 rows.append(_run_row(cell, run))
     if not rows:
         return []
-    titles = columns("cell", "class", "state", "reason", "steps", "rank", "run", left=4)
+    titles = columns("cell", "class", "state", "reason", "run", "steps", "rank", left=5)
     meanings = "; ".join(f"{kind}: {_MEANING[kind]}" for kind in kinds)
     return [
         Heading("Runs without a time"),
@@ -53,9 +53,9 @@ def _run_row(cell: Cell, run: Run) -> Row:
         run.kind,
         status.state,
         reason_of(run),
+        record.run_id,
         f"{steps} of {record.resolved.train.steps}",
         rank,
-        record.run_id,
     )
     return Row(texts, "unsteady" if run.kind in ("unsteady", "running") else "bad")
 

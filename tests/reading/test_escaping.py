@@ -1,0 +1,137 @@
+"""Text from records is shown literally: in Markdown, in a terminal, in names."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from reports import markdown, quantity, terminal
+from reports.printable import printable
+from reports.table import Row, Table, columns
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "a|b|c",
+    "**bold** _em_ `code` ~~gone~~",
+    "[text](http://evil.example/x)",
+    "![img](x)",
+    "&lt; &amp;",
+    "@someone #123",
+    "\\* \\\\",
+    "line\nbreak\r\nand\ttab",
+    "\x1b[31mred\x1b[0m\x07",
+    "\u202egnp.exe",
+    "$x$ {{ 7 * 7 }} {% raw %}",
+    "https://evil.example www.evil.example",
+    "- item",
+    "1. item",
+    "# heading",
+    "> quote",
+    "optim_grads_params",
+]
+
+
+def rendered_text(source):
+    """Inline text as a CommonMark reader with GitHub's extras would show it; fails on markup."""
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(source)
+    texts = []
+    for token in tokens:
+        for child in token.children or []:
+            assert child.type in ("text", "text_special", "softbreak"), (source, child)
+            texts.append(child.content)
+        assert token.type in ("paragraph_open", "paragraph_close", "inline"), (source, token)
+    return "".join(texts)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_reads_back_as_itself(text):
+    # Values never start a line of their own: they follow a word, a bullet or a bar.
+    assert rendered_text("x " + markdown.escape(text)) == ("x " + printable(text)).rstrip()
+
+
+@given(st.text(max_size=60))
+def test_any_text_reads_back_as_itself(text):
+    shown = rendered_text("x" + markdown.escape(text) + "x")
+    assert re.sub(r"\s+", " ", shown) == re.sub(r"\s+", " ", "x" + printable(text) + "x")
+
+
+@given(st.lists(st.text(max_size=20), min_size=2, max_size=2))
+def test_any_text_stays_in_its_table_cell(cells):
+    table = Table(columns("first", "second"), (Row(tuple(cells)),))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown.table(table))
+    bodies = [t for t in tokens if t.type == "td_open"]
+    assert len(bodies) == 2
+    assert "html_inline" not in {c.type for t in tokens for c in t.children or []}
+
+
+@pytest.mark.parametrize("text", ["```\nend", "````", "no fence", "`", "a\n```json\n```\n"])
+def test_a_code_block_cannot_be_left_from_inside(text):
+    tokens = MarkdownIt().parse(markdown.code_block(text, "json"))
+    assert [token.type for token in tokens] == ["fence"]
+    assert tokens[0].content == text + "\n"
+
+
+@given(st.text(max_size=60), st.integers(1, 30))
+def test_a_printable_text_is_one_harmless_line_of_the_asked_length(text, limit):
+    shown = printable(text, limit)
+    assert len(shown) <= limit
+    assert len(shown.splitlines()) <= 1
+    assert all(character.isprintable() for character in shown)
+
+
+def test_hidden_characters_are_replaced_not_dropped():
+    assert printable("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
+
+
+def test_a_terminal_table_lets_no_control_character_through():
+    table = Table(columns("name", "n"), tuple(Row((text, "1")) for text in HOSTILE))
+    text = terminal.table(table)
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == len(HOSTILE) + 2
+
+
+def test_wide_characters_keep_terminal_columns_aligned():
+    table = Table(columns("name", "n"), (Row(("模型", "1")), Row(("abcd", "22"))))
+    first, second = terminal.table(table).splitlines()[2:]
+    assert first.endswith("模型   1")
+    assert second.endswith("abcd  22")
+
+
+def test_a_row_of_the_wrong_length_is_refused():
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Table(columns("a", "b"), (Row(("x",)),))
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (quantity.significant(10925.4), "10,925"),
+        (quantity.significant(0.0432109), "0.04321"),
+        (quantity.significant(1.5e-9), "1.500e-09"),
+        (quantity.significant(0.0), "0"),
+        (quantity.significant(None), "-"),
+        (quantity.significant(float("nan")), "-"),
+        (quantity.change(-0.0459), "-4.6 %"),
+        (quantity.change(0.0484), "+4.8 %"),
+        (quantity.change(-0.00001), "0.0 %"),
+        (quantity.change(None), "-"),
+        (quantity.ratio(1.2897), "1.290x"),
+        (quantity.share(0.624), "62.4 %"),
+        (quantity.loss(2.3056914), "2.305691"),
+        (quantity.difference(0.0), "0"),
+        (quantity.difference(3.21e-6), "3.2e-06"),
+        (quantity.signed_difference(-3.21e-6), "-3.2e-06"),
+        (quantity.binary_bytes(0), "0 B"),
+        (quantity.binary_bytes(1023), "1023 B"),
+        (quantity.binary_bytes(1536), "1.5 KiB"),
+        (quantity.binary_bytes(23425.69 * 2**20), "22.9 GiB"),
+        (quantity.counted(1, "cell"), "1 cell"),
+        (quantity.counted(2, "cell"), "2 cells"),
+    ],
+)
+def test_quantities_are_written_with_their_unit(shown, expected):
+    assert shown == expected

@@ -1,0 +1,168 @@
+"""Loss parity: groups, bounds, verdicts, and where two curves part."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import Recorded, record_run, resolved_run
+
+from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
+from reports.cells import make_cell
+from reports.parity import parity_groups, relative_differences, tolerance_for
+
+TRAIN = TrainSpec(steps=20, global_batch=4, micro_batch=2, seq_len=128, warmup_steps=5)
+
+
+def cell(store, name, resolved, **changes):
+    record_run(store, Recorded(resolved, cell=name, sweep=name, **changes))
+    return make_cell(name, store.records(sweep=name))
+
+
+def verdicts(groups):
+    return {row.cell.name: row.verdict for group in groups for row in group.rows}
+
+
+def test_cells_of_one_policy_are_compared_and_the_reference_is_named(store):
+    cells = [
+        cell(store, "m", resolved_run("mfsdp", "optim")),
+        cell(store, "d", resolved_run("ddp", "no_shard")),
+    ]
+    (group,) = parity_groups(cells)
+    assert group.reference.name == "d"
+    assert verdicts([group]) == {"m": "parity", "d": "reference"}
+
+
+def test_dtype_policies_are_never_compared_with_each_other(store):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("ddp", "no_shard", dtype="bf16", comm="bf16")),
+    ]
+    assert verdicts(parity_groups(cells)) == {
+        "a": "nothing to compare with",
+        "b": "nothing to compare with",
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": DataSpec(kind="text", seed=1)},
+        {"train": TRAIN.model_copy(update={"lr": 1e-3})},
+        {"train": TRAIN.model_copy(update={"global_batch": 8})},
+    ],
+)
+def test_another_problem_is_another_group(store, changes):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("mfsdp", "optim", **changes)),
+    ]
+    groups = parity_groups(cells)
+    assert len(groups) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranks": 4},
+        {"train": TRAIN.model_copy(update={"micro_batch": 1})},
+        {"recompute": "full"},
+    ],
+)
+def test_the_same_problem_cut_differently_is_one_group(store, changes):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("mfsdp", "optim", **changes)),
+    ]
+    assert len(parity_groups(cells)) == 1
+
+
+def test_a_shifted_loss_diverges_at_the_first_step_beyond_the_bound(store):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("mfsdp", "optim"), loss_shift=1e-3),
+    ]
+    (group,) = parity_groups(cells)
+    row = group.rows[1]
+    assert row.verdict == "diverges"
+    assert row.first_divergent_step == 1
+    assert row.max_relative == pytest.approx(1e-3, rel=0.05)
+
+
+def test_the_worst_of_several_runs_decides(store):
+    base = cell(store, "a", resolved_run("ddp", "no_shard"))
+    for repeat, shift in enumerate((0.0, 1e-3, 0.0)):
+        record_run(
+            store,
+            Recorded(resolved_run("mfsdp", "optim"), sweep="b", repeat=repeat, loss_shift=shift),
+        )
+    other = make_cell("b", store.records(sweep="b"))
+    (group,) = parity_groups([base, other])
+    assert group.rows[1].verdict == "diverges"
+    assert group.repeat_spread == pytest.approx(1e-3, rel=0.05)
+
+
+def test_a_run_with_fewer_steps_is_not_called_parity(store):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("mfsdp", "optim"), steps=15),
+    ]
+    assert verdicts(parity_groups(cells))["b"] == "steps differ"
+
+
+def test_a_failed_cell_takes_no_part(store):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("mfsdp", "optim"), state="nan"),
+    ]
+    assert list(verdicts(parity_groups(cells))) == ["a"]
+
+
+def dtypes(compute, main="fp32", grads="fp32", comm="fp32"):
+    return resolved_run(
+        dtypes=ResolvedDtypes(compute=compute, main_params=main, main_grads=grads, grad_comm=comm)
+    )
+
+
+@pytest.mark.parametrize(
+    ("resolved", "bound"),
+    [
+        (dtypes("fp32"), 1e-5),
+        (dtypes("fp64", "fp64", "fp64", "fp64"), 1e-10),
+        (dtypes("fp64"), 1e-5),
+        (dtypes("bf16"), 2**-8),
+        (dtypes("fp32", comm="bf16"), 2**-8),
+        (dtypes("fp16"), 2**-11),
+        (dtypes("fp16", comm="bf16"), 2**-8),
+        (dtypes("bf16", main=None), 2**-8),
+    ],
+)
+def test_the_coarsest_dtype_of_a_policy_sets_its_bound(resolved, bound):
+    tolerance = tolerance_for(resolved)
+    assert tolerance.bound == bound
+    assert tolerance.derivation
+
+
+def test_two_nans_agree_and_one_does_not():
+    assert relative_differences([math.nan, math.nan, 1.0], [math.nan, 1.0, math.inf]) == [
+        0.0,
+        math.inf,
+        math.inf,
+    ]
+
+
+losses = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20)
+
+
+@given(losses)
+def test_a_curve_does_not_differ_from_itself(curve):
+    assert relative_differences(curve, curve) == [0.0] * len(curve)
+
+
+@given(losses, st.floats(-0.5, 0.5))
+def test_a_relative_shift_is_measured_as_such(curve, shift):
+    moved = [value * (1 + shift) for value in curve]
+    for found in relative_differences(moved, curve):
+        assert found == pytest.approx(abs(shift), abs=1e-12)

@@ -1,0 +1,68 @@
+"""The figures' own arithmetic: names apart, one look per cell, whatever the numbers are."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run
+
+from reports.cells import make_cell
+from reports.parity import parity_groups
+from reports.plots.loss import loss_figure
+from reports.plots.step_time import step_time_figure
+from reports.plots.style import looks
+from reports.plots.throughput import spread
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_names_are_apart_in_order_and_inside(heights):
+    wanted = sorted(heights, reverse=True)
+    gap = 1 / 40
+    placed = spread(wanted, gap)
+    assert all(upper - lower >= gap - 1e-9 for upper, lower in pairwise(placed))
+    assert placed[0] <= 1
+    assert placed[-1] >= 0
+
+
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=10, unique=True))
+def test_names_that_have_room_stay_beside_their_points(positions):
+    wanted = [0.05 + 0.9 * p / 10 for p in sorted(positions, reverse=True)]
+    assert spread(wanted, 0.05) == pytest.approx(wanted)
+
+
+def cells_of(store, specs):
+    made = []
+    for index, (name, resolved) in enumerate(specs):
+        record_run(store, Recorded(resolved, cell=name, sweep=f"s{index}"))
+        made.append(make_cell(name, store.records(sweep=f"s{index}")))
+    return made
+
+
+def test_every_cell_of_the_quickstart_looks_different(store):
+    cells = cells_of(store, quickstart_cells())
+    assert len(set(looks(cells).values())) == 12
+
+
+def test_cells_that_differ_in_something_else_still_look_different(store):
+    specs = [(f"c{ranks}", resolved_run(ranks=ranks)) for ranks in range(1, 12)]
+    assert len(set(looks(cells_of(store, specs)).values())) == 11
+
+
+@pytest.mark.parametrize("loss_shift", [0.0, math.nan, math.inf, 1e300])
+def test_losses_that_are_no_numbers_are_drawn_without_a_warning(store, loss_shift):
+    specs = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
+    for name, resolved in specs:
+        record_run(store, Recorded(resolved, cell=name, sweep=name, loss_shift=loss_shift))
+    cells = [make_cell(name, store.records(sweep=name)) for name, _ in specs]
+    assert loss_figure(parity_groups(cells), looks(cells)).startswith("<svg")
+
+
+@pytest.mark.parametrize("milliseconds", [1e-6, 1e12, 0.0, math.nan])
+def test_any_step_times_are_drawn_without_a_warning(store, milliseconds):
+    record_run(store, Recorded(resolved_run(), cell="a", milliseconds=lambda _: milliseconds))
+    cells = [make_cell("a", store.records())]
+    assert step_time_figure(cells, looks(cells)).startswith("<svg")

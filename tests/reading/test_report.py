@@ -1,0 +1,316 @@
+"""The written report: complete, self-contained, rebuilt from records alone, and honest."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from recorded_runs import (
+    Recorded,
+    fill_quickstart,
+    quickstart_cells,
+    record_run,
+    resolved_run,
+    write_plan,
+)
+
+from bench.errors import UsageError
+from bench.spec import LaunchSpec
+from bench.store import ResultsStore
+from reports.build import write_report
+
+HOSTILE = '<script>alert("x")</script>|`$\\alpha$`\x1b[31m'
+
+
+class Page(HTMLParser):
+    """Tags, attributes and visible text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.attributes = []
+        self.words = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+@pytest.fixture(scope="module")
+def written(quickstart_root, tmp_path_factory):
+    store = ResultsStore.open(quickstart_root, create=False)
+    return write_report(store, ["quickstart"], tmp_path_factory.mktemp("report"))
+
+
+def fill_pair(store, repeats=1):
+    cells = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
+    write_plan(store, cells)
+    for name, resolved in cells:
+        for repeat in range(repeats):
+            record_run(store, Recorded(resolved, cell=name, repeat=repeat))
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    return Page(written.html.read_text())
+
+
+def report_on(store, tmp_path, **options):
+    paths = write_report(store, ["quickstart"], tmp_path / "out", **options)
+    return paths, Page(paths.html.read_text()).text, paths.markdown.read_text()
+
+
+def test_every_section_is_there(page):
+    for title in (
+        "What ran",
+        "Cells",
+        "Comparison",
+        "Loss parity",
+        "Not measured",
+        "How to read the numbers",
+        "Appendix",
+    ):
+        assert title in page.text
+
+
+def test_the_page_needs_nothing_from_anywhere_else(written, page):
+    assert "script" not in page.tags
+    assert not {"link", "img", "iframe", "object", "embed"} & set(page.tags)
+    for name, value in page.attributes:
+        if name in ("href", "src", "xlink:href"):
+            assert value.startswith("#"), (name, value)
+    assert not re.search(r"url\((?!#)", written.html.read_text())
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+def test_every_cell_has_its_numbers(page):
+    for name, _ in quickstart_cells():
+        assert name in page.text
+    for words in ("step (ms)", "tokens/s", "TFLOP/s per device", "unknown device", "final loss"):
+        assert words in page.text
+
+
+def test_single_runs_are_said_to_be_single(page):
+    assert "n=1, no interval" in page.text
+    assert "n=1 in every comparison" in page.text
+
+
+def test_machine_date_commit_and_formula_are_named(page):
+    for words in (
+        "Example CPU 9000, 2 cores, 8.0 GiB (CPU)",
+        "0123456789ab",
+        "2026-03-01 10:00",
+        "torch 2.13.0",
+        "megatron-causal-2025-03",
+        "12 of 12 cells",
+    ):
+        assert words in page.text
+
+
+def test_the_reference_is_named_with_the_rule_that_chose_it(page):
+    assert "Reference: ddp-fp32 (chosen by rule: the widest dtypes first" in page.text
+
+
+def test_parity_bounds_are_explained(page):
+    assert "only the order of sums differs; fixed bound 1e-05" in page.text
+    assert "the unit roundoff of bf16, 2^-8" in page.text
+
+
+def test_the_four_figures_are_inlined_and_kept_as_files(written, page):
+    assert page.tags.count("svg") == 4
+    assert {path.name for path in written.figures} == {
+        "loss.svg",
+        "step-times.svg",
+        "memory.svg",
+        "throughput-memory.svg",
+    }
+    for path in written.figures:
+        ET.fromstring(path.read_text())
+        assert f"figures/{path.name}" in written.markdown.read_text()
+
+
+def test_ids_inside_the_figures_do_not_clash(written):
+    seen = set()
+    for path in written.figures:
+        # Glyph outlines are the same everywhere and may be shared.
+        found = set(re.findall(r'<clipPath id="([^"]+)"', path.read_text()))
+        assert not found & seen
+        seen |= found
+
+
+def test_the_same_records_give_the_same_report(quickstart_root, written, tmp_path):
+    store = ResultsStore.open(quickstart_root, create=False)
+    again = write_report(store, ["quickstart"], tmp_path)
+    assert again.html.read_text() == written.html.read_text()
+    assert again.markdown.read_text() == written.markdown.read_text()
+
+
+def test_a_report_is_rebuilt_without_any_summary_on_disk(store, tmp_path):
+    fill_pair(store)
+    first = report_on(store, tmp_path)
+    for folder in (store.root / "runs").glob("*/*"):
+        (folder / "summary.json").write_text('{"formula": "nonsense", "final_loss": 999.0}')
+    second = report_on(store, tmp_path)
+    for folder in (store.root / "runs").glob("*/*"):
+        (folder / "summary.json").unlink()
+    third = report_on(store, tmp_path)
+    assert first == second == third
+
+
+def test_a_report_is_written_where_torch_cannot_be_imported(quickstart_root, tmp_path):
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'numpy.torch'): sys.modules[name] = None\n"
+        "from bench.store import ResultsStore\n"
+        "from reports.build import write_report\n"
+        "from reports import compare\n"
+        f"store = ResultsStore.open({str(quickstart_root)!r}, create=False)\n"
+        f"print(write_report(store, ['quickstart'], {str(tmp_path)!r}).html)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_failed_pruned_and_missing_cells_are_listed_with_their_reasons(store, tmp_path):
+    cells = [("good", resolved_run("ddp", "no_shard")), ("bad", resolved_run("mfsdp", "optim"))]
+    pruned = [{"id": "big", "labels": {}, "rule": "too_few_devices", "reason": "needs 8 devices"}]
+    write_plan(store, [*cells, ("later", resolved_run(ranks=4))], pruned=pruned)
+    record_run(store, Recorded(cells[0][1], cell="good"))
+    record_run(
+        store,
+        Recorded(
+            cells[1][1], cell="bad", state="out_of_memory", reason="rank 1: no memory", steps=4
+        ),
+    )
+    paths, text, plain = report_on(store, tmp_path)
+    assert (paths.measured_cells, paths.planned_cells) == (1, 3)
+    for words in ("out_of_memory", "rank 1: no memory", "needs 8 devices", "has no run yet"):
+        assert words in text
+        assert words in plain
+    assert "4 of 20" in text
+
+
+def test_a_sweep_of_which_nothing_could_run_still_has_a_report(store, tmp_path):
+    write_plan(store, [], pruned=[{"id": "a", "rule": "needs_cuda", "reason": "no GPU here"}])
+    paths, text, _ = report_on(store, tmp_path)
+    assert paths.measured_cells == 0
+    assert paths.figures == ()
+    assert "no GPU here" in text
+    assert "Nothing was measured" in text
+
+
+def test_truncated_records_are_reported_as_damaged_and_not_used(store, tmp_path):
+    fill_quickstart(store)
+    folders = sorted((store.root / "runs").glob("*/*"))
+    damage = ["steps.rank0.jsonl", "status.json", "env.json", "memory.json", "spec.json"]
+    for folder, name in zip(folders, damage, strict=False):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])
+    paths, text, _ = report_on(store, tmp_path)
+    assert paths.measured_cells == 7
+    for name in damage:
+        assert name in text
+    assert "none of its numbers is used" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"[]", b"{}", b"null", b"[" * 5000])
+def test_no_content_of_any_file_breaks_the_report(store, tmp_path, content):
+    resolved = resolved_run()
+    for name in ("spec", "status", "env", "memory", "runtime"):
+        folder = record_run(store, Recorded(resolved, cell=name))
+        (folder.path / f"{name}.json").write_bytes(content)
+    folder = record_run(store, Recorded(resolved, cell="steps"))
+    folder.steps_path(0).write_bytes(content)
+    report_on(store, tmp_path)
+
+
+def test_hostile_names_and_reasons_are_shown_and_never_obeyed(store, tmp_path):
+    cells = [
+        (f"{HOSTILE}{index}", resolved)
+        for index, (_, resolved) in enumerate(quickstart_cells()[:4])
+    ]
+    write_plan(store, cells, pruned=[{"id": HOSTILE, "rule": HOSTILE, "reason": HOSTILE}])
+    for index, (name, resolved) in enumerate(cells):
+        state = {"state": "crashed", "reason": HOSTILE} if index == 0 else {}
+        environment = {"cpu_name": HOSTILE, "git": {"commit": HOSTILE}, HOSTILE: HOSTILE}
+        record_run(store, Recorded(resolved, cell=name, environment=environment, **state))
+    paths, text, plain = report_on(store, tmp_path)
+    page = Page(paths.html.read_text())
+    assert "script" not in page.tags
+    assert '<script>alert("x")</script>|`$\\alpha$`' in text
+    assert "\x1b" not in paths.html.read_text()
+    assert "<script" not in re.sub(r"```.*?```", "", plain, flags=re.DOTALL)
+    assert "\x1b" not in plain
+
+
+def test_names_the_font_cannot_draw_do_not_stop_the_report(store, tmp_path):
+    resolved = resolved_run()
+    name = "模型-🚀-" + "x" * 300
+    write_plan(store, [(name, resolved)])
+    record_run(store, Recorded(resolved, cell=name))
+    _, text, _ = report_on(store, tmp_path)
+    assert name in text
+
+
+def test_repeats_are_counted_and_not_called_single(store, tmp_path):
+    fill_pair(store, repeats=3)
+    _, text, _ = report_on(store, tmp_path)
+    assert "n=3 against 3, no verdict" in text
+    assert "n=1" not in text.replace("With n=1 there is no interval", "")
+
+
+def test_a_reference_can_be_named(store, tmp_path):
+    fill_pair(store)
+    _, text, _ = report_on(store, tmp_path, reference="b")
+    assert "Reference: b (named by the reader)" in text
+
+
+def test_cells_of_other_hardware_are_set_apart(store, tmp_path):
+    cells = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
+    write_plan(store, cells)
+    record_run(store, Recorded(cells[0][1], cell="a"))
+    record_run(store, Recorded(cells[1][1], cell="b", environment={"cpu_name": "Other CPU"}))
+    _, text, _ = report_on(store, tmp_path)
+    assert "Not compared, because measured on other hardware: b" in text
+
+
+def test_sixty_cells_fit_into_one_report(store, tmp_path):
+    cells = [
+        (f"cell-{n}", resolved_run(launch=LaunchSpec(ranks=1, threads_per_rank=n)))
+        for n in range(1, 61)
+    ]
+    write_plan(store, cells)
+    for name, resolved in cells:
+        record_run(store, Recorded(resolved, cell=name))
+    paths, text, _ = report_on(store, tmp_path)
+    assert paths.measured_cells == 60
+    assert "The first 48 of 60 cells are shown" in text
+
+
+def test_an_out_folder_that_is_a_file_is_a_usage_error(quickstart_root, tmp_path):
+    (tmp_path / "file").write_text("")
+    store = ResultsStore.open(quickstart_root, create=False)
+    with pytest.raises(UsageError, match="file"):
+        write_report(store, ["quickstart"], tmp_path / "file")

@@ -1,0 +1,227 @@
+"""From raw samples to numbers: what is derived, what is withheld, and what is said about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded_runs import TINY, resolved_run
+
+from bench.derive.flops import flops_per_global_batch
+from bench.derive.summary import SUMMARY_FORMULA, common_steps, summarise
+from bench.record import RunRecord, RunStatus, StepSample
+from bench.spec import LaunchSpec, MeasureSpec, ResolvedDtypes
+
+
+def sample(step, milliseconds=100.0, **changes):
+    values = {
+        "loss": 3.0,
+        "grad_norm": 1.0,
+        "learning_rate": 3e-4,
+        "tokens": 256,
+        "wire_bytes": 1000,
+        "rss_bytes": 500,
+        **changes,
+    }
+    return StepSample(step=step, milliseconds=milliseconds, **values)
+
+
+def record(steps=None, *, state="ok", resolved=None, **changes):
+    if steps is None:
+        steps = {rank: [sample(i) for i in range(1, 21)] for rank in range(2)}
+    return RunRecord(
+        run_id="a/b",
+        resolved=resolved or resolved_run(),
+        status=RunStatus(state=state),
+        environment={},
+        steps=steps,
+        **changes,
+    )
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank():
+    steps = {
+        0: [sample(i, 100.0) for i in range(1, 21)],
+        1: [sample(i, 130.0) for i in range(1, 21)],
+    }
+    assert summarise(record(steps)).step_milliseconds_median == 130.0
+
+
+def test_throughput_is_tokens_of_all_ranks_over_the_median_step():
+    summary = summarise(record())
+    assert summary.tokens_per_second == pytest.approx(2 * 256 / 0.1)
+
+
+def test_tflops_are_those_of_the_named_formula_per_rank():
+    flops = flops_per_global_batch(TINY, 128, 4)
+    summary = summarise(record())
+    assert summary.tflops_per_second_per_device == pytest.approx(flops / 0.1 / 1e12 / 2)
+    assert summary.formula == SUMMARY_FORMULA
+    assert "megatron-causal-2025-03" in summary.formula
+
+
+def test_warm_up_steps_do_not_count():
+    times = [3000.0, 800.0, 400.0, *[100.0 + i % 3 for i in range(17)]]
+    steps = {r: [sample(i + 1, t) for i, t in enumerate(times)] for r in range(2)}
+    summary = summarise(record(steps))
+    assert summary.steady is not None
+    assert summary.steady.first > 3
+    assert summary.step_milliseconds_median == pytest.approx(101.0, abs=1.0)
+    assert summary.step_milliseconds_p90 == 102.0
+
+
+def test_a_drifting_run_has_losses_and_memory_but_no_times():
+    steps = {r: [sample(i, 100.0 * 1.06**i) for i in range(1, 25)] for r in range(2)}
+    summary = summarise(record(steps))
+    assert summary.step_milliseconds_median is None
+    assert summary.tokens_per_second is None
+    assert summary.tflops_per_second_per_device is None
+    assert summary.final_loss == 3.0
+    assert summary.rss_peak_bytes == 500
+    assert "not steady" in " ".join(summary.notes)
+
+
+def test_a_failed_run_keeps_only_its_memory():
+    summary = summarise(record(state="out_of_memory"))
+    assert summary.steady is None
+    assert summary.step_milliseconds_median is None
+    assert summary.final_loss is None
+    assert summary.rss_peak_bytes == 500
+    assert "out_of_memory" in summary.notes[0]
+
+
+def test_a_profiled_run_has_no_times():
+    profiled = record(resolved=resolved_run(measure=MeasureSpec(profile="memory")))
+    profiled.status.comparable_in_time = False
+    summary = summarise(profiled)
+    assert summary.step_milliseconds_median is None
+    assert "profiled" in " ".join(summary.notes)
+
+
+def test_a_hole_in_one_rank_ends_the_steps_that_count():
+    steps = {
+        0: [sample(i) for i in range(1, 21)],
+        1: [sample(i) for i in range(1, 21) if i != 12],
+    }
+    assert len(common_steps(steps)) == 11
+    summary = summarise(record(steps))
+    assert summary.steady is not None
+    assert summary.steady.last == 11
+    assert "11 of 20 steps" in " ".join(summary.notes)
+
+
+def test_final_values_are_means_over_ranks_at_the_last_step():
+    steps = {r: [sample(i, loss=2.0 + r, grad_norm=1.5) for i in range(1, 21)] for r in range(2)}
+    summary = summarise(record(steps))
+    assert summary.final_loss == 2.5
+    assert summary.final_grad_norm == 1.5
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_not_reported_as_one(loss):
+    steps = {0: [sample(i, loss=loss) for i in range(1, 21)]}
+    assert summarise(record(steps)).final_loss is None
+
+
+def test_bytes_sent_are_summed_over_ranks_and_unknown_if_one_rank_did_not_count():
+    assert summarise(record()).wire_bytes_per_step == 2000
+    steps = {
+        0: [sample(i) for i in range(1, 21)],
+        1: [sample(i, wire_bytes=None) for i in range(1, 21)],
+    }
+    assert summarise(record(steps)).wire_bytes_per_step is None
+
+
+def test_peaks_are_those_of_the_largest_rank():
+    steps = {
+        0: [sample(i, rss_bytes=10 * i) for i in range(1, 21)],
+        1: [sample(i, rss_bytes=500 - i, device_peak_bytes=70 + i) for i in range(1, 21)],
+    }
+    summary = summarise(record(steps))
+    assert summary.rss_peak_bytes == 499
+    assert summary.device_peak_bytes == 90
+
+
+def test_tokens_that_contradict_the_configuration_are_pointed_out():
+    steps = {r: [sample(i, tokens=100) for i in range(1, 21)] for r in range(2)}
+    summary = summarise(record(steps))
+    assert "200 tokens per step, the configuration says 512" in " ".join(summary.notes)
+
+
+def test_the_ledger_survives_and_what_is_no_number_in_it_does_not():
+    memory = {"by_category_bytes": {"gradients": 10, "junk": "many", "activations": math.nan}}
+    assert summarise(record(memory=memory)).memory_by_category_bytes == {"gradients": 10}
+    assert summarise(record(memory={"by_category_bytes": [1]})).memory_by_category_bytes == {}
+
+
+def gpu_record(names, milliseconds=100.0):
+    resolved = resolved_run(
+        launch=LaunchSpec(ranks=2, device="cuda"),
+        dtypes=ResolvedDtypes(
+            compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16"
+        ),
+    )
+    steps = {r: [sample(i, milliseconds) for i in range(1, 21)] for r in range(2)}
+    made = record(steps, resolved=resolved)
+    return dataclasses.replace(made, environment={"runtime": {"device_names": names}})
+
+
+def test_mfu_is_achieved_over_the_peak_of_the_exact_device():
+    summary = summarise(gpu_record(["NVIDIA H100 80GB HBM3"] * 2))
+    assert summary.peak_tflops == 989.4
+    assert summary.mfu == pytest.approx((summary.tflops_per_second_per_device or 0) / 989.4)
+
+
+@pytest.mark.parametrize("names", [["Imaginary GPU"], [], None, "NVIDIA H100 PCIe", ["A", "B"]])
+def test_an_unknown_or_mixed_device_has_no_mfu_but_a_note(names):
+    summary = summarise(gpu_record(names))
+    assert summary.mfu is None
+    assert summary.tflops_per_second_per_device is not None
+    assert any(note.startswith("no MFU") for note in summary.notes)
+
+
+def test_an_impossible_mfu_is_withheld_and_explained():
+    summary = summarise(gpu_record(["NVIDIA L40S"], milliseconds=0.01))
+    assert summary.mfu is None
+    assert any("invalid" in note for note in summary.notes)
+
+
+anything = st.floats(allow_nan=True, allow_infinity=True)
+samples = st.builds(
+    StepSample,
+    step=st.integers(-2, 30),
+    milliseconds=anything,
+    loss=anything,
+    grad_norm=st.none() | anything,
+    learning_rate=anything,
+    tokens=st.integers(0, 1000),
+    wire_bytes=st.none() | st.integers(0, 10**9),
+    rss_bytes=st.integers(0, 10**9),
+)
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), st.lists(samples, max_size=30), max_size=3),
+    st.sampled_from(["ok", "crashed", "unstable", "running"]),
+)
+@settings(deadline=None)
+def test_no_samples_whatsoever_make_it_raise(steps, state):
+    summary = summarise(record(steps, state=state))
+    assert (summary.step_milliseconds_median is None) == (summary.step_milliseconds_p90 is None)
+    for value in (summary.step_milliseconds_median, summary.final_loss):
+        assert value is None or math.isfinite(value)
+
+
+@given(st.lists(st.floats(50, 200), min_size=20, max_size=20))
+@settings(deadline=None)
+def test_the_reported_time_is_the_median_of_the_window_it_names(times):
+    steps = {0: [sample(i + 1, t) for i, t in enumerate(times)]}
+    summary = summarise(record(steps))
+    assert summary.steady is not None
+    if summary.steady.stable:
+        window = times[summary.steady.first - 1 : summary.steady.last]
+        assert summary.step_milliseconds_median == median(window)
