@@ -26,8 +26,8 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() -> None:
-    found = rank_environment(RUN, RUN_DIR, {"HOME": "/home/x", "NCCL_ALGO": "Tree"})
-    assert found["HOME"] == "/home/x"
+    found = rank_environment(RUN, RUN_DIR, {"HOME": "anywhere", "NCCL_ALGO": "Tree"})
+    assert found["HOME"] == "anywhere"
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == "3"
     assert found["NCCL_ALGO"] == "Ring"
 
@@ -75,7 +75,7 @@ def test_only_the_variables_of_the_allow_list_are_shown_and_no_secret() -> None:
         {
             "NCCL_DEBUG": "INFO",
             "SLURM_JOB_ID": "17",
-            "HOME": "/home/x",
+            "HOME": "anywhere",
             "AWS_SECRET_ACCESS_KEY": "s3cr3t",
             "TORCH_AUTH_TOKEN": "s3cr3t",
             "NCCL_COMMENT": "hf_abcdefghijklmnop",
