@@ -1,0 +1,509 @@
+"""Walks the table of verb, outcome and exit code in bench/README.md. Runs are stood in for."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.record import RunStatus, StepSample
+from bench.store import ResultsStore, RunFolder
+
+README = Path(__file__).parents[2] / "bench" / "README.md"
+ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
+
+TWO_CELLS = "name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n"
+ONE_PRUNED = "name: two\nmatrix: {product: {launch.device: [cpu, cuda]}}\n"
+ALL_PRUNED = "name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_batch: 128}\n"
+
+# Runs the command line with ranks stood in for by a run that waits for Ctrl-C and sends it.
+INTERRUPTED = """
+import os, signal, sys
+from bench.cli import running
+def launch(resolved, folder, *, stop, on_step=None):
+    for _ in range({count}):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.wait(30)
+    status = folder.status.model_copy(update={{"state": "interrupted"}})
+    folder.write_status(status)
+    return status
+running.launch = launch
+from bench.cli.main import run_command_line
+sys.exit(run_command_line(sys.argv[1:]))
+"""
+
+Scenario = Callable[["World"], int]
+SCENARIOS: dict[tuple[str, str], Scenario] = {}
+
+
+def scenario(verb: str, *outcomes: str) -> Callable[[Scenario], Scenario]:
+    def register(function: Scenario) -> Scenario:
+        for outcome in outcomes:
+            SCENARIOS[verb, outcome] = function
+        return function
+
+    return register
+
+
+class World:
+    """An empty folder, the command line, and runs that end as a scenario wants."""
+
+    def __init__(self, folder: Path, run: Callable[..., tuple[int, str, str]], cli: Any) -> None:
+        self.folder = folder
+        self.cli = cli
+        self.states: dict[str, str] = {}
+        self._run = run
+        self.out = ""
+        self.err = ""
+
+    def run(self, *arguments: object) -> int:
+        code, self.out, self.err = self._run(*arguments)
+        return code
+
+    def file(self, text: str) -> Path:
+        path = self.folder / "sweep.yaml"
+        path.write_text(text)
+        return path
+
+    @property
+    def store(self) -> ResultsStore:
+        return ResultsStore.open(self.folder / "results", create=True)
+
+    def launch(self, resolved, folder, **_: object) -> RunStatus:
+        """In the place of `bench.launch.launch`."""
+        state = self.states.get(folder.status.cell, "ok")
+        return self.finish(resolved, folder, state)
+
+    def finish(self, resolved, folder: RunFolder, state: str) -> RunStatus:
+        folder.write_environment({"machine": "test"})
+        for rank in range(resolved.launch.ranks):
+            (folder.logs_path / f"rank{rank}.log").write_text(f"I am rank {rank}\n")
+            for step in range(1, resolved.train.steps + 1):
+                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+        status = folder.status.model_copy(update={"state": state, "reason": "as the test wants"})
+        folder.write_status(status)
+        return status
+
+    def sweep(self, text: str = TWO_CELLS, **states: str) -> int:
+        """Run a sweep whose cells end in `states`."""
+        self.states = states
+        return self.run("run", self.file(text))
+
+    def run_folder(self, cell: str) -> Path:
+        for record in self.store.records():
+            if record.status.cell == cell:
+                return self.store.root / "runs" / record.run_id
+        raise AssertionError(f"no run of {cell}")
+
+
+@pytest.fixture
+def world(tmp_path, in_process, cli, monkeypatch) -> World:
+    made = World(tmp_path, in_process, cli)
+    monkeypatch.setattr("bench.cli.running.launch", made.launch)
+    return made
+
+
+def table() -> list[Any]:
+    section = README.read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    rows = [(m["verb"], m["outcome"].strip(), int(m["code"])) for m in ROW.finditer(section)]
+    return [pytest.param(*row, id=f"{row[0]}: {row[1]}") for row in rows]
+
+
+@pytest.mark.parametrize(("verb", "outcome", "code"), table())
+def test_the_outcome_has_the_exit_code_of_the_table(world: World, verb, outcome, code):
+    assert (verb, outcome) in SCENARIOS, "this row of bench/README.md has no scenario here"
+    found = SCENARIOS[verb, outcome](world)
+    assert found == code, world.err
+    if code == 2:
+        assert "Traceback" not in world.err
+
+
+def test_every_scenario_is_a_row_of_the_table():
+    rows = {(row.values[0], row.values[1]) for row in table()}
+    assert set(SCENARIOS) - rows == set()
+
+
+def test_every_verb_is_in_the_table(in_process):
+    verbs = set(re.findall(r"^│ (\w+) ", in_process("--help")[1], re.MULTILINE))
+    assert verbs
+    without_outcome = {"schema"}  # prints a constant
+    assert verbs - without_outcome <= {row.values[0] for row in table()}
+
+
+# -- any ---------------------------------------------------------------------------------------
+
+
+@scenario("any", "an unknown verb or option")
+def _(world: World) -> int:
+    assert world.run("plan", "quickstart", "--no-such-option") == 2
+    return world.run("plann")
+
+
+@scenario("any", "an error that nobody expected")
+def _(world: World) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.cli.planning.plan_text", lambda _: 1 / 0)
+        code = world.run("plan", "quickstart")
+    Path(world.err.strip().rpartition(" ")[2]).unlink()
+    return code
+
+
+@scenario("any", "Ctrl-C before anything was started")
+def _(world: World) -> int:
+    def interrupt(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.cli.planning.load_sweep", interrupt)
+        return world.run("run", "quickstart")
+
+
+# -- plan --------------------------------------------------------------------------------------
+
+
+@scenario("plan", "cells to run")
+def _(world: World) -> int:
+    return world.run("plan", world.file(TWO_CELLS))
+
+
+@scenario("plan", "all cells pruned")
+def _(world: World) -> int:
+    code = world.run("plan", world.file(ALL_PRUNED))
+    assert "needs 64 CUDA devices" in world.out
+    return code
+
+
+@scenario("plan", "a broken or hostile sweep file")
+def _(world: World) -> int:
+    assert world.run("plan", world.file("name: [\n")) == 2
+    return world.run("plan", world.file("a: " + "[" * 10_000))
+
+
+@scenario("plan", "an unknown engine")
+def _(world: World) -> int:
+    return world.run("plan", world.file("name: a\nbase: {engine.name: deepspeed}\n"))
+
+
+@scenario("plan", "a batch that the ranks do not divide")
+def _(world: World) -> int:
+    return world.run("plan", world.file("name: a\nbase: {train.global_batch: 7}\n"))
+
+
+@scenario("plan", "a sweep file that does not exist")
+def _(world: World) -> int:
+    return world.run("plan", "nowhere.yaml")
+
+
+# -- run ---------------------------------------------------------------------------------------
+
+
+@scenario("run", "all runs ok")
+def _(world: World) -> int:
+    return world.sweep()
+
+
+@scenario("run", "everything done before")
+def _(world: World) -> int:
+    world.sweep()
+    code = world.sweep(ddp="crashed", mfsdp="crashed")
+    assert "(0 now, 2 before)" in world.err
+    return code
+
+
+@scenario("run", "some cells pruned, the others ok")
+def _(world: World) -> int:
+    code = world.sweep(ONE_PRUNED)
+    assert "too-few-devices" in world.err
+    return code
+
+
+@scenario("run", "some runs unstable, the others ok")
+def _(world: World) -> int:
+    code = world.sweep(ddp="unstable")
+    assert "no time is reported: as the test wants" in world.err
+    return code
+
+
+@scenario("run", "all runs unstable")
+def _(world: World) -> int:
+    return world.sweep(ddp="unstable", mfsdp="unstable")
+
+
+@scenario("run", "a run out of memory")
+def _(world: World) -> int:
+    code = world.sweep(ddp="out_of_memory")
+    assert "out_of_memory: as the test wants" in world.err
+    return code
+
+
+@scenario("run", "a run crashed, hung, timed out or diverged")
+def _(world: World) -> int:
+    codes = {
+        world.sweep(TWO_CELLS.replace("two", state), ddp=state)
+        for state in ("crashed", "hang", "timeout", "nan", "unsupported")
+    }
+    (code,) = codes
+    return code
+
+
+@scenario("run", "a run failed before and was not retried")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed")
+    code = world.sweep()
+    assert "--retry-failed" in world.err
+    assert world.run("run", world.file(TWO_CELLS), "--retry-failed") == 0
+    return code
+
+
+@scenario("run", "all cells pruned")
+def _(world: World) -> int:
+    code = world.sweep(ALL_PRUNED)
+    assert "needs 64 CUDA devices" in world.err
+    return code
+
+
+@scenario("run", "the disk is full")
+def _(world: World) -> int:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+
+    done = world.cli.run("run", world.file(TWO_CELLS), preexec_fn=small_files)
+    world.err = done.stderr
+    assert "error: cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
+@scenario("run", "a broken or hostile sweep file")
+def _(world: World) -> int:
+    return world.run("run", world.file("a: &a [*a]\n"))
+
+
+@scenario("run", "a batch that the ranks do not divide")
+def _(world: World) -> int:
+    return world.run("run", world.file("name: a\nbase: {train.global_batch: 7}\n"))
+
+
+@scenario("run", "a results folder that is not one")
+def _(world: World) -> int:
+    (world.folder / "photos").mkdir()
+    (world.folder / "photos" / "cat.jpg").touch()
+    return world.run("run", world.file(TWO_CELLS), "--results", "photos")
+
+
+@scenario("run", "a results folder of a newer version")
+def _(world: World) -> int:
+    (world.store.root / "SCHEMA").write_text("999\n")
+    return world.run("run", world.file(TWO_CELLS))
+
+
+@scenario("run", "another runner on the results folder")
+def _(world: World) -> int:
+    with world.store.lock():
+        return world.run("run", world.file(TWO_CELLS))
+
+
+def interrupted(world: World, count: int) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(count=count), "run", world.file(TWO_CELLS)],
+        cwd=world.folder,
+        env=world.cli.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    world.err = done.stderr
+    assert "once more to end at once" in done.stderr
+    assert world.cli.runs("two") == [("ddp", "interrupted")]
+    return done.returncode
+
+
+@scenario("run", "Ctrl-C once")
+def _(world: World) -> int:
+    return interrupted(world, 1)
+
+
+@scenario("run", "Ctrl-C twice")
+def _(world: World) -> int:
+    return interrupted(world, 2)
+
+
+# -- status, show, logs ------------------------------------------------------------------------
+
+
+@scenario("status", "any state of the runs")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed")
+    assert world.run("status") == 0
+    assert "crashed 1, ok 1" in world.out
+    return world.run("status", "two")
+
+
+@scenario("status", "a damaged record")
+def _(world: World) -> int:
+    world.sweep()
+    (world.run_folder("ddp") / "spec.json").write_text("{")
+    code = world.run("status", "two")
+    assert "missing" in world.out
+    assert "cannot be read" in world.err
+    return code
+
+
+@scenario("status", "an unknown sweep")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("status", "tow")
+
+
+@scenario("status", "a results folder that is not one")
+def _(world: World) -> int:
+    return world.run("status", "--results", "/dev")
+
+
+@scenario("show", "a finished run")
+def _(world: World) -> int:
+    world.sweep()
+    code = world.run("show", "mfsdp")
+    assert re.search(r"state +ok", world.out)
+    return code
+
+
+@scenario("show", "a failed run")
+def _(world: World) -> int:
+    world.sweep(mfsdp="hang")
+    code = world.run("show", "mfsdp")
+    assert "hang: as the test wants" in world.out
+    return code
+
+
+@scenario("show", "a truncated record")
+def _(world: World) -> int:
+    world.sweep()
+    path = world.run_folder("mfsdp") / "steps.rank0.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    code = world.run("show", "mfsdp")
+    assert "problem" in world.out
+    return code
+
+
+@scenario("show", "an unknown run")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("show", "fsdp9")
+
+
+@scenario("show", "a part of an id that several runs have")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("show", "debug")
+
+
+@scenario("show", "a run without a readable spec")
+def _(world: World) -> int:
+    world.sweep()
+    (world.run_folder("mfsdp") / "spec.json").unlink()
+    return world.run("show", "mfsdp")
+
+
+@scenario("logs", "a finished run")
+def _(world: World) -> int:
+    world.sweep()
+    code = world.run("logs", "mfsdp", "--rank", 1)
+    assert world.out == "I am rank 1\n"
+    assert world.run("logs", "mfsdp") == 0
+    assert world.out.index("I am rank 0") < world.out.index("I am rank 1")
+    return code
+
+
+@scenario("logs", "a rank that has no log")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("logs", "mfsdp", "--rank", 7)
+
+
+@scenario("logs", "an unknown run")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("logs", "fsdp9")
+
+
+# -- compare, report, doctor -------------------------------------------------------------------
+
+
+@scenario("compare", "two sides with runs in common")
+def _(world: World) -> int:
+    world.sweep()
+    world.sweep(TWO_CELLS.replace("two", "other"))
+    return world.run("compare", "two", "other")
+
+
+@scenario("compare", "nothing that can be compared")
+def _(world: World) -> int:
+    world.sweep()
+    three = "name: three\nmatrix: {product: {train.seq_len: [32, 128]}}\n"
+    world.sweep(three)
+    return world.run("compare", "two", "three", "--ignore", "engine.name")
+
+
+@scenario("compare", "a side without a finished run")
+def _(world: World) -> int:
+    world.sweep()
+    world.sweep(TWO_CELLS.replace("two", "bad"), ddp="crashed", mfsdp="crashed")
+    return world.run("compare", "two", "bad")
+
+
+@scenario("compare", "an unknown sweep")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("compare", "two", "tow")
+
+
+@scenario("report", "at least one measured cell")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed")
+    code = world.run("report", "two")
+    assert Path(world.out.strip()).read_text().startswith("<!")
+    return code
+
+
+@scenario("report", "nothing was measured")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed", mfsdp="crashed")
+    code = world.run("report", "two")
+    assert Path(world.out.strip()).is_file()
+    return code
+
+
+@scenario("report", "no sweep in the results folder")
+def _(world: World) -> int:
+    assert world.store.sweeps() == []
+    return world.run("report")
+
+
+@scenario("report", "an unknown sweep")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("report", "tow")
+
+
+@scenario("doctor", "runs can start here")
+def _(world: World) -> int:
+    return world.run("doctor")
+
+
+@scenario("doctor", "a package is missing")
+def _(world: World) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.cli.diagnosis._NEEDED", ("torch", "no-such-package"))
+        code = world.run("doctor")
+    assert "no-such-package" in world.out
+    return code

@@ -1,0 +1,131 @@
+"""Sweeps with real ranks through the real command line: resume, kill, interrupt, changed code."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+GOOD = {"ok", "unstable"}  # on a busy machine a short run may find no steady state
+SEEDS = "matrix: {product: {engine.name: [single], train.seed: [1, 2, 3]}}\n"
+SHORT_AND_ENDLESS = """\
+matrix:
+  product:
+    engine:
+      - {label: short, engine.name: single}
+      - {label: endless, engine.name: single, train.steps: 1000000}
+"""
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+
+
+def steps_written(folder: Path) -> int:
+    files = folder.glob("results/runs/*/*/steps.rank*.jsonl")
+    return sum(path.read_bytes().count(b"\n") for path in files)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_a_sweep_from_file_to_report(cli, fast):
+    path = cli.sweep(
+        fast + "matrix:\n  product:\n    what:\n"
+        "      - {label: good, engine.name: mfsdp, launch.ranks: 2}\n"
+        "      - {label: bad, engine.name: single, train: {lr: 1.0e+30, clip_norm: null}}\n"
+    )
+    done = cli.run("run", path, "--report")
+    assert done.returncode == 3, done.stderr
+    states = dict(cli.runs())
+    assert states["good"] in GOOD
+    assert states["bad"] == "nan"
+    assert "bad (repeat 0): nan: " in done.stderr
+    assert "<svg" in Path(done.stdout.splitlines()[-1]).read_text()
+
+    again = cli.run("run", path, "--only", "what=good")
+    assert again.returncode == (0 if states["good"] == "ok" else 3)
+    assert "(0 now, 1 before)" in again.stderr
+    assert len(cli.runs()) == 2
+
+
+def test_after_the_runner_was_killed_only_the_missing_cells_run(cli, fast):
+    path = cli.sweep(fast + SEEDS)
+    runner = cli.start("run", path)
+    wait_for(lambda: steps_written(cli.folder) > 12, "a step of the second run")
+    assert cli.ranks_alive() != []
+    runner.send_signal(signal.SIGKILL)
+    finish(runner)
+    wait_for(lambda: cli.ranks_alive() == [], "the ranks to end", seconds=10.0)
+    before = cli.runs()
+    assert before[0][1] in GOOD
+    assert before[-1][1] in {"interrupted", *GOOD}
+
+    done = cli.run("run", path)
+    kept = [cell for cell, state in before if state in GOOD]
+    assert f"{3 - len(kept)} runs to do, {len(kept)} done before" in done.stderr
+    after = cli.runs()
+    assert after[: len(before)] == before
+    assert sorted(cell for cell, state in after if state in GOOD) == ["seed=1", "seed=2", "seed=3"]
+
+
+def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fast):
+    path = cli.sweep(fast + SHORT_AND_ENDLESS)
+
+    runner = cli.start("run", path)
+    wait_for(lambda: steps_written(cli.folder) > 12, "a step of the endless run")
+    runner.send_signal(signal.SIGINT)
+    code, err = finish(runner)
+    assert code == 130, err
+    assert cli.ranks_alive() == []
+    finished, interrupted = cli.runs()
+    assert finished[1] in GOOD
+    assert interrupted == ("endless", "interrupted")
+
+    steps_before = steps_written(cli.folder)
+    runner = cli.start("run", path)
+    wait_for(lambda: steps_written(cli.folder) > steps_before, "a step of the endless run")
+    assert cli.ranks_alive() != []
+    runner.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    signalled = time.monotonic()
+    runner.send_signal(signal.SIGINT)
+    code, err = finish(runner)
+    assert code == 130, err
+    assert time.monotonic() - signalled < 2.5, "the second Ctrl-C waits for nothing"
+    assert cli.ranks_alive() == []
+    assert cli.runs() == [finished, interrupted, interrupted]
+
+
+def test_a_changed_line_of_the_core_runs_its_cells_again_and_no_others(cli, fast, tmp_path):
+    copy = tmp_path / "copy"
+    for package in ("bench", "mfsdp_core", "sweeps", "reports"):
+        shutil.copytree(
+            cli.checkout / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    cli.checkout = copy
+    path = cli.sweep(fast + "matrix: {product: {engine.name: [single, mfsdp]}}\n")
+    cli.run("run", path)
+    assert [cell for cell, _ in cli.runs()] == ["single", "mfsdp"]
+    assert "(0 now, 2 before)" in cli.run("run", path).stderr
+
+    with (copy / "mfsdp_core" / "errors.py").open("a") as source:
+        source.write("\n# a changed line\n")
+    status = cli.run("status", "fast").stdout
+    assert "(code changed)" in status
+    done = cli.run("run", path)
+    assert "1 runs to do, 1 done before" in done.stderr
+    assert [cell for cell, _ in cli.runs()] == ["single", "mfsdp", "mfsdp"]
+    assert all(state in GOOD for _, state in cli.runs())
