@@ -53,6 +53,8 @@ class MegatronFSDP(nn.Module):
                 setattr(managed.sharded, OWNER, owner)
                 raw: Any = managed.raw
                 raw.get_main_grad = _MainGradient(group, managed.raw)
+                if group.gradients is not None:
+                    raw.overwrite_main_grad = not group.gradients.holds_whole
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""

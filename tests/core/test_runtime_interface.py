@@ -1,0 +1,241 @@
+"""What users call beside forward and step: scaling, loading, broadcasting, fused gradients."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_model, gather_full
+from mfsdp_core.errors import ConfigurationError, LifecycleError, StateDictError
+from oracle.models import Block, batch, build, loss
+from oracle.ranks import RankPool, mesh
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, shard
+
+pytestmark = pytest.mark.processes
+
+NAME = "aligned_stack"
+
+
+def scaled_error(strategy: str, per_token: bool, in_collective: bool, factor: float) -> float:
+    """Error of the gradient, times `factor` by scale_gradients, against `factor` x reference."""
+    subject = shard(
+        NAME,
+        strategy,
+        2,
+        torch.float64,
+        calculate_per_token_loss=per_token,
+        average_in_collective=in_collective,
+    )
+    subject.run_cycle(2)
+    subject.model.scale_gradients(factor)
+    weight = factor * (2 if per_token else 1)
+    expected = expected_gradient(NAME, 2, 2, torch.float64, 0)
+    scaled = {name: gradient * weight for name, gradient in expected.items()}
+    return relative_difference(subject.full_gradient(), scaled)
+
+
+def after_loading(strategy: str, compute: torch.dtype) -> tuple[bool, bool, list[str]]:
+    """Load whole fp32 tensors: main weights equal them, compute weights equal their cast."""
+    policy = MixedPrecisionPolicy(main_params_dtype=torch.float32)
+    subject = shard(NAME, strategy, 2, compute, mixed_precision_policy=policy)
+    wanted = build(NAME, torch.float32, seed=99)
+    state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
+    subject.model.load_state_dict(state)
+    found = subject.full_parameters()
+    main = all(torch.equal(found[name], value) for name, value in wanted.state_dict().items())
+    value = batch(NAME, 0, 0, compute)
+    with torch.no_grad():
+        compute_equal = torch.equal(subject.model(value), wanted.to(compute)(value))
+    refused = []
+    first = next(iter(state))
+    for broken in (
+        {name: value for name, value in state.items() if name != first},
+        {**state, "module.none": torch.zeros(1)},
+        {**state, first: torch.zeros(3, 3)},
+    ):
+        with pytest.raises(StateDictError) as error:
+            subject.model.load_state_dict(broken)
+        refused.append(str(error.value))
+    with pytest.raises(LifecycleError, match="assign"):
+        subject.model.load_state_dict(state, assign=True)
+    return main, compute_equal, refused
+
+
+def state_dict_round_trip(strategy: str) -> bool:
+    """Shards of one model loaded into another one of the same sharding."""
+    source, target = shard(NAME, strategy, 4), shard(NAME, strategy, 4)
+    source.run_cycle(1)
+    with torch.no_grad():
+        for parameter in source.model.parameters():
+            parameter.mul_(1.5)
+    target.model.load_state_dict(source.model.state_dict())
+    wanted, found = source.full_parameters(), target.full_parameters()
+    return all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def outputs_after_broadcast() -> bool:
+    """Ranks that were seeded differently agree after broadcast_params."""
+    rank = mesh(4).get_local_rank("dp")
+    model = fully_shard_model(
+        build(NAME, seed=rank),
+        device_mesh=mesh(4)["dp"],
+        zero_dp_strategy=0,
+        fsdp_unit_modules=[Block],
+    )
+    model.broadcast_params()
+    value = batch(NAME, 0, 0, torch.float32)
+    with torch.no_grad():
+        return torch.equal(model(value), build(NAME, seed=0)(value))
+
+
+class FusedLinear(torch.autograd.Function):
+    """Writes its weight gradient where the core says, as fused kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (x,) = ctx.saved_tensors
+        target = ctx.weight.get_main_grad()
+        if ctx.weight.overwrite_main_grad:
+            torch.matmul(gradient.t(), x, out=target)
+        else:
+            target.addmm_(gradient.t(), x)
+        ctx.weight.grad_added_to_main_grad = True
+        return gradient @ ctx.weight, torch.full_like(ctx.weight, float("nan"))
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return FusedLinear.apply(x, self.weight)
+
+
+def fused_gradient_error(strategy: str) -> float:
+    model = fully_shard_model(
+        nn.Sequential(Fused()),
+        device_mesh=mesh(2)["dp"],
+        zero_dp_strategy=strategy,
+        fsdp_unit_modules=[Fused],
+        sync_model_each_microbatch=False,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    inputs = torch.arange(32, dtype=torch.float64).view(2, 2, 8) / 7
+    weight = Fused().weight.detach().requires_grad_()
+    for rank in range(2):
+        for j in range(2):
+            value = inputs[rank, j : j + 1].requires_grad_()
+            (loss(value @ weight.t()) / 2).backward()
+    rank = mesh(2).get_local_rank("dp")
+    for j in range(2):
+        loss(model(inputs[rank, j : j + 1].requires_grad_())).backward()
+    model.finish_grad_sync()
+    (parameter,) = model.parameters()
+    return relative_difference({"w": gather_full(parameter.grad)}, {"w": weight.grad})
+
+
+def groups_of_a_sharded_optimizer() -> tuple[list[float], list[int]]:
+    """Learning rates and sizes of the parameter groups after `fully_shard`."""
+    module = build(NAME)
+    groups = [
+        {"params": list(module.blocks.parameters()), "lr": 0.5},
+        {"params": list(module.last.parameters())},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.25)
+    _, optimizer = fully_shard(
+        module, optimizer, device_mesh=mesh(4)["dp"], fsdp_unit_modules=["oracle.models.Block"]
+    )
+    return (
+        [group["lr"] for group in optimizer.param_groups],
+        [len(group["params"]) for group in optimizer.param_groups],
+    )
+
+
+def refused_optimizers() -> list[str]:
+    messages = []
+    module = build(NAME)
+    used = torch.optim.AdamW(module.parameters())
+    loss(module(batch(NAME, 0, 0, torch.float32))).backward()
+    used.step()
+    foreign = torch.optim.SGD(build(NAME).parameters(), lr=1)
+    for optimizer in (used, foreign):
+        with pytest.raises(ConfigurationError) as error:
+            fully_shard(module, optimizer, device_mesh=mesh(4)["dp"], fsdp_unit_modules=[Block])
+        messages.append(str(error.value))
+    return messages
+
+
+def warned_double_reduction() -> list[str]:
+    subject = shard(NAME, 1, 2, on_double_reduction="warn")
+    subject.run_cycle(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        subject.run_cycle(1)
+    return sorted({str(w.message) for w in caught if w.category is RuntimeWarning})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("per_token", "in_collective"), [(True, False), (False, True)])
+def test_gradients_are_averaged_as_asked_and_scaled_once(
+    ranks: RankPool, strategy: str, per_token: bool, in_collective: bool
+) -> None:
+    errors = ranks.run(scaled_error, strategy, per_token, in_collective, 0.5)
+    assert max(errors) < 1e-12
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_loading_whole_tensors_sets_main_and_compute_weights(
+    ranks: RankPool, strategy: str, compute: torch.dtype
+) -> None:
+    for main, compute_equal, refused in ranks.run(after_loading, strategy, compute):
+        assert main
+        assert compute_equal
+        missing, unexpected, shape = refused
+        assert "Missing: ['module.blocks.0.norm.weight']" in missing
+        assert "Unexpected: ['module.none']" in unexpected
+        assert "expected shape (8,), found (3, 3)" in shape
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_state_dict_of_shards_loads_into_an_equally_sharded_model(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(state_dict_round_trip, strategy) == [True] * 4
+
+
+def test_broadcasting_makes_replicas_equal_to_the_first_rank(ranks: RankPool) -> None:
+    assert ranks.run(outputs_after_broadcast) == [True] * 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_kernel_may_write_its_weight_gradient_itself(ranks: RankPool, strategy: str) -> None:
+    assert max(ranks.run(fused_gradient_error, strategy)) < 1e-12
+
+
+def test_fully_shard_keeps_parameter_groups_and_takes_import_paths(ranks: RankPool) -> None:
+    assert ranks.run(groups_of_a_sharded_optimizer) == [([0.5, 0.25], [15, 1])] * 4
+
+
+def test_an_optimizer_with_state_or_of_another_model_is_refused(ranks: RankPool) -> None:
+    for stepped, foreign in ranks.run(refused_optimizers):
+        assert "has not stepped yet" in stepped
+        assert "not of this module" in foreign
+
+
+def test_the_warning_of_upstream_can_be_had_instead_of_the_error(ranks: RankPool) -> None:
+    for messages in ranks.run(warned_double_reduction):
+        assert messages
+        assert all("already reduced in this cycle" in message for message in messages)
