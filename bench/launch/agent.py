@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,15 @@ def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
 
     # --standalone lets both the rendezvous and the process group take ports that the kernel found
     # free; --local-addr keeps them on this machine, whatever its host name resolves to.
+    scratch = run_dir / "logs" / "torchrun"
     arguments = [
         "--standalone",
         f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         f"--monitor-interval={_MONITOR_INTERVAL_SECONDS}",
         "--local-addr=127.0.0.1",
+        # Without this, torchrun leaves a folder in /tmp behind for every run.
+        f"--log-dir={scratch}",
         "--module",
         "bench.launch.rank",
         worker_module,
@@ -61,6 +65,8 @@ def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
         ]
     except SignalException as error:
         code = 128 + error.sigval
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     _write_outcome(run_dir, failures)
     return code
 

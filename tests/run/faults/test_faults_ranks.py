@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -41,6 +42,23 @@ def test_a_run_that_ends_well_is_ok_and_keeps_what_its_ranks_printed(scripted) -
     assert "rank 0 says hello" in run.log("rank0.log")
     assert "rank 1 says hello" in run.log("rank1.log")
     assert (run.folder.path / "summary.json").exists()
+
+
+def test_a_run_writes_nothing_outside_its_folder(
+    scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    run = scripted(steps=20)
+    run.run()
+    assert list(scratch.iterdir()) == []
+    assert sorted(path.name for path in run.folder.logs_path.iterdir()) == [
+        "agent.json",
+        "agent.log",
+        "rank0.log",
+        "rank1.log",
+    ]
 
 
 def test_a_run_that_never_gets_steady_is_unstable(scripted) -> None:
