@@ -12,6 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.record import RunStatus, StepSample
+from bench.store import ResultsStore, RunFolder
+
 CHECKOUT = Path(__file__).parents[2]
 
 # Twelve steps of the smallest model on one rank: what starts fastest.
@@ -23,6 +26,9 @@ base:
   train: {steps: 12, global_batch: 2, micro_batch: 1, seq_len: 16}
   launch: {ranks: 1, hang_seconds: 60.0, timeout_seconds: 120.0}
 """
+
+
+TWO_CELLS = "name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n"
 
 
 class CommandLine:
@@ -73,7 +79,6 @@ class CommandLine:
 
     def runs(self, sweep: str = "fast") -> list[tuple[str, str]]:
         """(cell, state) of every record of a sweep, oldest first."""
-        from bench.store import ResultsStore
 
         store = ResultsStore.open(self.folder / "results", create=False)
         return [(str(r.status.cell), r.status.state) for r in store.records(sweep=sweep)]
@@ -118,3 +123,61 @@ def in_process(
 def fast() -> str:
     """A sweep file whose one cell runs in seconds; append a matrix to it."""
     return FAST
+
+
+class World:
+    """An empty folder, the command line, and runs that end as a scenario wants."""
+
+    def __init__(self, folder: Path, run: Callable[..., tuple[int, str, str]], cli: Any) -> None:
+        self.folder = folder
+        self.cli = cli
+        self.states: dict[str, str] = {}
+        self._run = run
+        self.out = ""
+        self.err = ""
+
+    def run(self, *arguments: object) -> int:
+        code, self.out, self.err = self._run(*arguments)
+        return code
+
+    def file(self, text: str) -> Path:
+        path = self.folder / "sweep.yaml"
+        path.write_text(text)
+        return path
+
+    @property
+    def store(self) -> ResultsStore:
+        return ResultsStore.open(self.folder / "results", create=True)
+
+    def launch(self, resolved, folder, **_: object) -> RunStatus:
+        """In the place of `bench.launch.launch`."""
+        state = self.states.get(folder.status.cell, "ok")
+        return self.finish(resolved, folder, state)
+
+    def finish(self, resolved, folder: RunFolder, state: str) -> RunStatus:
+        folder.write_environment({"machine": "test"})
+        for rank in range(resolved.launch.ranks):
+            (folder.logs_path / f"rank{rank}.log").write_text(f"I am rank {rank}\n")
+            for step in range(1, resolved.train.steps + 1):
+                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+        status = folder.status.model_copy(update={"state": state, "reason": "as the test wants"})
+        folder.write_status(status)
+        return status
+
+    def sweep(self, text: str = TWO_CELLS, **states: str) -> int:
+        """Run a sweep whose cells end in `states`."""
+        self.states = states
+        return self.run("run", self.file(text))
+
+    def run_folder(self, cell: str) -> Path:
+        for record in self.store.records():
+            if record.status.cell == cell:
+                return self.store.root / "runs" / record.run_id
+        raise AssertionError(f"no run of {cell}")
+
+
+@pytest.fixture
+def world(tmp_path, in_process, cli, monkeypatch) -> World:
+    made = World(tmp_path, in_process, cli)
+    monkeypatch.setattr("bench.cli.running.launch", made.launch)
+    return made

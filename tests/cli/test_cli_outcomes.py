@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 
-from bench.record import RunStatus, StepSample
-from bench.store import ResultsStore, RunFolder
-
 README = Path(__file__).parents[2] / "bench" / "README.md"
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
 
@@ -40,7 +37,8 @@ from bench.cli.main import run_command_line
 sys.exit(run_command_line(sys.argv[1:]))
 """
 
-Scenario = Callable[["World"], int]
+World = Any  # the fixture `world` of conftest.py
+Scenario = Callable[[World], int]
 SCENARIOS: dict[tuple[str, str], Scenario] = {}
 
 
@@ -51,64 +49,6 @@ def scenario(verb: str, *outcomes: str) -> Callable[[Scenario], Scenario]:
         return function
 
     return register
-
-
-class World:
-    """An empty folder, the command line, and runs that end as a scenario wants."""
-
-    def __init__(self, folder: Path, run: Callable[..., tuple[int, str, str]], cli: Any) -> None:
-        self.folder = folder
-        self.cli = cli
-        self.states: dict[str, str] = {}
-        self._run = run
-        self.out = ""
-        self.err = ""
-
-    def run(self, *arguments: object) -> int:
-        code, self.out, self.err = self._run(*arguments)
-        return code
-
-    def file(self, text: str) -> Path:
-        path = self.folder / "sweep.yaml"
-        path.write_text(text)
-        return path
-
-    @property
-    def store(self) -> ResultsStore:
-        return ResultsStore.open(self.folder / "results", create=True)
-
-    def launch(self, resolved, folder, **_: object) -> RunStatus:
-        """In the place of `bench.launch.launch`."""
-        state = self.states.get(folder.status.cell, "ok")
-        return self.finish(resolved, folder, state)
-
-    def finish(self, resolved, folder: RunFolder, state: str) -> RunStatus:
-        folder.write_environment({"machine": "test"})
-        for rank in range(resolved.launch.ranks):
-            (folder.logs_path / f"rank{rank}.log").write_text(f"I am rank {rank}\n")
-            for step in range(1, resolved.train.steps + 1):
-                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
-        status = folder.status.model_copy(update={"state": state, "reason": "as the test wants"})
-        folder.write_status(status)
-        return status
-
-    def sweep(self, text: str = TWO_CELLS, **states: str) -> int:
-        """Run a sweep whose cells end in `states`."""
-        self.states = states
-        return self.run("run", self.file(text))
-
-    def run_folder(self, cell: str) -> Path:
-        for record in self.store.records():
-            if record.status.cell == cell:
-                return self.store.root / "runs" / record.run_id
-        raise AssertionError(f"no run of {cell}")
-
-
-@pytest.fixture
-def world(tmp_path, in_process, cli, monkeypatch) -> World:
-    made = World(tmp_path, in_process, cli)
-    monkeypatch.setattr("bench.cli.running.launch", made.launch)
-    return made
 
 
 def table() -> list[Any]:
