@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,10 +41,20 @@ def errors_of_three_cycles(name: str, strategy: str, group_size: int) -> list[fl
     return errors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def every_model_in_both_dtypes() -> list[Any]:
+    """fp64 for all, which shows the smaller errors; fp32 daily for two, and nightly for all."""
+    cases = []
+    for name in TOYS:
+        cases.append(pytest.param(name, torch.float64, id=f"{name}-fp64"))
+        daily = name in {"tied_embedding", "conv_linear"}
+        marks = [] if daily else [pytest.mark.nightly]
+        cases.append(pytest.param(name, torch.float32, id=f"{name}-fp32", marks=marks))
+    return cases
+
+
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize(("name", "dtype"), every_model_in_both_dtypes())
 def test_gradients_agree_with_the_reference_for_one_to_four_microbatches(
     ranks: RankPool, name: str, strategy: str, group_size: int, dtype: torch.dtype
 ) -> None:

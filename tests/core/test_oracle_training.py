@@ -44,7 +44,10 @@ def training_errors(
     return reference.relative_difference(subject.full_parameters(), expected), worst_norm
 
 
-@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize(
+    "group_size",
+    [2, *(pytest.param(size, marks=pytest.mark.nightly) for size in GROUP_SIZES if size != 2)],
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", TOYS)
 def test_parameters_after_three_adamw_steps_equal_the_reference(

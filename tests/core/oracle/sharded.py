@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import mesh
 from oracle.reference import Named
@@ -65,11 +67,24 @@ class Sharded:
 
     def full_gradient(self) -> Named:
         """Gradient of every trainable parameter, put together from all shards (a collective)."""
-        return {key: gather_full(p.grad) for key, p in self.parameters() if p.requires_grad}
+        return self._joined({key: p.grad for key, p in self.parameters() if p.requires_grad})
 
     def full_parameters(self) -> Named:
         """Main weights of every parameter, put together from all shards (a collective)."""
-        return {key: gather_full(p.detach()) for key, p in self.parameters()}
+        return self._joined({key: p.detach() for key, p in self.parameters()})
+
+    def _joined(self, shards: dict[str, DTensor]) -> Named:
+        """Whole tensors from shards: rows of dim 0 in rank order, or any replica; not our code."""
+        group = mesh(self.group_size)["dp"].get_group()
+        pieces: list[Any] = [None] * self.group_size
+        local = {key: shard.to_local() for key, shard in shards.items()}
+        dist.all_gather_object(pieces, local, group=group)
+        return {
+            key: local[key].clone()
+            if isinstance(shard.placements[0], Replicate)
+            else torch.cat([piece[key] for piece in pieces])
+            for key, shard in shards.items()
+        }
 
     @contextmanager
     def collectives(self) -> Iterator[Counter[tuple[str, str]]]:
