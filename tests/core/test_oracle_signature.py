@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -118,7 +119,9 @@ def defaults_of(function: Any) -> dict[str, Any]:
 def upstream() -> Any:
     if importlib.util.find_spec("megatron_fsdp") is None:
         pytest.skip("megatron_fsdp 0.6.1 is not installed, so signatures are compared with a table")
-    return importlib.import_module("megatron_fsdp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of each optional package that is missing
+        return importlib.import_module("megatron_fsdp")
 
 
 @pytest.mark.parametrize("name", ["fully_shard_model", "fully_shard"])
