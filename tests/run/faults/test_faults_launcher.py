@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 ROOT = Path(__file__).resolve().parents[3]
 WORKERS = Path(__file__).parent / "workers"
 ENDLESS = 100_000
+_SEEN: list[psutil.Process] = []
 
 LAUNCHER = """
 import sys, threading
@@ -41,25 +43,38 @@ with store.lock():
 """
 
 
-def start_launcher(store: ResultsStore, script: dict | None = None) -> subprocess.Popen:
+@pytest.fixture(autouse=True)
+def no_process_is_left_by_a_failing_test() -> Iterator[list[psutil.Process]]:
+    """Whatever a test has seen below its launcher is ended with the test, also when it fails."""
+    _SEEN.clear()
+    yield _SEEN
+    for process in _SEEN:
+        if _runs(process):
+            process.kill()
+
+
+def start_launcher(store: ResultsStore, script: dict | None = None) -> psutil.Popen:
     env = {"MFSDP_TEST_SCRIPT": json.dumps(script or {})}
     run = resolve_anywhere(
         RunSpec(train=TrainSpec(steps=ENDLESS), launch=LaunchSpec(ranks=2, env=env))
     )
-    return subprocess.Popen(
+    launcher = psutil.Popen(
         [sys.executable, "-c", LAUNCHER, str(store.root), run.model_dump_json()],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(WORKERS)])},
         stdout=subprocess.PIPE,
         text=True,
     )
+    _SEEN.append(launcher)
+    return launcher
 
 
-def tree_after_first_step(launcher: subprocess.Popen) -> list[psutil.Process]:
+def tree_after_first_step(launcher: psutil.Popen) -> list[psutil.Process]:
     """Agent and ranks of a launcher that has printed its first step."""
     for line in launcher.stdout:
         if line.startswith("step"):
             break
     tree = psutil.Process(launcher.pid).children(recursive=True)
+    _SEEN.extend(tree)
     assert len(tree) >= 3
     return tree
 
