@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mfsdp_core import gather_full
 from oracle.models import TOYS
 from oracle.ranks import GROUP_SIZES, RankPool
 from oracle.reference import expected_gradient, relative_difference
@@ -39,6 +40,23 @@ def errors_of_three_cycles(name: str, strategy: str, group_size: int) -> list[fl
         errors.append(relative_difference(subject.full_gradient(), expected))
         subject.model.zero_grad_buffer()
     return errors
+
+
+def error_with(arguments: dict[str, Any], strategy: str, group_size: int, divisor: float) -> float:
+    """Gradient error where the sum over ranks is expected divided by `divisor`."""
+    subject = shard("root_owned", strategy, group_size, torch.float64, **arguments)
+    subject.run_cycle(3)
+    expected = expected_gradient("root_owned", group_size, 3, torch.float64)
+    scaled = {key: value * group_size / divisor for key, value in expected.items()}
+    return relative_difference(subject.full_gradient(), scaled)
+
+
+def rows_put_together(strategy: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Gradients by `gather_full`, and by hand from every rank's rows."""
+    subject = shard("conv_linear", strategy, 4, torch.float64)
+    subject.run_cycle(1)
+    by_hand = subject.full_gradient()
+    return [(gather_full(p.grad), by_hand[key]) for key, p in subject.parameters()]
 
 
 def every_model_in_both_dtypes() -> list[Any]:
@@ -79,3 +97,33 @@ def test_cycles_separated_by_zero_grad_are_independent(
 ) -> None:
     for errors in ranks.run(errors_of_three_cycles, name, strategy, group_size):
         assert max(errors) <= 1e-12, errors
+
+
+@pytest.mark.parametrize(
+    ("switch", "value", "divisor"),
+    [
+        ("overlap_param_gather", False, 2),
+        ("average_in_collective", True, 2),
+        ("calculate_per_token_loss", True, 1),
+    ],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_switches_of_schedule_and_averaging_give_the_promised_gradient(
+    ranks: RankPool, strategy: str, switch: str, value: bool, divisor: float
+) -> None:
+    assert max(ranks.run(error_with, {switch: value}, strategy, 2, divisor)) <= 1e-12
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+def test_reduction_after_the_backward_pass_gives_the_same_gradient(
+    ranks: RankPool, strategy: str
+) -> None:
+    arguments = {"overlap_grad_reduce": False}
+    assert max(ranks.run(error_with, arguments, strategy, 2, 2.0)) <= 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gather_full_puts_uneven_rows_where_they_belong(ranks: RankPool, strategy: str) -> None:
+    for tensors in ranks.run(rows_put_together, strategy):
+        for gathered, by_hand in tensors:
+            torch.testing.assert_close(gathered, by_hand, rtol=0, atol=0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 WIDTH = 6
 VOCABULARY = 11
@@ -143,6 +144,25 @@ class UsedTwice(nn.Module):
         return self.head(self.twice(self.between(self.twice(x))))
 
 
+class Recomputed(nn.Module):
+    """Units whose activations are recomputed in the backward pass, in both of torch's ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        for position, block in enumerate(self.blocks):
+            if torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=position % 2 == 1)
+            else:
+                x = block(x)
+        return self.head(x)
+
+
 class UnusedParameter(nn.Module):
     """A unit whose extra branch takes no part in the forward pass."""
 
@@ -213,6 +233,7 @@ TOYS: dict[str, Toy] = {
     "conv_linear": Toy(ConvLinear, (ConvBlock,), _images),
     "used_twice": Toy(UsedTwice, (Block,), _features),
     "aligned_stack": Toy(AlignedStack, (Block,), _features),
+    "recomputed": Toy(Recomputed, (Block,), _features),
     "unused_parameter": Toy(UnusedParameter, (Block,), _features),
 }
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -154,6 +155,7 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
     """Body of a rank: join the world, then answer requests until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
     with _stack_file(folder, rank).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
         dist.init_process_group(
