@@ -143,7 +143,7 @@ def _three(change: Change) -> str:
     return (
         f"time {quantity.change(change.time_change)}, "
         f"throughput {quantity.change(change.throughput_change)}, "
-        f"ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
+        f"throughput ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
     )
 
 
