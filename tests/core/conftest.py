@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from oracle.ranks import RankPool
 
 HERE = Path(__file__).parent
