@@ -72,19 +72,20 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     business, as under upstream (seed all ranks alike, or call `broadcast_params`).
 
     device_mesh, dp_shard_dim: the mesh, and the name of the dimension to shard over (needed where
-    the mesh has several); None is a mesh over all ranks. dp_outer_dim, hybrid_fsdp_group: the outer
-    data-parallel dimension of hybrid sharding, and a process group over the ranks of both; one is
-    refused without the other. outer_dp_sharding_strategy: 0 replicates over the outer dimension
-    (HSDP), 1 shards the optimizer over it as well (HFSDP). fsdp_group_ag: process group over the
-    ranks of the inner dimension for gathers alone. fsdp_unit_modules: classes, or import paths of
-    classes, whose instances are sharded as one; what lies outside is the root's. zero_dp_strategy:
-    0 no_shard, 1 optim, 2 optim_grads, 3 optim_grads_params. device: where the module goes, None is the mesh's current
-    device. mixed_precision_policy: see `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during
-    the backward pass. overlap_param_gather: gather the next unit ahead of need.
-    sync_model_each_microbatch: every backward pass ends its cycle (auto-sync).
-    average_in_collective: let the collective divide by the number of ranks.
-    calculate_per_token_loss: sum gradients without dividing. on_double_reduction: `warn` restores
-    upstream's behaviour, in which a whole gradient reduced twice in a cycle is wrong.
+    the mesh has several); None is a mesh over all ranks. dp_outer_dim, hybrid_fsdp_group: the
+    outer data-parallel dimension of hybrid sharding, and a process group over the ranks of both;
+    one is refused without the other. outer_dp_sharding_strategy: 0 replicates over the outer
+    dimension (HSDP), 1 shards the optimizer over it as well (HFSDP). fsdp_group_ag: process group
+    over the ranks of the inner dimension for gathers alone. fsdp_unit_modules: classes, or import
+    paths of classes, whose instances are sharded as one; what lies outside is the root's.
+    zero_dp_strategy: 0 no_shard, 1 optim, 2 optim_grads, 3 optim_grads_params. device: where the
+    module goes, None is the mesh's current device. mixed_precision_policy: see
+    `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the backward pass.
+    overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
+    backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
+    the number of ranks. calculate_per_token_loss: sum gradients without dividing.
+    on_double_reduction: `warn` restores upstream's behaviour, in which a whole gradient reduced
+    twice in a cycle is wrong.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
