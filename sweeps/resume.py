@@ -85,7 +85,7 @@ def _deciding_records(records: Iterable[RunRecord]) -> dict[tuple[str, int, str]
         status = record.status
         if status.state in _UNFINISHED or status.arm is not None:
             continue
-        if status.state in FINISHED_GOOD and not _is_whole(record):
+        if status.state in FINISHED_GOOD and not record.is_whole:
             continue
         key = (record.resolved.config_hash, status.repeat, status.code)
         before = deciding.get(key)
@@ -94,10 +94,3 @@ def _deciding_records(records: Iterable[RunRecord]) -> dict[tuple[str, int, str]
             continue
         deciding[key] = record
     return deciding
-
-
-def _is_whole(record: RunRecord) -> bool:
-    """No file is damaged, and every rank has every step."""
-    ranks = range(record.resolved.launch.ranks)
-    steps = record.resolved.train.steps
-    return not record.problems and all(len(record.steps.get(r, ())) >= steps for r in ranks)
