@@ -10,6 +10,7 @@ results/
     steps.rank<N>.jsonl  one line per step, appended by rank N alone
     logs/                agent.log, agent.json, rank<N>.log
   sweeps/<id>/plan.json
+  baselines/<name>.json  noise/<hardware-key>.json
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from bench.store.errors import NotAResultsFolderError
 SCHEMA = "SCHEMA"
 RUNS = "runs"
 SWEEPS = "sweeps"
+BASELINES = "baselines"
+NOISE = "noise"
 LOGS = "logs"
 PLAN = "plan.json"
 SPEC = "spec.json"

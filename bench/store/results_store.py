@@ -15,6 +15,7 @@ from bench.record import RunRecord, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
+from bench.store.documents import NamedDocuments
 from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.reading import read_json_object, read_record, read_status
@@ -48,6 +49,16 @@ class ResultsStore:
         root = Path(path).expanduser().absolute()
         layout.open_layout(root, create=create)
         return cls(root)
+
+    @property
+    def baselines(self) -> NamedDocuments:
+        """Named reference numbers, `baselines/<name>.json`."""
+        return NamedDocuments(self.root / layout.BASELINES, "baseline")
+
+    @property
+    def noise(self) -> NamedDocuments:
+        """A/A calibrations, `noise/<hardware-key>.json`."""
+        return NamedDocuments(self.root / layout.NOISE, "noise calibration")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
