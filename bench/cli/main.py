@@ -52,6 +52,18 @@ SkipOption = Annotated[
 RepeatOption = Annotated[
     int | None, typer.Option("--repeat", min=1, max=1000, help="Runs of each cell.")
 ]
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar="NAME=WHAT",
+        help="A side of a comparison; WHAT is a git ref, . (the working tree), or pairs of"
+        " git: repo: checkout: python: packages: with commas between. Two or more.",
+    ),
+]
+InterleaveOption = Annotated[
+    bool, typer.Option("--interleave", help="Run the arms in turn, block by block.")
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, or a part of one that is unique.")
 ]
@@ -67,14 +79,16 @@ def plan(
     only: OnlyOption = None,
     skip: SkipOption = None,
     repeat: RepeatOption = None,
+    arm: ArmOption = None,
+    interleave: InterleaveOption = False,
     json: JsonOption = False,
 ) -> int:
     """Show the cells of a sweep and why others are pruned. Starts no process."""
     from bench.cli import planning
 
-    return planning.show_plan(
-        planning.Request(sweep, set_ or [], only or [], skip or [], repeat), as_json=json
-    )
+    arms = tuple(arm or ())
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    return planning.show_plan(request, as_json=json)
 
 
 @app.command()
@@ -86,6 +100,14 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     only: OnlyOption = None,
     skip: SkipOption = None,
     repeat: RepeatOption = None,
+    arm: ArmOption = None,
+    interleave: InterleaveOption = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of the order of interleaved arms.")
+    ] = None,
+    block_retries: Annotated[
+        int, typer.Option("--block-retries", min=0, help="Per block that a fault cost.")
+    ] = 2,
     force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run failed cells again.")
@@ -101,8 +123,11 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     """Run what is missing of a sweep; finished cells with the same config and code are kept."""
     from bench.cli import planning, running
 
-    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat)
-    options = running.Options(results, force, retry_failed, max_failures, report, json)
+    arms = tuple(arm or ())
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    options = running.Options(
+        results, force, retry_failed, max_failures, report, json, block_retries, seed
+    )
     return running.run_sweep(request, options)
 
 

@@ -89,6 +89,7 @@ class ResultsStore:
         repeat: int,
         arm: str | None,
         code: str,
+        attempt: int | None = None,
     ) -> RunFolder:
         """Make the folder of a run that is about to start; the caller owns it until `close`.
 
@@ -102,6 +103,7 @@ class ResultsStore:
             cell=cell,
             repeat=repeat,
             arm=arm,
+            attempt=attempt,
             code=code,
             comparable_in_time=resolved.measure.profile == "none",
         )

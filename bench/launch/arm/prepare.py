@@ -95,7 +95,9 @@ def _check_paths(request: ArmRequest) -> None:
 
 def _prepare(request: ArmRequest, cells: Mapping[str, ResolvedRun], cache: Path) -> PreparedArm:
     who = f"arm {request.name}"
-    python = str(request.python.absolute()) if request.python else sys.executable
+    named = shutil.which(request.python) if request.python else None
+    # Not resolved: the link in a virtual environment is what makes it one.
+    python = str(Path(named).absolute()) if named else sys.executable
     source = _source(request, cache, who)
     paths = source.paths
     installed: dict[str, dict[str, Any]] = {}
@@ -131,8 +133,8 @@ def _source(request: ArmRequest, cache: Path, who: str) -> _Source:
         return _Source(folder, folder)
     if (folder / "bench").is_dir():
         raise UsageError(
-            f"{who}: the `bench` in {folder} cannot run ranks (it has no launch/agent.py), and would"
-            " hide this one; choose a later commit"
+            f"{who}: the `bench` in {folder} cannot run ranks (it has no launch/agent.py), and"
+            " would hide this one; choose a later commit"
         )
     place = folder / "src" if (folder / "src").is_dir() else folder
     packages = tuple(sorted(init.parent.name for init in place.glob("[!.]*/__init__.py")))
@@ -156,7 +158,7 @@ def _pinned(
         UsageError: the interpreter would import something from elsewhere.
     """
     found = answer["packages"]
-    roots = {name: code.root for name in ("bench", "mfsdp_core")}
+    roots = dict.fromkeys(("bench", "mfsdp_core"), code.root)
     roots |= dict.fromkeys(source.packages, source.paths[-1] if source.paths else code.root)
     for name, root in roots.items():
         if found[name]["root"] != str(root):
