@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
+import numpy as np
+
 from reports.statistics.bootstrap import paired_bootstrap, unpaired_bootstrap
-from reports.statistics.interval import Interval, paired_interval, unpaired_interval
+from reports.statistics.interval import Interval, p_above, subset_means, swap_means, trimmed
 from reports.statistics.permutation import sign_flip_p, two_sample_p
 from reports.statistics.sample_size import smallest_paired_p, smallest_unpaired_p
 
@@ -18,6 +20,7 @@ class RatioEstimate:
     """Head over base. Everything in natural logarithms: 0 is no change, log(1.05) is 5 % more.
 
     base, head: log samples, one per run; with `paired`, the i-th of both are of one block.
+    typical: what the test inverts to, see `reports.statistics.interval`.
     log_ratio: mean difference (the ratio is a geometric mean). interval: exact, by inverting the
     permutation test, None where so few runs can exclude nothing. bootstrap: BCa, for comparison.
     """
@@ -30,6 +33,7 @@ class RatioEstimate:
     bootstrap: Interval | None
     p_no_change: float
     alpha: float
+    typical: np.ndarray = field(compare=False, repr=False)
 
     @property
     def n(self) -> int:
@@ -49,12 +53,12 @@ class RatioEstimate:
         return smallest_unpaired_p(len(self.base), len(self.head))
 
     def p_above(self, bound: float) -> float:
-        """One-sided p-value of "the log ratio is at most `bound`"."""
-        return self._p(bound, "greater")
+        """One-sided p-value of "the log ratio is at most `bound`", by the same rearrangements."""
+        return p_above(self.typical, bound)
 
     def p_below(self, bound: float) -> float:
         """One-sided p-value of "the log ratio is at least `bound`"."""
-        return self._p(bound, "less")
+        return p_above(-self.typical[::-1], -bound)
 
     def p_beyond(self, tolerance: float) -> float:
         """Two-sided p-value of "the change stays within the tolerance"; `tolerance` as a log."""
@@ -63,18 +67,6 @@ class RatioEstimate:
     def p_not_equivalent(self, tolerance: float) -> float:
         """Two one-sided tests: the p-value of "the change passes the tolerance somewhere"."""
         return max(self.p_below(tolerance), self.p_above(-tolerance))
-
-    def _p(self, bound: float, alternative: str) -> float:
-        side = "greater" if alternative == "greater" else "less"
-        if self.paired:
-            return sign_flip_p(self._differences, null=bound, alternative=side)
-        if self.n < 2:
-            return 1.0
-        return two_sample_p(self.base, self.head, null=bound, alternative=side)
-
-    @property
-    def _differences(self) -> list[float]:
-        return [after - before for before, after in zip(self.base, self.head, strict=True)]
 
 
 def estimate_paired(
@@ -89,15 +81,17 @@ def estimate_paired(
     if not before or len(before) != len(after):
         raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
     differences = [b - a for a, b in zip(before, after, strict=True)]
+    typical = subset_means(differences)
     return RatioEstimate(
         paired=True,
         base=before,
         head=after,
         log_ratio=fmean(differences),
-        interval=paired_interval(differences, alpha),
+        interval=trimmed(typical, alpha),
         bootstrap=paired_bootstrap(differences, alpha) if bootstrap else None,
         p_no_change=sign_flip_p(differences),
         alpha=alpha,
+        typical=typical,
     )
 
 
@@ -112,16 +106,18 @@ def estimate_unpaired(
     before, after = _logs(base), _logs(head)
     if not before or not after:
         raise ValueError(f"both sides need a run: {len(before)} base, {len(after)} head")
+    typical = swap_means(before, after)
     several = min(len(before), len(after)) > 1
     return RatioEstimate(
         paired=False,
         base=before,
         head=after,
         log_ratio=fmean(after) - fmean(before),
-        interval=unpaired_interval(before, after, alpha) if several else None,
+        interval=trimmed(typical, alpha),
         bootstrap=unpaired_bootstrap(before, after, alpha) if several and bootstrap else None,
         p_no_change=two_sample_p(before, after) if several else 1.0,
         alpha=alpha,
+        typical=typical,
     )
 
 

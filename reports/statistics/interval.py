@@ -29,14 +29,14 @@ def paired_interval(differences: Sequence[float], alpha: float) -> Interval | No
         differences: log head - log base, one per block.
         alpha: 0.05 for a 95 % interval.
     """
-    return _trimmed(subset_means(differences), alpha)
+    return trimmed(subset_means(differences), alpha)
 
 
 def unpaired_interval(
     base: Sequence[float], head: Sequence[float], alpha: float
 ) -> Interval | None:
     """The shifts that `two_sample_p` does not reject at `alpha`, None if it never could."""
-    return _trimmed(swap_means(base, head), alpha)
+    return trimmed(swap_means(base, head), alpha)
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:
@@ -62,13 +62,18 @@ def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
     return np.sort(np.concatenate(found)) if found else np.zeros(0)
 
 
-def _trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
+def trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
     """From the k-th smallest to the k-th largest; None where no k leaves at most `alpha` outside."""
     # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
     cut = math.floor(alpha / 2 * (typical.size + 1) + 1e-9)
     if cut < 1:
         return None
     return float(typical[cut - 1]), float(typical[-cut])
+
+
+def p_above(typical: np.ndarray, bound: float) -> float:
+    """One-sided p-value of "the true value is at most `bound`"; equal to the permutation test's."""
+    return float(1 + np.searchsorted(typical, bound, side="right")) / (typical.size + 1)
 
 
 def _drawn_subset_means(values: np.ndarray) -> np.ndarray:
