@@ -83,10 +83,35 @@ def located(package: str, patterns: list[str]) -> dict[str, Any]:
     """Where `package` is imported from, and a hash of its files that match `patterns`."""
     place = origin(package)
     if place is None:
-        return {"file": None, "root": None, "sha256": None, "files": {}}
+        return {
+            "file": None,
+            "root": None,
+            "sha256": None,
+            "modules": 0,
+            "elsewhere": [],
+            "files": {},
+        }
     root = place.parent.parent if place.name == "__init__.py" else place.parent
     files = file_hashes(root, patterns)
-    return {"file": str(place), "root": str(root), "sha256": combined(files), "files": files}
+    loaded = loaded_files(package)
+    return {
+        "file": str(place),
+        "root": str(root),
+        "sha256": combined(files),
+        "modules": len(loaded),
+        "elsewhere": [str(file) for file in loaded if not file.is_relative_to(root)],
+        "files": files,
+    }
+
+
+def loaded_files(package: str) -> list[Path]:
+    """Files of the modules of `package` that this process has loaded."""
+    members = [
+        getattr(module, "__file__", None)
+        for name, module in sorted(sys.modules.items())
+        if name.partition(".")[0] == package
+    ]
+    return [Path(file).resolve() for file in members if file is not None]
 
 
 def origin(package: str) -> Path | None:
@@ -163,6 +188,8 @@ def _difference(what: str, wanted: dict[str, Any], found: dict[str, Any], key: s
 def _package_difference(name: str, wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
     if wanted.get("root") not in (None, found["root"]):
         return f"{name} is imported from {found['root'] or 'nowhere'}, expected {wanted['root']}"
+    if wanted.get("root") is not None and found["elsewhere"]:
+        return f"{name} has loaded {found['elsewhere'][0]}, expected all below {wanted['root']}"
     if wanted.get("sha256") in (None, found["sha256"]):
         return None
     files = wanted.get("files") or {}
