@@ -107,7 +107,7 @@ def _against_spread(
     )
 
 
-def _sentence(  # noqa: PLR0913, PLR0917 - one sentence of seven numbers
+def _sentence(  # noqa: PLR0917 - one sentence of seven numbers
     distance: float,
     area: float,
     bound: float,
@@ -152,8 +152,9 @@ def _first_difference(base: LossCurve, other: LossCurve) -> str:
 
 def _common(a: LossCurve, b: LossCurve) -> tuple[list[float], list[float], list[int]]:
     """Values of both at common steps; a baseline keeps some steps only, the last always."""
-    first, second = dict(zip(a.steps, a.values, strict=True)), dict(
-        zip(b.steps, b.values, strict=True)
+    first, second = (
+        dict(zip(a.steps, a.values, strict=True)),
+        dict(zip(b.steps, b.values, strict=True)),
     )
     steps = sorted(set(first) & set(second))
     return [first[s] for s in steps], [second[s] for s in steps], steps

@@ -29,7 +29,8 @@ FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
 @dataclass(frozen=True)
 class CellNoise:
     """A/A of one cell. change: apparent change of step time; low, high: its 95 % interval;
-    spread: standard deviation of one block's change; all relative (0.01 is 1 %)."""
+    spread: standard deviation of one block's change; all relative (0.01 is 1 %).
+    """
 
     cell: str
     config_hash: str

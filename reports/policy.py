@@ -136,7 +136,8 @@ class _Reader:
             self.report((*path, "direction"), "loss: a curve that moves is a change either way")
         return Rule(
             gate=cast(
-                "Requirement", self.choice(written, "gate", path, get_args(Requirement), default.gate)
+                "Requirement",
+                self.choice(written, "gate", path, get_args(Requirement), default.gate),
             ),
             tolerance=self.number(written, "tolerance", path, default.tolerance, most=10.0),
             direction=cast("Direction", direction),
@@ -163,7 +164,13 @@ class _Reader:
         return str(value)
 
     def number(
-        self, data: Mapping[str, Any], key: str, path: KeyPath, default: float | None, *, most: float
+        self,
+        data: Mapping[str, Any],
+        key: str,
+        path: KeyPath,
+        default: float | None,
+        *,
+        most: float,
     ) -> float | None:
         """A fraction (0.02) or a percentage ("2%"), not negative, at most `most`."""
         if key not in data:

@@ -38,7 +38,8 @@ class Judgement:
     base, head: medians in the metric's unit (ms, tokens/s, bytes, loss). ratio: head / base of the
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
     used. floor: whether the noise floor set it. time_ratio, throughput_ratio: of step time and of
-    tokens/s, known for time metrics only. p_adjusted: of "within the tolerance", over `tests` cells.
+    tokens/s, known for time metrics only. p_adjusted: of "within the tolerance", adjusted for
+    `tests` cells.
     """
 
     cell: str
@@ -104,7 +105,7 @@ def judge_times(
     bands = [math.log1p(case.tolerance) for case in cases]
     beyond = [e.p_beyond(band) for e, band in zip(estimates, bands, strict=True)]
     return [
-        _time_judgement(case, metric, rule, estimate, p, len(cases))
+        _time_judgement(case, metric, rule, estimate, p=p, tests=len(cases))
         for case, estimate, p in zip(cases, estimates, adjusted(beyond), strict=True)
     ]
 
@@ -115,6 +116,7 @@ def judge_values(
     rule: Rule,
     base: Sequence[float],
     head: Sequence[float],
+    *,
     tolerance: float,
 ) -> Judgement:
     """Judge a metric that repeats almost exactly, from one run on each side or more.
@@ -175,7 +177,13 @@ def _estimate(case: TimeCase, metric: Metric, alpha: float, *, bootstrap: bool) 
 
 
 def _time_judgement(
-    case: TimeCase, metric: Metric, rule: Rule, estimate: RatioEstimate, p: float, tests: int
+    case: TimeCase,
+    metric: Metric,
+    rule: Rule,
+    estimate: RatioEstimate,
+    *,
+    p: float,
+    tests: int,
 ) -> Judgement:
     band = math.log1p(case.tolerance)
     verdict: Verdict = "inconclusive"
@@ -217,9 +225,7 @@ def _exp(interval: tuple[float, float] | None) -> tuple[float, float] | None:
     return None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
 
 
-def _why(
-    verdict: Verdict, case: TimeCase, estimate: RatioEstimate, p: float, tests: int
-) -> str:
+def _why(verdict: Verdict, case: TimeCase, estimate: RatioEstimate, p: float, tests: int) -> str:
     """Why nothing was concluded, and what would help; empty for the other verdicts."""
     if verdict != "inconclusive":
         return ""

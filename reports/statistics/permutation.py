@@ -40,9 +40,7 @@ def sign_flip_p(
     shifted = np.asarray(differences, dtype=float) - null
     if shifted.size == 1:  # scipy wants two observations; two sign flips need no library
         return 1.0 if alternative == "two-sided" else _single(float(shifted[0]), alternative)
-    return _test(
-        (shifted,), _mean, kind="samples", count=2**shifted.size, alternative=alternative
-    )
+    return _test((shifted,), _mean, kind="samples", count=2**shifted.size, alternative=alternative)
 
 
 def two_sample_p(

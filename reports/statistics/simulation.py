@@ -11,7 +11,6 @@ steady window, run median (`bench.derive.summary`), paired statistics and verdic
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -151,9 +150,7 @@ _RUN = ResolvedRun(
     recompute="none",
     data=DataSpec(),
     engine=EngineSpec(name="single", strategy="no_shard"),
-    dtypes=ResolvedDtypes(
-        compute="fp32", main_params="fp32", main_grads="fp32", grad_comm="fp32"
-    ),
+    dtypes=ResolvedDtypes(compute="fp32", main_params="fp32", main_grads="fp32", grad_comm="fp32"),
     train=TrainSpec(steps=STEPS, global_batch=1, micro_batch=1, seq_len=8),
     launch=LaunchSpec(ranks=1),
     measure=MeasureSpec(),
@@ -216,7 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", help="alarms, power, verdicts, methods; all if none")
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
-    _print_false_alarms(asked.gates, asked.seed)
     parts = {
         "alarms": _print_false_alarms,
         "power": _print_power,
