@@ -89,6 +89,19 @@ def compare_with_records(
     return Progressed(tuple(missing), tuple(done), tuple(failed))
 
 
+def remembered(code_identity: CodeIdentity) -> CodeIdentity:
+    """`code_identity` asked once per engine, on which alone it depends: it reads many files."""
+    known: dict[str, str] = {}
+
+    def ask(resolved: ResolvedRun) -> str:
+        name = resolved.engine.name
+        if name not in known:
+            known[name] = code_identity(resolved)
+        return known[name]
+
+    return ask
+
+
 def _deciding_records(
     records: Iterable[RunRecord],
 ) -> dict[tuple[str, int, str | None, str], RunRecord]:

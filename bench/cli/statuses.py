@@ -14,7 +14,7 @@ from bench.launch import code_identity
 from bench.record import RunRecord
 from bench.store import ResultsStore
 from sweeps.plan import Plan
-from sweeps.resume import planned_runs
+from sweeps.resume import planned_runs, remembered
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
         (arm.name, cell): code for arm in plan.arms for cell, code in arm.codes.items()
     }
     if not plan.arms:
-        codes = {(None, cell.id): code_identity(cell.resolved) for cell in plan.cells}
+        code_now = remembered(code_identity)
+        codes = {(None, cell.id): code_now(cell.resolved) for cell in plan.cells}
     result = []
     for run in planned_runs(plan):
         record = newest.get((run.cell.resolved.config_hash, run.repeat, run.arm))
