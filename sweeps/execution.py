@@ -13,7 +13,7 @@ from bench.spec import ResolvedRun
 from bench.store.results_store import ResultsStore
 from bench.store.run_folder import RunFolder
 from sweeps.progress import RunEnded, RunStarted, StepReached, Subscriber
-from sweeps.resume import CodeIdentity, PastRun, PlannedRun
+from sweeps.resume import CodeIdentity, PastRun, PlannedRun, remembered
 
 
 class Launch(Protocol):
@@ -55,6 +55,14 @@ class RunMaker:
     def code_of(self, run: PlannedRun) -> str:
         """Identity of the code that `run` measures."""
         return self.sides[run.arm].code_identity(run.cell.resolved)
+
+    def code_before(self) -> Callable[[PlannedRun], str]:
+        """As `code_of`, asked once per engine and arm: for looking at what is there already.
+
+        A run that starts is asked anew, as files may change while a sweep runs.
+        """
+        sides = {arm: remembered(side.code_identity) for arm, side in self.sides.items()}
+        return lambda run: sides[run.arm](run.cell.resolved)
 
     def run(
         self, run: PlannedRun, position: int, total: int, attempt: int | None = None

@@ -191,7 +191,8 @@ def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepO
 def _to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
     if options.force:
         return Progressed(tuple(planned_runs(plan)), (), ())
-    found = compare_with_records(plan, maker.store.records(sweep=plan.id), maker.code_of)
+    records = maker.store.records(sweep=plan.id)
+    found = compare_with_records(plan, records, maker.code_before())
     if not options.retry_failed:
         return found
     again = {(run.cell, run.repeat, run.arm) for run in found.failed}
@@ -208,7 +209,7 @@ def _blocks_to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksPr
         return compare_blocks(
             plan,
             records,
-            maker.code_of,
+            maker.code_before(),
             retries=options.block_retries,
             retry_failed=options.retry_failed,
         )

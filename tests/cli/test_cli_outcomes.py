@@ -24,7 +24,7 @@ ALL_PRUNED = "name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_
 # Runs the command line with ranks stood in for by a run that waits for Ctrl-C and sends it.
 INTERRUPTED = """
 import os, signal, sys
-from bench.cli import running
+from bench.cli import arm_preparation
 def launch(resolved, folder, *, stop, on_step=None):
     for _ in range({count}):
         os.kill(os.getpid(), signal.SIGINT)
@@ -32,7 +32,7 @@ def launch(resolved, folder, *, stop, on_step=None):
     status = folder.status.model_copy(update={{"state": "interrupted"}})
     folder.write_status(status)
     return status
-running.launch = launch
+arm_preparation.launch = launch
 from bench.cli.main import run_command_line
 sys.exit(run_command_line(sys.argv[1:]))
 """

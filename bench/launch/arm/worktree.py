@@ -60,10 +60,12 @@ def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
 def _check_unchanged(folder: Path, commit: str, who: str) -> None:
     head = _git(folder, "rev-parse", "HEAD").stdout.strip()
     top = _git(folder, "rev-parse", "--show-toplevel").stdout.strip()
-    changes = _git(folder, "status", "--porcelain").stdout.strip()
+    status = _git(folder, "status", "--porcelain", "--untracked-files=all").stdout
+    # Not every repository ignores what Python leaves behind when it imports from it.
+    changes = [line.strip() for line in status.splitlines() if "__pycache__" not in line]
     if head == commit and not changes and Path(top).resolve() == folder.resolve():
         return
-    what = f"has changes ({changes.splitlines()[0].strip()})" if changes else "is at another commit"
+    what = f"has changes ({changes[0]})" if changes else "is at another commit"
     raise UsageError(
         f"{who}: the prepared checkout {folder} {what}; expected commit {commit[:12]} untouched."
         " Remove that folder; it is made again"

@@ -51,8 +51,15 @@ def prove(run_dir: Path) -> None:
         WrongCodeError: what is imported is not what the launcher expects.
     """
     expected = json.loads((run_dir / EXPECTED).read_text())
+    # Once before anything is loaded, so that the wrong code does not run at all; once afterwards,
+    # about what was loaded.
+    _judge(run_dir, expected)
     for module in expected["import"]:
         importlib.import_module(module)
+    _judge(run_dir, expected)
+
+
+def _judge(run_dir: Path, expected: dict[str, Any]) -> None:
     proof = collect(expected)
     problems = differences(expected, proof)
     proof["problems"] = problems
