@@ -114,9 +114,8 @@ def promote(
     Raises:
         NotComparableError: other hardware, configurations or schema than `current`.
     """
-    line = (
-        f"{now}: {candidate.name} ({candidate.sweep}, commit {candidate.commit[:12] or 'unknown'})"
-    )
+    commit = candidate.commit[:12] or "unknown"
+    line = f"{now}: {candidate.name} ({candidate.sweep}, commit {commit})"
     if why:
         line += f": {why}"
     if current is None:

@@ -17,7 +17,7 @@ from reports.verdicts import Judgement, TimeCase, judge_times, judge_values
 Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
 
 RSS_TOLERANCE = 0.05
-"""A resident set does not repeat as an allocator's peak does; no smaller tolerance is used for it."""
+"""A resident set repeats less exactly than an allocator's peak: no smaller tolerance is used."""
 
 
 @dataclass(frozen=True)

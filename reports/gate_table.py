@@ -16,7 +16,7 @@ _TIMES = (
     Column("time change"),
     Column("throughput change"),
     Column("throughput ratio"),
-    Column("interval of the ratio"),
+    Column("interval of the change"),
     Column("tolerance"),
     Column("p, adjusted"),
     Column("base ms"),
@@ -36,7 +36,7 @@ _OTHERS = (
 
 
 def time_table(judgements: Sequence[Judgement]) -> Table:
-    """Time metrics; the interval is of the judged metric's ratio, head / base."""
+    """Time metrics; the interval is of the judged metric's own change."""
     rows = [_time_row(one) for one in judgements if one.metric in TIME_METRICS]
     return Table(_TIMES, tuple(rows))
 
@@ -58,10 +58,10 @@ def metric_text(judgement: Judgement) -> str:
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
-    """`0.994x to 1.012x`."""
+    """An interval of a ratio as changes: `-0.6 % to +1.2 %`."""
     if interval is None:
         return "none"
-    return f"{quantity.ratio(interval[0])} to {quantity.ratio(interval[1])}"
+    return f"{quantity.change(interval[0] - 1)} to {quantity.change(interval[1] - 1)}"
 
 
 def _time_row(one: Judgement) -> Row:

@@ -17,8 +17,8 @@ from reports.printable import printable
 from reports.verdicts import Judgement
 
 METHOD = (
-    "samples are run medians after the detected steady state; interval: changes that an exact "
-    "permutation test does not reject; regressed and improved: the interval is wholly beyond the "
+    "samples are run medians after the detected steady state; interval: changes of the metric that "
+    "an exact permutation test does not reject; regressed and improved: the interval is wholly beyond the "
     "tolerance, after Benjamini-Hochberg over the cells; equivalent: it is wholly inside"
 )
 
@@ -39,24 +39,25 @@ def headline(result: GateResult) -> str:
 
 
 def to_terminal(result: GateResult, now: datetime) -> str:
-    """Aligned plain text."""
-    lines = [printable(_names(result)), "", headline(result)]
-    for table in (time_table(result.judgements), other_table(result.judgements)):
-        if table.rows:
-            lines += ["", terminal.table(table)]
-    lines += ["", DEFINITIONS, METHOD]
-    lines += [printable(f"{title}: {text}") for title, text in remarks(result, now)]
-    return "\n".join(lines) + "\n"
+    """Aligned plain text, the outcome first."""
+    return f"{headline(result)}\n\n{verdicts(result, now)}"
 
 
 def to_markdown(result: GateResult, now: datetime) -> str:
-    """GitHub Markdown: for a pull request, a step summary, a file."""
-    parts = [f"### {markdown.escape(headline(result))}", markdown.escape(_names(result))]
-    for table in (time_table(result.judgements), other_table(result.judgements)):
-        if table.rows:
-            parts.append(markdown.table(table))
-    listed = [("definitions", DEFINITIONS), ("method", METHOD), *remarks(result, now)]
-    parts.append("\n".join(f"- {title}: {markdown.escape(text)}" for title, text in listed))
+    """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
+    return f"### {markdown.escape(headline(result))}\n\n{verdicts(result, now, form='md')}"
+
+
+def verdicts(result: GateResult, now: datetime, *, form: str = "table") -> str:
+    """The tables and what must be known beside them; form: `table` (plain text) or `md`."""
+    tables = [t for t in (time_table(result.judgements), other_table(result.judgements)) if t.rows]
+    notes = [("definitions", DEFINITIONS), ("method", METHOD), *remarks(result, now)]
+    if form == "md":
+        parts = [markdown.escape(_names(result)), *(markdown.table(table) for table in tables)]
+        parts.append("\n".join(f"- {title}: {markdown.escape(text)}" for title, text in notes))
+    else:
+        parts = [printable(_names(result)), *(terminal.table(table) for table in tables)]
+        parts.append("\n".join(printable(f"{title}: {text}") for title, text in notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,11 +83,7 @@ def to_data(result: GateResult, now: datetime) -> dict[str, Any]:
 def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
     """Everything that a reader must know beside the tables."""
     found = [("failed", f"{name}: {why}") for name, why in result.sides.failed]
-    found += [
-        (one.verdict, f"{one.cell}, {metric_text(one)}: {one.reason}")
-        for one in result.judgements
-        if one.reason and (one.verdict != "equivalent" or one.metric == "loss")
-    ]
+    found += _reasons(result.judgements)
     found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
     found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
     found += [("left out", text) for text in result.notes]
@@ -98,6 +95,18 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
         found.append(("improved", "a baseline that is compared with should be promoted anew"))
     found.append(("policy", result.policy.source))
     return found
+
+
+def _reasons(judgements: Sequence[Judgement]) -> list[tuple[str, str]]:
+    """Why each verdict was given; cells with the same reason share a line."""
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for one in judgements:
+        if one.reason:
+            cells.setdefault((one.verdict, metric_text(one), one.reason), []).append(one.cell)
+    return [
+        (verdict, f"{metric} of {', '.join(names)}: {reason}")
+        for (verdict, metric, reason), names in cells.items()
+    ]
 
 
 def _about_times(times: Sequence[Judgement]) -> list[tuple[str, str]]:

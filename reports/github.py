@@ -13,7 +13,7 @@ SUMMARY_BYTES = 1024 * 1024 - 1024
 """A step summary may have 1 MiB."""
 
 
-def annotations(result: GateResult) -> list[str]:
+def annotation_lines(result: GateResult) -> list[str]:
     """`::error ...::` and `::warning ...::` lines, the worst first."""
     source = result.sides.source
     errors = [("cell failed", f"{cell}: {why}") for cell, why in result.sides.failed]

@@ -62,7 +62,7 @@ def sentence(one: Judgement) -> str:
         parts.append(
             f"time change {quantity.change(one.time_ratio - 1)}, throughput change "
             f"{quantity.change(one.throughput_ratio - 1)}, throughput ratio "
-            f"{quantity.ratio(one.throughput_ratio)}, interval of the ratio "
+            f"{quantity.ratio(one.throughput_ratio)}, interval of the change "
             f"{interval_text(one.interval)}"
         )
     elif one.change is not None and one.metric != "loss":

@@ -23,6 +23,10 @@ from reports.statistics.sample_size import smallest_deciding_n
 NOISE_VERSION = 1
 OLD_AFTER_DAYS = 30
 ALPHA = 0.05
+
+_MINUTES_PER_HOUR = 60
+_DAYS_SHOWN_IN_HOURS = 2
+_LARGEST_CHANGE = 10.0
 FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
 
 
@@ -153,9 +157,9 @@ def calibrate(
 def age_in_words(days: float) -> str:
     """How long ago: `5 minutes ago`, `3 days ago`."""
     minutes = max(0, round(days * 24 * 60))
-    if minutes < 120:
+    if minutes < 2 * _MINUTES_PER_HOUR:
         return f"{quantity.counted(minutes, 'minute')} ago"
-    if days < 2:
+    if days < _DAYS_SHOWN_IN_HOURS:
         return f"{round(days * 24)} hours ago"
     return f"{round(days)} days ago"
 
@@ -180,7 +184,7 @@ def _calibrated(one: CellEvidence, other: CellEvidence, blocks: Sequence[int]) -
 
 def _cell(item: Mapping[str, Any]) -> CellNoise:
     numbers = {name: float(item[name]) for name in ("change", "low", "high", "spread")}
-    if not all(-1 < value < 10 for value in numbers.values()):
+    if not all(-1 < value < _LARGEST_CHANGE for value in numbers.values()):
         raise ValueError(f"no usable numbers for {item['cell']}")
     return CellNoise(
         cell=str(item["cell"]),
@@ -191,5 +195,5 @@ def _cell(item: Mapping[str, Any]) -> CellNoise:
 
 
 def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -158,7 +158,7 @@ def _chosen_arms(
     known = list(
         dict.fromkeys([*_planned_arms(store, sweep), *(str(r.status.arm) for r in records)])
     )
-    if len(known) < 2:
+    if len(known) <= 1:
         raise UsageError(
             f"sweep {sweep} has {len(known)} arms; a comparison within one sweep needs two: run it "
             "with --arm base=GITREF --arm head=. --interleave, or name what to compare with"
@@ -166,7 +166,9 @@ def _chosen_arms(
     for asked in (base, head):
         if asked is not None and asked not in known:
             raise UsageError(f"sweep {sweep} has no arm {asked!r}; arms: {', '.join(known)}")
-    before = base or ("base" if "base" in known else next(arm for arm in known if arm != head))
+    before = base or (
+        "base" if "base" in known and head != "base" else next(arm for arm in known if arm != head)
+    )
     after = head or (
         "head" if "head" in known and before != "head" else next(a for a in known if a != before)
     )

@@ -41,7 +41,7 @@ def run_sweep(request: Request, options: Options) -> int:
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
-    outcome = _run(plans, sides, store, options)
+    outcome = run_planned(plans, sides, store, options)
     code = outcome_code(plans.chosen, outcome)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
@@ -67,7 +67,10 @@ def _check_options(plans: RequestedPlan, options: Options) -> None:
         )
 
 
-def _run(plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options) -> SweepOutcome:
+def run_planned(
+    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
+) -> SweepOutcome:
+    """Run what is missing, with progress on stderr; Ctrl-C ends the current run and the rest."""
     from bench.cli.live_display import progress_display
 
     stop = Event()

@@ -31,7 +31,7 @@ def unpaired_bootstrap(
 
 
 def _interval(data: tuple[np.ndarray, ...], statistic: object, alpha: float) -> Interval | None:
-    if any(values.size < 2 or np.ptp(values) == 0 for values in data):
+    if any(values.size <= 1 or np.ptp(values) == 0 for values in data):
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)

@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 
 
 def paired_interval(differences: Sequence[float], alpha: float) -> Interval | None:
-    """The changes that `sign_flip_p` does not reject at `alpha` (two-sided), None if it never could.
+    """The changes that `sign_flip_p` does not reject at `alpha`, None if it never could.
 
     Exact for differences that are symmetric around the true change.
 
@@ -63,7 +63,7 @@ def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
 
 
 def trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
-    """From the k-th smallest to the k-th largest; None where no k leaves at most `alpha` outside."""
+    """From the k-th smallest to the k-th largest; None where no k leaves `alpha` or less outside."""
     # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
     cut = math.floor(alpha / 2 * (typical.size + 1) + 1e-9)
     if cut < 1:
@@ -77,7 +77,7 @@ def p_above(typical: np.ndarray, bound: float) -> float:
 
 
 def _drawn_subset_means(values: np.ndarray) -> np.ndarray:
-    chosen = np.random.default_rng(SEED).random((RANDOM_REARRANGEMENTS, values.size)) < 0.5
+    chosen = np.random.default_rng(SEED).integers(0, 2, (RANDOM_REARRANGEMENTS, values.size)) == 1
     chosen = chosen[chosen.any(axis=1)]
     return np.sort((chosen @ values) / chosen.sum(axis=1))
 

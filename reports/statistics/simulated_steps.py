@@ -1,6 +1,6 @@
 """Step times of runs that never ran: autocorrelated, drifting, heavy-tailed, noisy from run to run.
 
-    milliseconds(step) = base * effect * machine(slot) * run * warm-up(step) * drift(step) * noise(step)
+    milliseconds = base * effect * machine(slot) * run * warm-up(step) * drift(step) * noise(step)
 
 machine(slot) drifts over the session and wanders (AR(1) over the runs in the order they are made);
 `run` is drawn once per run; noise(step) is AR(1) with outliers. Pure; randomness comes in.
@@ -85,7 +85,7 @@ def session(
     machine = _machine(rng, model, 2 * blocks)
     times: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for block in range(blocks):
-        head_first = randomised and bool(rng.random() < 0.5)
+        head_first = randomised and bool(rng.integers(0, 2))
         for place in range(2):
             arm = place ^ int(head_first)
             level = 100.0 * (effect if arm else 1.0) * machine[2 * block + place]
