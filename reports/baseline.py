@@ -123,7 +123,7 @@ def promote(
     reason = _differs(candidate, current)
     if reason:
         raise NotComparableError(
-            f"{candidate.name} cannot take the place of {name}: {reason}; save it under another name"
+            f"{candidate.name} cannot take the place of {name}: {reason}; give it another name"
         )
     return replace(candidate, name=name, history=(*current.history, line))
 

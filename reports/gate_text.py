@@ -18,8 +18,8 @@ from reports.verdicts import Judgement
 
 METHOD = (
     "samples are run medians after the detected steady state; interval: changes of the metric that "
-    "an exact permutation test does not reject; regressed and improved: the interval is wholly beyond the "
-    "tolerance, after Benjamini-Hochberg over the cells; equivalent: it is wholly inside"
+    "an exact permutation test does not reject; regressed and improved: the interval is wholly "
+    "beyond the tolerance, after Benjamini-Hochberg over the cells; equivalent: it is wholly inside"
 )
 
 

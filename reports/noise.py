@@ -32,8 +32,10 @@ FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
 
 @dataclass(frozen=True)
 class CellNoise:
-    """A/A of one cell. change: apparent change of step time; low, high: its 95 % interval;
-    spread: standard deviation of one block's change; all relative (0.01 is 1 %).
+    """A/A of one cell; everything relative (0.01 is 1 %).
+
+    change: apparent change of step time. low, high: its 95 % interval. spread: standard deviation
+    of one block's change.
     """
 
     cell: str

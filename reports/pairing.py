@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
@@ -42,7 +42,6 @@ class Sides:
     pruned: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     source: str = ""
-    alike: bool = field(default=True)
 
 
 def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str | None) -> Sides:
@@ -83,13 +82,45 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
     )
 
 
-def sides_of_sweeps(store: ResultsStore, base: str, head: str, ignore: Sequence[str] = ()) -> Sides:
-    """Two sweeps, cells or runs made one after the other: never paired.
+def cells_of(store: ResultsStore, name: str, arm: str | None) -> list[Cell]:
+    """The cells that `name` stands for; of a sweep with arms those of one arm.
 
     Raises:
-        UsageError: a name that is nothing.
+        UsageError: a name that is nothing, or arms and none of them chosen.
     """
-    before, after = load_side(store, base), load_side(store, head)
+    cells = load_side(store, name)
+    arms = list(dict.fromkeys(cell.runs[0].record.status.arm for cell in cells))
+    if arms in ([], [None]):
+        return cells
+    if arm not in arms:
+        known = ", ".join(str(one) for one in arms)
+        asked = "found none of them" if arm is None else f"found {arm!r}"
+        raise UsageError(f"{name} was run with the arms {known}; name one of them, {asked}")
+    suffix = f" [{arm}]"
+    chosen = [cell for cell in cells if cell.runs[0].record.status.arm == arm]
+    return [replace(cell, name=cell.name.removesuffix(suffix)) for cell in chosen]
+
+
+def sides_of_sweeps(
+    store: ResultsStore,
+    base: str,
+    head: str,
+    ignore: Sequence[str] = (),
+    arms: tuple[str | None, str | None] = (None, None),
+) -> Sides:
+    """Two sweeps, cells or runs made one after the other: never paired.
+
+    Args:
+        store: the results folder.
+        base: as `reports.compare.load_side` understands it.
+        head: the same.
+        ignore: settings to set aside when cells are matched.
+        arms: which arm of base and of head, where they have arms.
+
+    Raises:
+        UsageError: a name that is nothing, or arms and none of them chosen.
+    """
+    before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1])
     matching = match(before, after, ignore)
     found = [_sweep_pair(one, other) for one, other in matching.pairs]
     refused = [
@@ -107,12 +138,15 @@ def sides_of_sweeps(store: ResultsStore, base: str, head: str, ignore: Sequence[
         not_comparable=tuple(refused),
         pruned=tuple((c.name, f"{c.reason} [{c.rule}]") for c in view.pruned) if view else (),
         source=view.source if view else "",
-        alike=not matching.set_aside,
     )
 
 
 def sides_of_baseline(
-    store: ResultsStore, name: str, kept: Sequence[CellEvidence], head: str
+    store: ResultsStore,
+    name: str,
+    kept: Sequence[CellEvidence],
+    head: str,
+    arm: str | None = None,
 ) -> Sides:
     """A sweep against the cells of a baseline, matched by configuration.
 
@@ -121,8 +155,7 @@ def sides_of_baseline(
     """
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
-    cells = load_side(store, head)
-    for cell in cells:
+    for cell in cells_of(store, head, arm):
         base = by_config.pop(cell.resolved.config_hash, None)
         if not cell.finished:
             failed.append((cell.name, _states(cell)))
@@ -141,11 +174,6 @@ def sides_of_baseline(
         pruned=tuple((c.name, f"{c.reason} [{c.rule}]") for c in view.pruned) if view else (),
         source=view.source if view else "",
     )
-
-
-def has_arms(store: ResultsStore, sweep: str) -> bool:
-    """Whether any run of `sweep` belongs to an arm."""
-    return any(record.status.arm for record in store.records(sweep=sweep))
 
 
 def _chosen_arms(

@@ -12,9 +12,8 @@ from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from reports.baseline import Baseline, make_baseline, promote, read_baseline
 from reports.cell_evidence import cell_evidence
-from reports.compare import load_side
 from reports.noise import age_in_words
-from reports.pairing import has_arms, sides_of_arms
+from reports.pairing import cells_of
 
 
 def save(results: Path, name: str, sweep: str, *, arm: str | None, as_json: bool) -> int:
@@ -31,12 +30,7 @@ def save(results: Path, name: str, sweep: str, *, arm: str | None, as_json: bool
             f"baseline {name!r} exists and is not overwritten: save under another name, then "
             f"`mfsdp-bench baseline promote OTHER {name}`"
         )
-    if arm is None and has_arms(store, sweep):
-        raise UsageError(f"sweep {sweep} was run with arms; say which one to save: --arm NAME")
-    if arm is None:
-        cells = [cell_evidence(cell) for cell in load_side(store, sweep) if cell.finished]
-    else:
-        cells = [pair.head for pair in sides_of_arms(store, sweep, None, arm).pairs]
+    cells = [cell_evidence(cell) for cell in cells_of(store, sweep, arm) if cell.finished]
     baseline = make_baseline(name, sweep, utc_now(), cells)
     return _write(store, baseline, as_json=as_json)
 

@@ -149,9 +149,9 @@ def _judged(store: ResultsStore, sweep: str, asked: Gating, policy: Policy) -> G
 def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:
     if asked.baseline is not None:
         kept = load_baseline(store, asked.baseline)
-        return sides_of_baseline(store, kept.name, kept.cells, sweep)
+        return sides_of_baseline(store, kept.name, kept.cells, sweep, asked.head_arm)
     if asked.against is not None:
-        return sides_of_sweeps(store, asked.against, sweep)
+        return sides_of_sweeps(store, asked.against, sweep, arms=(asked.base_arm, asked.head_arm))
     return sides_of_arms(store, sweep, asked.base_arm, asked.head_arm)
 
 

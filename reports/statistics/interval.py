@@ -63,7 +63,7 @@ def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
 
 
 def trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
-    """From the k-th smallest to the k-th largest; None where no k leaves `alpha` or less outside."""
+    """From the k-th smallest to the k-th largest; None where nothing can be cut."""
     # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
     cut = math.floor(alpha / 2 * (typical.size + 1) + 1e-9)
     if cut < 1:

@@ -35,7 +35,7 @@ CELLS: dict[str, ResolvedRun] = {
 }
 
 
-def record_arms(
+def record_arms(  # noqa: PLR0913 - every way in which a sweep may differ
     store: ResultsStore,
     arms: Mapping[str | None, Arm],
     *,
