@@ -123,7 +123,7 @@ def test_a_wrong_arm_is_refused_with_its_line(arms: str, line: int, message: str
 
 
 def test_a_description_holds_no_path() -> None:
-    arm = only("checkout:/home/somebody/engine,python:/opt/x/python,packages:numpy==2.0.0")
+    arm = only("checkout:/data/somebody/engine,python:/opt/x/python,packages:numpy==2.0.0")
     assert arm.described() == "checkout engine, its own interpreter, numpy==2.0.0"
-    assert only("git:v1,repo:/home/somebody/engine").described() == "git v1 of engine"
+    assert only("git:v1,repo:/data/somebody/engine").described() == "git v1 of engine"
     assert only(".").described() == "working tree"
