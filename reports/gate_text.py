@@ -23,12 +23,18 @@ METHOD = (
 )
 
 
+_WORST_FIRST = ("regressed", "unmeasured", "inconclusive", "improved", "equivalent")
+
+
 def headline(result: GateResult) -> str:
     """The outcome in one line."""
     if result.nothing_comparable:
         return "NOT COMPARABLE: no cell of the two sides can be compared"
     counts = Counter(one.verdict for one in result.judgements if one.required)
-    found = ", ".join(f"{counts[name]} {name}" for name in counts) or "no required metric"
+    found = (
+        ", ".join(f"{counts[name]} {name}" for name in _WORST_FIRST if counts[name])
+        or "no required metric"
+    )
     if result.failed:
         word = "FAILED TO MEASURE"
     elif result.regressed:
