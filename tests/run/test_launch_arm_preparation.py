@@ -123,6 +123,19 @@ def test_a_commit_is_checked_out_once_and_used_again(cache: Path, repository: Pa
     assert len(git(repository, "worktree", "list").splitlines()) == 2
 
 
+def test_a_project_in_a_folder_of_a_larger_repository_is_found(
+    cache: Path, repository: Path
+) -> None:
+    (repository / "inner").mkdir()
+    for package in ("bench", "mfsdp_core"):
+        git(repository, "mv", package, f"inner/{package}")
+    git(repository, "commit", "-q", "-m", "moved")
+    root = prepared(cache, git="main", repo=repository / "inner").code.root
+    assert root.name == "inner"
+    assert prepared(cache, git="main", repo=repository / "inner").code.root == root
+    assert "has no folder inner" in refusal(cache, git="first", repo=repository / "inner")
+
+
 def test_a_worktree_whose_folder_was_removed_is_pruned_and_made_again(
     cache: Path, repository: Path
 ) -> None:

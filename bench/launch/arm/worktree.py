@@ -38,11 +38,22 @@ def commit_of(repository: Path, ref: str, who: str) -> str:
 def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
     """A clean checkout of `commit` below `cache`; the repository's own tree is not touched.
 
-    Entries of worktrees whose folder is gone are pruned on the way.
+    Entries of worktrees whose folder is gone are pruned on the way. Where `repository` is a folder
+    inside a repository, the same folder of the checkout is returned.
 
     Raises:
-        UsageError: the folder was changed by hand, or git cannot make it.
+        UsageError: the folder was changed by hand, git cannot make it, or the commit lacks it.
     """
+    prefix = _git(repository, "rev-parse", "--show-prefix").stdout.strip()
+    folder = _whole_worktree(repository, commit, cache, who) / prefix
+    if not folder.is_dir():
+        raise UsageError(
+            f"{who}: commit {commit[:12]} has no folder {prefix}; name a repository with repo:PATH"
+        )
+    return folder
+
+
+def _whole_worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
     origin = _git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout
     name = hashlib.sha256(origin.encode()).hexdigest()[:6]
     folder = cache / "worktrees" / f"{commit[:12]}-{name}"
