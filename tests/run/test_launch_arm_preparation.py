@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -66,24 +65,6 @@ def refusal(cache: Path, **request) -> str:
     with pytest.raises(UsageError) as refused:
         prepared(cache, **request)
     return str(refused.value)
-
-
-def wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
-    """A wheel, written by hand: installing it needs neither a build nor a network."""
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in files.items():
-            archive.writestr(file, text)
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    return path
 
 
 def test_the_working_tree_is_this_checkout_with_this_interpreter(cache: Path) -> None:
@@ -274,17 +255,17 @@ def test_another_interpreter_with_what_ranks_need_is_used(cache: Path, tmp_path:
     assert arm.code.versions() == prepared(cache).code.versions()
 
 
-def fake_torch(folder: Path, version: str) -> Path:
+def fake_torch(make_wheel, folder: Path, version: str) -> Path:
     files = {
         "torch/__init__.py": "raise ImportError('this torch is only looked at')\n",
         "torch/version.py": f"__version__ = '{version}'\n",
         "torch/distributed/fsdp/api.py": f"VERSION = '{version}'\n",
     }
-    return wheel(folder, "torch", version, files)
+    return make_wheel(folder, "torch", version, files)
 
 
-def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path) -> None:
-    wheels = [fake_torch(tmp_path / "wheels", version) for version in ("98.0", "99.0")]
+def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path, make_wheel) -> None:
+    wheels = [fake_torch(make_wheel, tmp_path / "wheels", version) for version in ("98.0", "99.0")]
     requests = [ArmRequest(f"torch{n}", packages=(str(w),)) for n, w in enumerate(wheels)]
     old, new = prepare_arms(requests, CELLS, cache)
     assert [arm.code.versions()[0] for arm in (old, new)] == ["98.0", "99.0"]
@@ -299,14 +280,16 @@ def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path) -> None
     assert wanted["distributions"]["torch"]["folder"] == str(new.code.paths[0])
 
 
-def test_packages_are_installed_once_until_they_change(cache: Path, tmp_path: Path) -> None:
+def test_packages_are_installed_once_until_they_change(
+    cache: Path, tmp_path: Path, make_wheel
+) -> None:
     files = {"tiny_engine.py": "VALUE = 1\n"}
-    pin = str(wheel(tmp_path / "wheels", "tiny_engine", "1.0", files))
+    pin = str(make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", files))
     folder = prepared(cache, packages=(pin,)).code.paths[0]
     assert (folder / "tiny_engine.py").read_text() == "VALUE = 1\n"
     born = folder.stat().st_ino
     assert prepared(cache, packages=(pin,)).code.paths[0].stat().st_ino == born
-    wheel(tmp_path / "wheels", "tiny_engine", "1.0", {"tiny_engine.py": "VALUE = 2\n"})
+    make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", {"tiny_engine.py": "VALUE = 2\n"})
     again = prepared(cache, packages=(pin,)).code.paths[0]
     assert (again / "tiny_engine.py").read_text() == "VALUE = 2\n"
 

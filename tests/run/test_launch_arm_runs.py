@@ -95,6 +95,22 @@ def test_a_rank_that_would_import_another_checkout_fails_the_run(tmp_path: Path)
     assert f"bench is imported from {checkout_root()}" in record.status.reason
 
 
+def test_packages_of_an_arm_are_in_the_proof_and_must_stay_what_they_were(
+    tmp_path: Path, make_wheel
+) -> None:
+    files = {"tiny_engine.py": "VALUE = 1\n"}
+    pin = make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", files)
+    code = arm_of(tmp_path, packages=(str(pin),))
+    record = run_in(tmp_path, code)
+    assert record.status.code_proof == "proven", record.status.reason
+    (proof,) = record.environment["runtime"]["code_proof"].values()
+    assert proof["distributions"]["tiny_engine"]["version"] == "1.0"
+    shutil.rmtree(code.paths[0])
+    record = run_in(tmp_path, code)
+    assert (record.status.state, record.status.code_proof) == ("crashed", "mismatch")
+    assert "version of tiny_engine is None, expected 1.0" in record.status.reason
+
+
 def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> None:
     checkout = copy_of_this_checkout(tmp_path / "copy")
     spec = checkout / "bench" / "spec.py"
