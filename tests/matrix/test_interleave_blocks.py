@@ -185,6 +185,16 @@ def test_retries_are_bounded_and_the_rest_of_the_cell_is_given_up(store, stand) 
     assert blocks_of(store, "mfsdp") == [0, 1]
 
 
+def test_a_block_that_used_up_its_retries_is_not_started_again_unasked(store, stand) -> None:
+    stand.ends["ddp", 0, "head"] = ["crashed"] * 9
+    go(store, stand, plan_of(1), block_retries=1)
+    outcome = go(store, stand, plan_of(1), block_retries=1)
+    assert stand.seen == []
+    assert [run.state for run in outcome.failed_before] == ["crashed"]
+    go(store, stand, plan_of(1), block_retries=2)
+    assert Counter(stand.seen)["ddp", 0, "head"] == 1
+
+
 @pytest.mark.parametrize("state", ["out_of_memory", "nan", "unsupported"])
 def test_what_would_fail_again_is_not_repeated(store, stand, state: str) -> None:
     stand.ends["ddp", 0, "head"] = [state]
@@ -227,10 +237,14 @@ def test_resume_runs_only_the_missing_blocks_and_all_of_each(store, stand) -> No
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_a_damaged_record_makes_its_whole_block_run_again(store, stand, arm: str) -> None:
+@pytest.mark.parametrize("file", ["status.json", "env.json", "steps.rank1.jsonl"])
+def test_a_damaged_record_makes_its_whole_block_run_again(
+    store, stand, arm: str, file: str
+) -> None:
     go(store, stand)
     record = next(r for r in store.records(sweep="a") if r.status.arm == arm)
-    (store.root / "runs" / record.run_id / "status.json").write_text("{")
+    path = store.root / "runs" / record.run_id / file
+    path.write_bytes(path.read_bytes()[:-20])
     go(store, stand)
     assert {run[:2] for run in stand.seen} == {(record.status.cell, record.status.repeat)}
     assert sorted(run[2] for run in stand.seen) == ["base", "head"]
@@ -277,7 +291,8 @@ def test_an_arm_whose_code_changed_meanwhile_stops_the_sweep(store, stand) -> No
     assert len(outcome.failed) == 1
     assert any("not the code that was prepared" in e.reason for e in events
                if isinstance(e, SweepStopped))  # fmt: skip
-    assert go(store, stand).failed == ()
+    # It says nothing about the code that was prepared, so no retry is used up.
+    assert go(store, stand, block_retries=0).failed == ()
 
 
 def test_too_many_failed_blocks_end_the_sweep(store, stand) -> None:
