@@ -14,7 +14,7 @@ from reports.gate import GateResult
 from reports.gate_table import metric_text, other_table, time_table
 from reports.policy import TIME_METRICS
 from reports.printable import printable
-from reports.verdicts import Judgement
+from reports.verdicts import Judgement, Verdict
 
 METHOD = (
     "samples are run medians after the detected steady state; interval: changes of the metric that "
@@ -23,7 +23,13 @@ METHOD = (
 )
 
 
-_WORST_FIRST = ("regressed", "unmeasured", "inconclusive", "improved", "equivalent")
+_WORST_FIRST: tuple[Verdict, ...] = (
+    "regressed",
+    "unmeasured",
+    "inconclusive",
+    "improved",
+    "equivalent",
+)
 
 
 def headline(result: GateResult) -> str:

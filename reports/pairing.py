@@ -90,7 +90,7 @@ def cells_of(store: ResultsStore, name: str, arm: str | None) -> list[Cell]:
     """
     cells = load_side(store, name)
     arms = list(dict.fromkeys(cell.runs[0].record.status.arm for cell in cells))
-    if arms in ([], [None]):
+    if arm is None and len(arms) <= 1:  # no arms, or a single cell of one
         return cells
     if arm not in arms:
         known = ", ".join(str(one) for one in arms)

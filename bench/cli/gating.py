@@ -63,12 +63,12 @@ def run_gate(results: Path, asked: Gating) -> int:
     if asked.confirm and result.regressed:
         result = _confirmed(results, store, sweep, asked, policy)
     now = datetime.now(UTC)
-    _write_files(result, asked, now)
     if asked.as_json:
         code = gate_code(result, strict=asked.strict)
         console.data_json(gate_text.to_data(result, now) | {"exit_code": code})
     else:
         console.data(gate_text.to_terminal(result, now).rstrip("\n"))
+    _write_files(result, asked, now)
     return _ending(result, asked)
 
 
@@ -143,7 +143,10 @@ def load_baseline(store: ResultsStore, named: str) -> Baseline:
 
 
 def _judged(store: ResultsStore, sweep: str, asked: Gating, policy: Policy) -> GateResult:
-    return gate(_sides(store, sweep, asked), policy, calibrations(store))
+    sides = _sides(store, sweep, asked)
+    if sweep != asked.sweep:  # a file was named: annotations can point at it
+        sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
+    return gate(sides, policy, calibrations(store))
 
 
 def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:

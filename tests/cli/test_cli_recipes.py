@@ -131,7 +131,10 @@ def test_the_commands_for_github_fail_with_annotations_where_head_is_slower(tmp_
     done = clone.shell(judge)
     assert done.returncode == 1, done.stderr
     assert "running 4 more blocks" in done.stderr
-    assert done.stdout.count("::error file=three_cells.yaml,title=step_time regressed::") == 3
+    assert (
+        done.stdout.count("::error file=docs/recipes/three_cells.yaml,title=step_time regressed::")
+        == 3
+    )
     assert "REGRESSED" in clone.summary.read_text()
     assert ET.parse(clone.folder / "results" / "gate.xml").getroot().get("failures") == "3"
 

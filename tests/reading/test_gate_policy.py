@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from bench.cli.gating import read_policy
 from bench.errors import UsageError
 from reports.policy import DEFAULT_RULES, Policy
 
+ROOT = Path(__file__).parents[2]
 WHOLE = """\
 alpha: 0.01
 metrics:
@@ -41,6 +43,14 @@ def test_every_key_is_read(policy):
     assert rules["loss"].mode == "bitwise"
     assert [name for name, _ in found.active()] == ["step_time", "throughput", "memory", "loss"]
     assert all(rule.named for rule in rules.values())
+
+
+def test_the_policies_of_the_documentation_are_read(policy):
+    page = (ROOT / "reports" / "README.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in [*blocks, (ROOT / "docs" / "recipes" / "gates.yaml").read_text()]:
+        assert policy(block).rules["step_time"].tolerance == 0.03
 
 
 def test_what_is_left_out_keeps_its_default(policy):

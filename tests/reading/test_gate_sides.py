@@ -73,6 +73,7 @@ def test_a_sweep_without_arms_has_nothing_to_compare_within(store):
 def test_one_arm_of_a_sweep_can_stand_for_it(store):
     record_arms(store, {"base": Arm(), "head": Arm()}, blocks=2)
     assert [cell.name for cell in cells_of(store, "gate", "head")] == list(CELLS)
+    assert [cell.name for cell in cells_of(store, "gate:ddp [base]", None)] == ["ddp [base]"]
     with pytest.raises(UsageError, match="was run with the arms base, head; name one of them"):
         cells_of(store, "gate", None)
 
