@@ -20,12 +20,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 LINES: Final = 2_000_000
 _OPERATIONS: Final = ("AllGather", "ReduceScatter", "AllReduce")
 _ELEMENTS: Final = (65_732_608, 27_267_072, 65_736_704)
+_ALL: Final = "{0..23}"
 _KINDS: Final = ("tuning", "calls")
 _PATTERN: Final = r"(\w+)( \[Symmetric\])?: (\d+) Bytes -> (Algo|Kernel) (\w+)"
 
@@ -132,7 +134,7 @@ def compare(path: Path, repeats: int) -> dict[str, Measured]:
         "grep -E": ["grep", "-cE", grep_pattern, str(path)],
         "plain loop": _plain_loop(path),
     }
-    return {name: best(lambda c=line: _run(*c), repeats) for name, line in commands.items()}
+    return {name: best(partial(_run, *line), repeats) for name, line in commands.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -145,17 +147,17 @@ def main(arguments: list[str]) -> int:
     out.write(f"NCCL audit, {LINES:,} lines, warm cache, load {os.getloadavg()[0]:.1f}\n")
     with tempfile.TemporaryDirectory() as folder:
         for kind, target in zip(_KINDS, (1.0, 2.0), strict=True):
-            path = Path(folder) / f"{kind}.log"
-            write_log(path, kind, LINES)
-            found = compare(path, repeats=3)
-            out.write(f"{kind}: {path.stat().st_size / 1e6:.0f} MB, target {target:.1f} s\n")
+            log = Path(folder) / f"{kind}.log"
+            write_log(log, kind, LINES)
+            found = compare(log, repeats=3)
+            out.write(f"{kind}: {log.stat().st_size / 1e6:.0f} MB, target {target:.1f} s\n")
             grep = found["grep -E"].wall_seconds
             for name, one in found.items():
                 out.write(
                     f"  {name:18} {one.wall_seconds:6.2f} s wall  {one.processor_seconds:6.2f} s"
                     f" processor  {one.wall_seconds / grep:5.2f} x grep\n"
                 )
-            path.unlink()
+            log.unlink()
     return 0
 
 

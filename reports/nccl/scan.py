@@ -2,9 +2,9 @@
 
 [Note: speed] Most lines of a log repeat. A line seen before is found by one dictionary look-up, a
 message seen before behind a new time stamp by two, and a COLL line, which never repeats because of
-its counter, by those of its words that say what the call is. Only what is new is matched against patterns. While a
-block of lines holds nothing but lines seen before and no call is open, it is counted as a whole.
-Caches are bounded by clearing them, never by dropping a line.
+its counter, by those of its words that say what the call is. Only what is new is matched against
+patterns. While a block of lines holds nothing but lines seen before and no call is open, it is
+counted as a whole. Caches are bounded by clearing them, never by dropping a line.
 """
 
 from __future__ import annotations
