@@ -3,7 +3,7 @@
 BenchError                        6  internal
 ├── UsageError                    2  bad input; the message says expected, found, what to change
 │   └── ConfigError               2  a configuration that cannot mean anything
-├── UnsupportedError              3  a valid run that cannot run here; a sweep prunes it with `reason`
+├── UnsupportedError              3  a valid run that cannot run here; a sweep prunes it
 ├── NothingMeasuredError          3  no run finished, or nothing could be kept (a full disk)
 └── NotComparableError            5  hardware, configuration or schema differ
 """
@@ -30,7 +30,7 @@ class ConfigError(UsageError):
 
 
 class UnsupportedError(BenchError):
-    """A valid configuration that cannot run here. `rule` names the pruning rule, stable for tests."""
+    """A valid configuration that cannot run here; `rule` names the pruning rule, for good."""
 
     exit_code = 3
 

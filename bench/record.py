@@ -1,4 +1,4 @@
-"""What is kept of one run: plain data, versioned, torch-free. Files and folders are `bench.store`'s.
+"""What is kept of one run: plain data, versioned, torch-free. Files are `bench.store`'s.
 
 Raw samples are never edited. Everything that a formula makes out of them (`RunSummary`) carries the
 formula's name and is rebuilt by `bench.derive` whenever it is read.
@@ -73,7 +73,7 @@ class RunStatus(BaseModel):
 
 
 class SteadyWindow(BaseModel):
-    """Steps [first, last] (1-based, inclusive) that count; `stable` False means no number stands."""
+    """Steps [first, last] (1-based, inclusive) that count; not `stable`: no number stands."""
 
     first: int
     last: int

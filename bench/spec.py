@@ -206,6 +206,9 @@ class ResolvedRun(Frozen):
         parts = [self.shape.preset, self.engine.name]
         if self.engine.name != "single":
             parts.append(self.strategy)
+        if self.engine.outer_size > 1:
+            kind = "hfsdp" if self.engine.outer_strategy == "optim" else "hsdp"
+            parts.append(f"{kind}{self.engine.outer_size}")
         parts.append(self.dtypes.compute)
         if self.dtypes.grad_comm != self.dtypes.compute:
             parts.append(f"comm_{self.dtypes.grad_comm}")

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from mfsdp_core.comm.mesh import check_gather_group, data_parallel_mesh, target_device
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -70,17 +71,21 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     Collective: every rank of the mesh calls it with an equal module. Equal weights are the caller's
     business, as under upstream (seed all ranks alike, or call `broadcast_params`).
 
-    device_mesh, dp_shard_dim: the mesh, and the name of its data-parallel dimension (needed where
-    the mesh has several); None is a mesh over all ranks. fsdp_group_ag: process group over the same
-    ranks for gathers alone. fsdp_unit_modules: classes, or import paths of classes, whose instances
-    are sharded as one; what lies outside is the root's. zero_dp_strategy: 0 no_shard, 1 optim,
-    2 optim_grads, 3 optim_grads_params. device: where the module goes, None is the mesh's current
-    device. mixed_precision_policy: see `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during
-    the backward pass. overlap_param_gather: gather the next unit ahead of need.
-    sync_model_each_microbatch: every backward pass ends its cycle (auto-sync).
-    average_in_collective: let the collective divide by the number of ranks.
-    calculate_per_token_loss: sum gradients without dividing. on_double_reduction: `warn` restores
-    upstream's behaviour, in which a whole gradient reduced twice in a cycle is wrong.
+    device_mesh, dp_shard_dim: the mesh, and the name of the dimension to shard over (needed where
+    the mesh has several); None is a mesh over all ranks. dp_outer_dim, hybrid_fsdp_group: the
+    outer data-parallel dimension of hybrid sharding, and a process group over the ranks of both;
+    one is refused without the other. outer_dp_sharding_strategy: 0 replicates over the outer
+    dimension (HSDP), 1 shards the optimizer over it as well (HFSDP). fsdp_group_ag: process group
+    over the ranks of the inner dimension for gathers alone. fsdp_unit_modules: classes, or import
+    paths of classes, whose instances are sharded as one; what lies outside is the root's.
+    zero_dp_strategy: 0 no_shard, 1 optim, 2 optim_grads, 3 optim_grads_params. device: where the
+    module goes, None is the mesh's current device. mixed_precision_policy: see
+    `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the backward pass.
+    overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
+    backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
+    the number of ranks. calculate_per_token_loss: sum gradients without dividing.
+    on_double_reduction: `warn` restores upstream's behaviour, in which a whole gradient reduced
+    twice in a cycle is wrong.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -107,12 +112,13 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             auto_sync=sync_model_each_microbatch,
             strict_reduction=on_double_reduction == "raise",
         ),
+        has_outer_axis=dp_outer_dim is not None,
     )
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes)
-    mesh = _data_parallel_mesh(device_mesh, dp_shard_dim)
-    _check_gather_group(fsdp_group_ag, mesh)
-    target = _target_device(device, mesh)
+    mesh = data_parallel_mesh(device_mesh, dp_shard_dim, dp_outer_dim, hybrid_fsdp_group)
+    check_gather_group(fsdp_group_ag, mesh)
+    target = target_device(device, mesh)
     module.to(target)
     environment = Environment(mesh, target, fsdp_group_ag, EventBus(), MemoryLedger())
     context = build_context(module, units, config, mixed_precision_policy, environment)
@@ -182,54 +188,3 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     model = fully_shard_model(**arguments)
     replace_parameters(optimizer, model.sharded_by_original())
     return model, fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt)
-
-
-def _data_parallel_mesh(mesh: DeviceMesh | None, dim: str | None) -> DeviceMesh:
-    """The one-dimensional mesh to shard over."""
-    if mesh is None:
-        if not dist.is_initialized():
-            raise ConfigurationError(
-                "fully_shard_model needs ranks: call torch.distributed.init_process_group first, "
-                "or pass device_mesh."
-            )
-        backend_device = "cuda" if torch.cuda.is_available() else "cpu"
-        return init_device_mesh(backend_device, (dist.get_world_size(),))
-    if dim is not None:
-        try:
-            mesh = mesh[dim]
-        except KeyError as error:
-            raise ConfigurationError(
-                f"dp_shard_dim={dim!r} is not a dimension of the mesh, which has "
-                f"{mesh.mesh_dim_names}."
-            ) from error
-    if mesh.ndim != 1:
-        raise ConfigurationError(
-            f"device_mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names}; say which one shards "
-            "the data-parallel ranks with dp_shard_dim."
-        )
-    return mesh
-
-
-def _check_gather_group(group: dist.ProcessGroup | None, mesh: DeviceMesh) -> None:
-    if group is None:
-        return
-    wanted = dist.get_process_group_ranks(mesh.get_group())
-    found = dist.get_process_group_ranks(group)
-    if found != wanted:
-        raise ConfigurationError(
-            f"fsdp_group_ag must hold the ranks of the sharding mesh in order, {wanted}; "
-            f"found {found}."
-        )
-
-
-def _target_device(device: torch.device | str | int | None, mesh: DeviceMesh) -> torch.device:
-    if device is not None:
-        return (
-            torch.device(mesh.device_type, device)
-            if isinstance(device, int)
-            else torch.device(device)
-        )
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    index = torch.get_device_module(mesh.device_type).current_device()
-    return torch.device(mesh.device_type, index)

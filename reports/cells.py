@@ -15,6 +15,7 @@ RunClass = Literal["measured", "unsteady", "failed", "damaged", "running"]
 
 Number = Literal[
     "step_milliseconds_median",
+    "step_milliseconds_p90",
     "tokens_per_second",
     "tflops_per_second_per_device",
     "mfu",

@@ -24,6 +24,15 @@ Verdict = Literal["reference", "parity", "diverges", "steps differ", "nothing to
 EXACT_BOUNDS = {"fp64": 1e-10, "fp32": 1e-5}
 """Relative bounds where every dtype is at least this wide."""
 
+ESTABLISHED_ENGINES = frozenset({"single", "ddp", "fsdp2"})
+"""Engines whose disagreement calibrates the bound of a low-precision policy."""
+
+SPREAD_FACTOR = 3.0
+"""A cell may differ from the reference by this many times what established engines differ."""
+
+CALIBRATION_LIMIT = 4.0
+"""The calibrated bound never passes this many unit roundoffs: a broken engine is no yardstick."""
+
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp64": 2.0**-53}
 """Largest relative error of one rounding to nearest (half the distance of neighbours)."""
 
@@ -99,9 +108,9 @@ def tolerance_for(resolved: ResolvedRun) -> Tolerance:
         return Tolerance(bound, why)
     bound = UNIT_ROUNDOFF[widest_rounding]
     why = (
-        f"the unit roundoff of {widest_rounding}, 2^{int(math.log2(bound))} = {bound:.2e}: engines "
-        "round at different places, and the bound admits one rounding of every token's loss, all "
-        "in one direction"
+        f"the unit roundoff of {widest_rounding}, 2^{int(math.log2(bound))} = {bound:.2e} (engines "
+        "round at different places; this admits one rounding of every token's loss, all in one "
+        "direction)"
     )
     return Tolerance(bound, why)
 
@@ -130,10 +139,43 @@ def _relative(head: float, base: float) -> float:
 
 def _group(members: Sequence[Cell], policy: str, label: str) -> ParityGroup:
     reference = choose_reference(members, None, lambda cell: bool(cell.finished)) or members[0]
-    tolerance = tolerance_for(reference.resolved)
+    repeats = [spread for cell in members if (spread := _repeat_spread(cell)) is not None]
+    repeat_spread = max(repeats, default=None)
+    tolerance = _calibrated(tolerance_for(reference.resolved), reference, members, repeat_spread)
     rows = tuple(_row(cell, reference, tolerance, alone=len(members) == 1) for cell in members)
-    spreads = [spread for cell in members if (spread := _repeat_spread(cell)) is not None]
-    return ParityGroup(policy, label, reference, tolerance, rows, max(spreads) if spreads else None)
+    return ParityGroup(policy, label, reference, tolerance, rows, repeat_spread)
+
+
+def _calibrated(
+    tolerance: Tolerance, reference: Cell, members: Sequence[Cell], repeat_spread: float | None
+) -> Tolerance:
+    """Widen a low-precision bound by what is known to be noise.
+
+    Training amplifies rounding: two correct implementations part further with every step, by an
+    amount that no dtype alone tells. What established engines, and repeats of one cell, differ
+    among themselves is such noise by definition.
+    """
+    if tolerance.bound in EXACT_BOUNDS.values():
+        return tolerance
+    others = [cell for cell in members if cell is not reference and _is_established(cell)]
+    if not _is_established(reference):
+        others = []
+    spreads = [_row(cell, reference, tolerance, alone=False).max_relative for cell in others]
+    spread = max((v for v in (*spreads, repeat_spread) if v is not None), default=0.0)
+    bound = min(SPREAD_FACTOR * spread, CALIBRATION_LIMIT * tolerance.bound)
+    if bound <= tolerance.bound:
+        return tolerance
+    names = ", ".join(cell.name for cell in (reference, *others))
+    why = (
+        f"{SPREAD_FACTOR:g} times the {spread:.1e} by which established engines ({names}) or "
+        f"repeats of one cell differ among themselves, at most {CALIBRATION_LIMIT:g} times "
+        f"{tolerance.derivation}"
+    )
+    return Tolerance(bound, why)
+
+
+def _is_established(cell: Cell) -> bool:
+    return cell.resolved.engine.name in ESTABLISHED_ENGINES
 
 
 def _row(cell: Cell, reference: Cell, tolerance: Tolerance, *, alone: bool) -> ParityRow:

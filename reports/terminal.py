@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from textwrap import wrap
 
 from reports.printable import printable
 from reports.table import Align, Table
@@ -13,13 +14,21 @@ _MARKS = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
 def table(data: Table) -> str:
     """The table with a rule under its head; `*` reference, `!` bad, `~` not steady."""
     grid = [[printable(cell) for cell in row.cells] for row in data.rows]
-    titles = [column.title for column in data.columns]
-    widths = [
-        max(_width(text) for text in [title, *(cells[i] for cells in grid)])
-        for i, title in enumerate(titles)
-    ]
     aligns = [column.align for column in data.columns]
-    lines = ["  " + _line(titles, widths, aligns), "  " + "  ".join("-" * w for w in widths)]
+    # A title breaks into lines rather than making its column wider than numbers need.
+    titles: list[list[str]] = []
+    for index, column in enumerate(data.columns):
+        needed = max((_width(cells[index]) for cells in grid), default=0)
+        longest_word = max(map(_width, column.title.split()), default=0)
+        titles.append(wrap(column.title, max(needed, longest_word, 1)) or [""])
+    widths = [
+        max(_width(text) for text in [*title, *(cells[index] for cells in grid)])
+        for index, title in enumerate(titles)
+    ]
+    height = max((len(title) for title in titles), default=1)
+    padded = [[""] * (height - len(title)) + title for title in titles]
+    lines = ["  " + _line(list(words), widths, aligns) for words in zip(*padded, strict=True)]
+    lines.append("  " + "  ".join("-" * width for width in widths))
     for row, cells in zip(data.rows, grid, strict=True):
         lines.append(f"{_MARKS[row.kind]} " + _line(cells, widths, aligns))
     return "\n".join(line.rstrip() for line in lines)

@@ -63,6 +63,7 @@ def compare_with_records(
     A good record outweighs a failed one of the same configuration and code, whichever is newer.
     """
     past = _deciding_records(records)
+    code_identity = remembered(code_identity)
     missing: list[PlannedRun] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
@@ -77,6 +78,19 @@ def compare_with_records(
         )
         (done if known.state in FINISHED_GOOD else failed).append(known)
     return Progressed(tuple(missing), tuple(done), tuple(failed))
+
+
+def remembered(code_identity: CodeIdentity) -> CodeIdentity:
+    """`code_identity` asked once per engine, on which alone it depends: it reads many files."""
+    known: dict[str, str] = {}
+
+    def ask(resolved: ResolvedRun) -> str:
+        name = resolved.engine.name
+        if name not in known:
+            known[name] = code_identity(resolved)
+        return known[name]
+
+    return ask
 
 
 def _deciding_records(records: Iterable[RunRecord]) -> dict[tuple[str, int, str], RunRecord]:

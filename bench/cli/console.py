@@ -1,4 +1,8 @@
-"""Printing: data to stdout, everything else to stderr."""
+"""Printing: data to stdout, everything else to stderr.
+
+Texts hold names and reasons out of files and records. A terminal would obey escape sequences in
+them, so control characters are made visible; JSON escapes its own, logs are printed as they are.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,28 @@ from typing import Any, TextIO
 
 def data(text: str) -> None:
     """One piece of what was asked for, to stdout; lost quietly if its reader has gone."""
+    raw(_harmless(text))
+
+
+def raw(text: str) -> None:
+    """As `data`, character by character: the content of a log."""
     _print(text, sys.stdout)
 
 
 def data_json(document: Any) -> None:
     """What was asked for as JSON, to stdout. Not-a-number values become null, which JSON has."""
-    data(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str))
+    raw(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str))
 
 
 def note(text: str) -> None:
     """A remark to the person at the terminal, to stderr; lost quietly if nobody listens."""
-    _print(text, sys.stderr)
+    _print(_harmless(text), sys.stderr)
+
+
+def _harmless(text: str) -> str:
+    from reports.printable import printable
+
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -32,7 +32,9 @@ def stop_on_signals(stop: Event) -> Iterator[None]:
         stop.set()
         _say("\nending the current run; once more to end at once\n")
 
-    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+    # A signal that is ignored (nohup, a background job) was meant to stay ignored.
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
         yield
     finally:

@@ -5,6 +5,8 @@ Only typer is imported here. A verb imports what it needs when it runs, so that 
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +15,7 @@ import typer
 
 from bench.cli import console
 from bench.cli.crash import write_crash_report
-from bench.cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE
+from bench.cli.exit_codes import INTERNAL, INTERRUPTED, NOTHING_MEASURED, OK, USAGE
 
 # The class of all refusals by the argument parser; typer carries its own copy of click in some
 # versions, so it is found through a class that typer exports.
@@ -274,6 +276,10 @@ def _refused(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, BenchError) and error.exit_code != INTERNAL:
         console.error(str(error))
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        console.silence(sys.stdout)  # what is left in its buffer cannot be written either
+        console.error(f"no space to write to: {error.filename or 'the output'}")
+        return NOTHING_MEASURED
     place = write_crash_report(error, arguments)
     where = f"the traceback is in {place}" if place else "the traceback could not be written"
     first = (str(error).splitlines() or [""])[0]
@@ -283,4 +289,8 @@ def _refused(error: Exception, arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of the `mfsdp-bench` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A locale without a character of a description or path is no reason to fail.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run_command_line(sys.argv[1:]))

@@ -36,18 +36,20 @@ def run_sweep(request: Request, options: Options) -> int:
         console.note(f"{pruned_text(plans.chosen)}\n")
     outcome = _run(plans.chosen, plans.whole, store, options)
     code = outcome_code(plans.chosen, outcome)
-    if options.as_json:
-        console.data_json(_outcome_document(plans.chosen, outcome, code))
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
+    report: str | None = None
     if options.report and not outcome.interrupted:
         from bench.cli.evidence import write_sweep_report
 
-        paths = write_sweep_report(store, plans.chosen.id)
-        console.data(str(paths.html))
+        report = str(write_sweep_report(store, plans.chosen.id).html)
     elif not outcome.interrupted and outcome.good:
         where = "" if options.results == Path("results") else f" --results {options.results}"
         console.note(f"report: mfsdp-bench report {plans.chosen.id}{where}")
+    if options.as_json:
+        console.data_json(_outcome_document(plans.chosen, outcome, code) | {"report": report})
+    elif report is not None:
+        console.data(report)
     return code
 
 

@@ -109,7 +109,7 @@ def show_logs(results: Path, run: str, rank: int | None, *, as_json: bool) -> in
     for name, text in texts.items():
         if rank is None:
             console.data(f"==> {name} <==")
-        console.data(text.rstrip("\n"))
+        console.raw(text.rstrip("\n"))
     if not texts:
         console.note(f"{run_id} has no logs")
     return exit_codes.OK

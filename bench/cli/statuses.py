@@ -14,7 +14,7 @@ from bench.launch import code_identity
 from bench.record import RunRecord
 from bench.store import ResultsStore
 from sweeps.plan import Plan
-from sweeps.resume import planned_runs
+from sweeps.resume import planned_runs, remembered
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
         for record in records
         if record.status.arm is None
     }
-    codes = {cell.id: code_identity(cell.resolved) for cell in plan.cells}
+    code_now = remembered(code_identity)
     result = []
     for run in planned_runs(plan):
         record = newest.get((run.cell.resolved.config_hash, run.repeat))
@@ -87,7 +87,7 @@ def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
             result.append(RunLine(run.cell.id, run.repeat, "missing", True, "", ""))
             continue
         status = record.status
-        current = status.code == codes[run.cell.id]
+        current = status.code == code_now(run.cell.resolved)
         result.append(
             RunLine(run.cell.id, run.repeat, status.state, current, record.run_id, status.reason)
         )

@@ -53,7 +53,7 @@ def summarise(record: RunRecord) -> RunSummary:
         final_loss=_final(steps, "loss") if finished else None,
         final_grad_norm=_final(steps, "grad_norm") if finished else None,
         wire_bytes_per_step=_wire_bytes(window or steps),
-        rss_peak_bytes=_peak(record.steps, "rss_bytes"),
+        rss_peak_bytes=_rss_peak(record),
         device_peak_bytes=_peak(record.steps, "device_peak_bytes"),
         memory_by_category_bytes=memory_by_category(record.memory),
         notes=tuple(notes),
@@ -177,6 +177,14 @@ def _final(steps: list[list[StepSample]], field: str) -> float | None:
 def _peak(steps: dict[int, list[StepSample]], field: str) -> int | None:
     values = [getattr(sample, field) for samples in steps.values() for sample in samples]
     known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _rss_peak(record: RunRecord) -> int | None:
+    """Samples are taken between steps; the kernel's own peak, kept of one rank, can be higher."""
+    sampled = _peak(record.steps, "rss_bytes")
+    kernel = (record.memory or {}).get("rss_peak_bytes")
+    known = [value for value in (sampled, kernel) if isinstance(value, int)]
     return max(known) if known else None
 
 

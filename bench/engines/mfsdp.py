@@ -140,7 +140,12 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
         (engine.outer_size, ranks // engine.outer_size),
         mesh_dim_names=(_OUTER, _INNER),
     )
-    return {"device_mesh": both, "dp_shard_dim": _INNER, "dp_outer_dim": _OUTER}
+    return {
+        "device_mesh": both,
+        "dp_shard_dim": _INNER,
+        "dp_outer_dim": _OUTER,
+        "hybrid_fsdp_group": dist.group.WORLD,
+    }
 
 
 def _switches(engine: EngineSpec) -> dict[str, Any]:

@@ -67,6 +67,16 @@ def switch_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
     return f"engine {run.engine.name} has no {', '.join(changed)}: these are switches of mfsdp"
 
 
+def outer_strategy_needs_outer_axis(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Without an outer axis there is nothing for the outer strategy to shard over."""
+    if run.engine.outer_strategy == "no_shard" or run.engine.outer_size > 1:
+        return None
+    return (
+        "outer_strategy optim shards over an outer axis, and outer_size is 1: set outer_size to a"
+        " divisor of the ranks above 1, or outer_strategy to no_shard"
+    )
+
+
 def outer_needs_inner_sharding(run: ResolvedRun, _machine: Machine) -> str | None:
     """Sharding the optimizer over the outer axis refines the inner shards; there must be some."""
     if run.engine.outer_strategy == "no_shard" or run.strategy != "no_shard":
@@ -95,11 +105,6 @@ def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
     if engine.name != "mfsdp":
         return None
     missing = []
-    if engine.outer_size > 1 or engine.outer_strategy != "no_shard":
-        missing.append(
-            f"an outer data-parallel axis (outer_size={engine.outer_size},"
-            f" outer_strategy={engine.outer_strategy})"
-        )
     if engine.allocator != "storage_resize":
         missing.append(f"the allocator {engine.allocator}")
     if engine.nccl_ub:

@@ -31,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     Rule("strategy-not-in-engine", engine_rules.strategy_not_in_engine),
     Rule("single-has-one-rank", engine_rules.single_has_one_rank),
     Rule("switch-not-in-engine", engine_rules.switch_not_in_engine),
+    Rule("outer-strategy-needs-outer-axis", engine_rules.outer_strategy_needs_outer_axis),
     Rule("outer-needs-inner-sharding", engine_rules.outer_needs_inner_sharding),
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
     Rule("dtypes-not-in-engine", dtype_rules.dtypes_not_in_engine),

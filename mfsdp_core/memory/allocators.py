@@ -20,6 +20,7 @@ Role = Literal[
     "compute_shard",
     "accumulator",
     "grad_bucket",
+    "outer_bucket",
     "grad_cast",
 ]
 
@@ -30,6 +31,7 @@ _CATEGORY: dict[Role, Category] = {
     "accumulator": "gradients",
     "grad_cast": "gradients",
     "grad_bucket": "communication_buffers",
+    "outer_bucket": "communication_buffers",
 }
 
 

@@ -47,8 +47,6 @@ class ShardingConfig:
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
 NOT_BUILT: dict[str, tuple[object, str]] = {
-    "dp_outer_dim": (None, "hybrid sharding over an outer axis"),
-    "hybrid_fsdp_group": (None, "hybrid sharding over an outer axis"),
     "hybrid_fsdp_expt_group": (None, "hybrid sharding of experts"),
     "expt_device_mesh": (None, "expert parallelism"),
     "expt_fsdp_group_ag": (None, "expert parallelism"),
@@ -90,18 +88,19 @@ def parse_sharding(
     outer_dp_sharding_strategy: int | str,
     reduction: ReductionConfig,
     schedule: ScheduleConfig,
+    *,
+    has_outer_axis: bool,
 ) -> ShardingConfig:
     """Parse and cross-check.
 
     Raises:
         ConfigurationError: unknown strategies or combinations that cannot work.
-        CapabilityNotBuiltError: an outer strategy other than no_shard.
     """
     strategy = parse_strategy(zero_dp_strategy, outer_dp_sharding_strategy)
-    if strategy.outer.shards_optimizer:
-        raise CapabilityNotBuiltError(
-            f"not built in this version: outer_dp_sharding_strategy={strategy.outer_name!r} "
-            "(hybrid sharding over an outer axis). Leave it at 0."
+    if strategy.outer.shards_optimizer and not has_outer_axis:
+        raise ConfigurationError(
+            f"outer_dp_sharding_strategy={strategy.outer_name!r} shards over an outer axis, and "
+            "there is none. Pass dp_outer_dim and hybrid_fsdp_group, or leave it at 0."
         )
     if not schedule.overlap_reduction and strategy.inner.reduces_every_microbatch:
         raise ConfigurationError(

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
+from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.grouping import BucketPlan
 from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.strategy import AxisPlacements
+from mfsdp_core.plan.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """A planned bucket, its placements along the inner axis and its dtypes."""
+    """A planned bucket, its placements along both axes, this rank's place, and its dtypes."""
 
     plan: BucketPlan
-    axis: AxisPlacements
+    strategy: Strategy
+    coordinate: Coordinate
     dtypes: GroupDtypes[torch.dtype]
 
     @property

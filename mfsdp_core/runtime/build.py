@@ -11,12 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.torch_backend import TorchCommunicator, dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.config import ShardingConfig
+from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
@@ -33,13 +35,43 @@ from mfsdp_core.runtime.weight_buffers import WeightBuffers
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a model is sharded. gather_group None: gathers share the mesh's group."""
+    """Where a model is sharded.
+
+    mesh: (inner,) or (outer, inner). gather_group None: gathers share the inner axis' group.
+    """
 
     mesh: DeviceMesh
     device: torch.device
     gather_group: dist.ProcessGroup | None
     events: EventBus
     ledger: MemoryLedger
+
+    @property
+    def has_outer_axis(self) -> bool:
+        """Whether the mesh has two axes, whatever their sizes."""
+        return self.mesh.ndim == 2  # noqa: PLR2004 - outer and inner
+
+    def coordinate(self) -> Coordinate:
+        """This rank's place on the mesh."""
+        inner = self.mesh.ndim - 1
+        return Coordinate(
+            inner_rank=self.mesh.get_local_rank(inner),
+            inner_size=self.mesh.size(inner),
+            outer_rank=self.mesh.get_local_rank(0) if self.has_outer_axis else 0,
+            outer_size=self.mesh.size(0) if self.has_outer_axis else 1,
+        )
+
+    def communicators(self) -> AxisCommunicators:
+        """One per purpose; all publish to `events`."""
+        inner_group = self.mesh.get_group(self.mesh.ndim - 1)
+        inner = TorchCommunicator(inner_group, "inner", self.events)
+        gather = inner
+        if self.gather_group is not None:
+            gather = TorchCommunicator(self.gather_group, "inner", self.events)
+        outer = None
+        if self.has_outer_axis:
+            outer = TorchCommunicator(self.mesh.get_group(0), "outer", self.events)
+        return AxisCommunicators(inner, gather, outer)
 
 
 def group_dtypes(
@@ -65,11 +97,11 @@ def build_context(
     units = [Unit(name, child, place) for place, (name, child) in enumerate(unit_modules)]
     by_name = {unit.name: unit for unit in (root, *units)}
     parameters = _collect(module)
-    slices = environment.mesh.size()
+    pieces = environment.coordinate().pieces(config.strategy)
     owner = {id(child): unit.name for unit in units for child in unit.module.modules()}
     facts = [_facts(managed, owner) for managed in parameters]
     factory = _GroupFactory(config, policy, environment)
-    for plan in plan_buckets(facts, slices):
+    for plan in plan_buckets(facts, pieces):
         members = [parameters[index] for index in plan.members]
         by_name[plan.unit].groups.append(factory.build(plan, members))
     events, schedule = environment.events, config.schedule
@@ -96,23 +128,20 @@ class _GroupFactory:
         self._config = config
         self._policy = policy
         self._environment = environment
-        events, mesh = environment.events, environment.mesh
-        reduce_group = mesh.get_group()
-        gather_group = environment.gather_group or reduce_group
-        self._reducer = TorchCommunicator(reduce_group, "inner", events)
-        self._gatherer = TorchCommunicator(gather_group, "inner", events)
+        self._coordinate = environment.coordinate()
+        self._communicators = environment.communicators()
         self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
         self._passing = TemporaryAllocator(environment.device, environment.ledger)
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""
-        axis, environment = self._config.strategy.inner, self._environment
+        environment = self._environment
         compute = members[0].raw.dtype
         dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
-        spec = BucketSpec(plan, axis, dtypes)
+        spec = BucketSpec(plan, self._config.strategy, self._coordinate, dtypes)
         weights = WeightBuffers(
             spec,
-            self._gatherer,
+            self._communicators,
             self._lasting,
             persistent=plan.unit == ROOT,
             events=environment.events,
@@ -121,7 +150,7 @@ class _GroupFactory:
         if plan.requires_grad:
             gradients = GradientBuffers(
                 spec,
-                self._reducer,
+                self._communicators,
                 self._passing,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,

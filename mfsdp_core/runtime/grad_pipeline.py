@@ -29,7 +29,8 @@ class GradPipeline:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
         self._next = 0
-        self._flying: deque[Unit] = deque()
+        self._flying: deque[tuple[Unit, bool]] = deque()
+        self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
 
     @property
@@ -66,7 +67,7 @@ class GradPipeline:
             for buffers in unit.gradients:
                 # A parameter reached again after its unit had reduced (nested backward passes).
                 if buffers.has_open_bucket:
-                    self._start(unit, buffers)
+                    self._start(unit, buffers, is_last=is_last)
         self.land_all()
         self.backward_seen = True
 
@@ -77,12 +78,16 @@ class GradPipeline:
         for unit in self._order:
             for buffers in unit.gradients:
                 if buffers.awaits_reduction:
-                    self._start(unit, buffers)
+                    self._start(unit, buffers, is_last=True)
+                elif buffers.awaits_outer and not self._is_flying(unit):
+                    self._start_outer(buffers)
 
     def land_all(self) -> None:
-        """Wait for and land all reductions under way."""
+        """Wait for and land all reductions under way, those of the outer axis included."""
         while self._flying:
             self._land_oldest()
+        while self._outer_flying:
+            self._outer_flying.popleft().land_outer()
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
@@ -120,15 +125,27 @@ class GradPipeline:
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_last and buffers.awaits_reduction):
-                self._start(unit, buffers)
+                self._start(unit, buffers, is_last=is_last)
 
-    def _start(self, unit: Unit, buffers: GradientBuffers) -> None:
-        while self._flying and unit not in self._flying and len(self._flying) >= IN_FLIGHT:
-            self._land_oldest()
+    def _start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
+        if not self._is_flying(unit):
+            while len(self._flying) >= IN_FLIGHT:
+                self._land_oldest()
+            self._flying.append((unit, is_last))
         buffers.issue()
-        if unit not in self._flying:
-            self._flying.append(unit)
+
+    def _is_flying(self, unit: Unit) -> bool:
+        return any(flying is unit for flying, _ in self._flying)
 
     def _land_oldest(self) -> None:
-        for buffers in self._flying.popleft().gradients:
+        unit, is_last = self._flying.popleft()
+        for buffers in unit.gradients:
             buffers.land()
+            if is_last and buffers.awaits_outer:
+                self._start_outer(buffers)
+
+    def _start_outer(self, buffers: GradientBuffers) -> None:
+        while len(self._outer_flying) >= IN_FLIGHT:
+            self._outer_flying.popleft().land_outer()
+        buffers.issue_outer()
+        self._outer_flying.append(buffers)

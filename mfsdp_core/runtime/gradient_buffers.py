@@ -5,6 +5,7 @@ State per cycle (a cycle ends with `reset`, that is `zero_grad`):
     ACCUMULATING --accumulate--> ACCUMULATING
     ACCUMULATING --reduce------> REDUCED         where the accumulator is PARTIAL
     ACCUMULATING --reduce------> ACCUMULATING    where it holds reduced slices
+    ACCUMULATING --outer stage-> REDUCED         on a mesh with an outer axis, once per cycle
     REDUCED ------accumulate---> error: the own contribution would be reduced twice
     any ----------reset--------> ACCUMULATING
 
@@ -21,7 +22,8 @@ from enum import Enum
 
 import torch
 
-from mfsdp_core.comm.protocol import Communicator, Pending
+from mfsdp_core.comm.axes import AxisCommunicators
+from mfsdp_core.comm.protocol import Pending
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import GradAlreadyReducedError
 from mfsdp_core.events import Event, EventBus
@@ -30,7 +32,8 @@ from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.bucket import BucketSpec
-from mfsdp_core.shard.flat_buffer import FullBuffer
+from mfsdp_core.runtime.outer_reduction import OuterReduction
+from mfsdp_core.shard.flat_buffer import FullBuffer, part
 
 
 class GradientState(Enum):
@@ -56,7 +59,7 @@ class GradientBuffers:
     def __init__(
         self,
         spec: BucketSpec,
-        communicator: Communicator,
+        communicators: AxisCommunicators,
         allocator: BucketAllocator,
         *,
         reduction: ReductionConfig,
@@ -65,13 +68,13 @@ class GradientBuffers:
     ) -> None:
         self._name = spec.name
         self._layout = spec.layout
-        self._axis = spec.axis
+        self._axis = spec.strategy.inner
         self._dtypes = spec.dtypes
-        self._communicator = communicator
+        self._communicator = communicators.inner
         self._allocator = allocator
         self._average = reduction.average_in_collective
         divides = not (reduction.per_token or reduction.average_in_collective)
-        self._scale = 1.0 / communicator.size if divides else 1.0
+        self._scale = 1.0 / spec.coordinate.data_parallel_size if divides else 1.0
         self._strict = strict
         self._events = events
         self._filled: set[int] = set()
@@ -79,21 +82,37 @@ class GradientBuffers:
         self._bucket: FullBuffer | None = None
         self._pending: Reduction | None = None
         self.state = GradientState.ACCUMULATING
-        self._allocate_accumulator()
+        # What the optimizer is handed: all of it, this rank's slice, or its outer piece.
+        self._inner_reduced = self.reduced = self._allocate_accumulator()
+        self._outer: OuterReduction | None = None
+        if communicators.outer is not None:
+            self._outer = OuterReduction(
+                spec.name,
+                self.reduced,
+                spec.strategy.outer,
+                communicators.outer,
+                allocator,
+                average=self._average,
+            )
+            self.reduced = self._outer.own
 
-    def _allocate_accumulator(self) -> None:
-        layout = self._layout
+    def _allocate_accumulator(self) -> torch.Tensor:
+        """Allocate it, and return the part that the inner stage leaves valid."""
+        layout, size = self._layout, self._communicator.size
         whole = not self._axis.reduces_every_microbatch
-        elements = layout.total_elements if whole else layout.slice_elements
+        elements = layout.total_elements if whole else layout.total_elements // size
         data = self._allocator.acquire(
             BufferKey(self._name, "accumulator", elements, self._dtypes.main_grads)
         )
         data.zero_()
         self._whole = FullBuffer(layout, data) if whole else None
-        # What the optimizer is handed: all of it, or this rank's slice.
-        self.reduced = data
-        if self._whole is not None and self._axis.reduction is Collective.REDUCE_SCATTER:
-            self.reduced = self._whole.own(self._communicator.rank)
+        if whole and self._axis.reduction is Collective.REDUCE_SCATTER:
+            return self._inner_part(data)
+        return data
+
+    def _inner_part(self, data: torch.Tensor) -> torch.Tensor:
+        """This rank's slice along the inner axis."""
+        return part(data, self._communicator.rank, self._communicator.size)
 
     @property
     def has_open_bucket(self) -> bool:
@@ -103,7 +122,8 @@ class GradientBuffers:
     @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
-        return self._bucket is not None or self._pending is not None
+        outer = self._outer is not None and self._outer.is_live
+        return self._bucket is not None or self._pending is not None or outer
 
     @property
     def holds_whole(self) -> bool:
@@ -114,6 +134,11 @@ class GradientBuffers:
     def awaits_reduction(self) -> bool:
         """Whether a whole, un-reduced accumulator is due at the end of the cycle."""
         return self._whole is not None and self.state is GradientState.ACCUMULATING
+
+    @property
+    def awaits_outer(self) -> bool:
+        """Whether the outer stage of the cycle has not been issued; False without an outer axis."""
+        return self._outer is not None and not self._outer.issued
 
     def set_comm_dtype(self, dtypes: GroupDtypes[torch.dtype]) -> None:
         """Use another communication dtype from the next bucket on. Only while nothing is live."""
@@ -179,9 +204,9 @@ class GradientBuffers:
         adds = self._axis.landing is Landing.ADD and self._landed
         if not pending.in_place:
             if adds:
-                self.reduced.add_(pending.own)
+                self._inner_reduced.add_(pending.own)
             else:
-                self.reduced.copy_(pending.own)
+                self._inner_reduced.copy_(pending.own)
         self._landed = True
         self._publish_landing("add" if adds else "copy", pending.own)
         self._pending = None
@@ -189,9 +214,22 @@ class GradientBuffers:
         if pending.key is not None:
             self._allocator.release(pending.key)
 
+    def issue_outer(self) -> None:
+        """Start the outer stage; the inner one has landed and no microbatch may follow."""
+        if self._outer is not None:
+            self._outer.issue(self._dtypes.grad_comm)
+            self.state = GradientState.REDUCED
+
+    def land_outer(self) -> None:
+        """Wait for the outer stage, if one is under way."""
+        if self._outer is not None:
+            self._outer.land()
+
     def reset(self) -> None:
         """Begin a new cycle: everything accumulated so far is forgotten."""
         self.land()
+        if self._outer is not None:
+            self._outer.reset()
         self.drop_bucket()
         self._filled.clear()
         self._landed = False
@@ -210,7 +248,7 @@ class GradientBuffers:
 
     def _issue_bucket(self, bucket: FullBuffer) -> None:
         self._zero_missing(bucket)
-        own = bucket.own(self._communicator.rank)
+        own = self._inner_part(bucket.data)
         work = self._communicator.reduce_scatter(
             own, bucket.data, self._name, average=self._average
         )
@@ -228,7 +266,7 @@ class GradientBuffers:
             data.mul_(self._scale)
         own = data
         if self._axis.reduction is Collective.REDUCE_SCATTER:
-            own = FullBuffer(self._layout, data).own(self._communicator.rank)
+            own = self._inner_part(data)
             work = self._communicator.reduce_scatter(own, data, self._name, average=self._average)
         else:
             work = self._communicator.all_reduce(data, self._name, average=self._average)

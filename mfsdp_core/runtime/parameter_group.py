@@ -20,7 +20,7 @@ from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
-from mfsdp_core.shard.dtensor import replica_as_dtensor, shard_as_dtensor
+from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import SliceBuffer
 
 
@@ -62,9 +62,10 @@ class ParameterGroup:
         self.dtypes = spec.dtypes
         self.weights = weights
         self.gradients = gradients
-        self._axis = spec.axis
+        self._shards_optimizer = spec.strategy.inner.shards_optimizer
+        self._piece = spec.coordinate.piece(spec.strategy)
+        self._placements = dtensor_placements(spec.strategy, spec.coordinate, mesh.ndim)
         self._mesh = mesh
-        self._rank = mesh.get_local_rank()
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
         self._adopt_parameters()
@@ -82,16 +83,16 @@ class ParameterGroup:
         """
         layout = self.plan.layout
         for index, slot in enumerate(layout.slots):
-            if self._axis.shards_optimizer:
-                yield SliceBuffer(layout, self._rank, flat).rows(index)
+            if self._shards_optimizer:
+                yield SliceBuffer(layout, self._piece, flat).rows(index)
             else:
                 yield flat[slot.offset : slot.end].view(slot.shape)
 
     def load(self, index: int, value: torch.Tensor) -> None:
         """Write a whole tensor into this rank's main weights; `install` must follow."""
         local = list(self.local_views(self.weights.main))[index]
-        if self._axis.shards_optimizer:
-            rows = self.plan.layout.local_rows(index, self._rank)
+        if self._shards_optimizer:
+            rows = self.plan.layout.local_rows(index, self._piece)
             shape = self.plan.layout.slots[index].shape or (1,)
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
@@ -152,9 +153,8 @@ class ParameterGroup:
         return enumerate(self.local_views(flat))
 
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
-        if not self._axis.shards_optimizer:
-            return replica_as_dtensor(local, self._mesh)
-        return shard_as_dtensor(local, self.plan.layout.slots[index].shape, self._mesh)
+        shape = self.plan.layout.slots[index].shape
+        return as_dtensor(local, shape, self._mesh, self._placements)
 
     def _cast_key(self, reduced: torch.Tensor) -> BufferKey:
         return BufferKey(self.plan.name, "grad_cast", reduced.numel(), self.dtypes.main_params)

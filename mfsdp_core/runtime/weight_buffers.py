@@ -1,11 +1,12 @@
 """Weights of one bucket: the compute copy that runs, the main copy that is optimized.
 
-[Note: one copy] Where main and compute weights have the same dtype they share storage:
+[Note: one copy] Where main and compute weights have the same dtype they share storage. The main
+weights are then this rank's part of the *source*, the buffer that inner gathers read:
 
-    parameter    optimizer    main weights are
-    REPLICATE    REPLICATE    the compute buffer
-    REPLICATE    FLAT         this rank's slice of the compute buffer
-    FLAT         FLAT         the shard from which compute weights are gathered
+    parameter    optimizer    source                     main weights
+    REPLICATE    REPLICATE    the full compute buffer    all of it
+    REPLICATE    FLAT         own slice of it            all of the slice, or its outer piece
+    FLAT         FLAT         a shard of its own         all of the shard, or its outer piece
 
 Residency of the compute weights:
 
@@ -13,6 +14,9 @@ Residency of the compute weights:
     READY ---------release-----> EMPTY           (persistent buckets stay READY)
     READY ---------invalidate--> PRESERVED       storage is there, the contents are of last step
     PRESERVED -----issue-------> COMMUNICATING   refreshed in place
+
+Where the outer axis shards the optimizer, the source is refreshed from the outer pieces before the
+first inner gather that follows an update: once per cycle and bucket, whichever microbatch it is in.
 """
 
 from __future__ import annotations
@@ -20,14 +24,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
-from mfsdp_core.comm.protocol import Communicator, Pending
+from mfsdp_core.comm.axes import AxisCommunicators
+from mfsdp_core.comm.protocol import Pending
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
 from mfsdp_core.plan.strategy import Collective
 from mfsdp_core.runtime.bucket import BucketSpec
-from mfsdp_core.shard.flat_buffer import FullBuffer
+from mfsdp_core.shard.flat_buffer import FullBuffer, part
 
 
 class Residency(Enum):
@@ -57,45 +62,49 @@ class WeightBuffers:
     def __init__(
         self,
         spec: BucketSpec,
-        communicator: Communicator,
+        communicators: AxisCommunicators,
         allocator: BucketAllocator,
         *,
         persistent: bool,
         events: EventBus,
     ) -> None:
-        self._name = spec.name
-        self._layout = layout = spec.layout
-        self._axis = spec.axis
-        self._dtypes = spec.dtypes
-        self._communicator = communicator
+        self._spec = spec
+        self._gather = communicators.gather
+        self._outer = communicators.outer
         self._allocator = allocator
-        self._persistent = persistent or not spec.axis.gathers_every_use
+        self._persistent = persistent or not spec.strategy.inner.gathers_every_use
         self._events = events
         self._work: Pending | None = None
+        self._outer_stale = False
         self.state = Residency.READY
         self._full_key = BufferKey(
-            spec.name, "compute_weights", layout.total_elements, spec.dtypes.compute
+            spec.name, "compute_weights", spec.layout.total_elements, spec.dtypes.compute
         )
-        self.full = FullBuffer(layout, allocator.acquire(self._full_key))
+        self.full = FullBuffer(spec.layout, allocator.acquire(self._full_key))
         self.full.zero_gaps()
 
     def adopt(self) -> None:
-        """Make the shard and main copies from the full buffer, which the caller has filled."""
-        slice_elements = self._layout.slice_elements
-        own = self.full.own(self._communicator.rank)
-        if self._axis.gathers_every_use:
-            role: Role = "main_weights" if self._dtypes.shares_weights else "compute_shard"
-            key = BufferKey(self._name, role, slice_elements, self._dtypes.compute)
+        """Make the source and main copies from the full buffer, which the caller has filled."""
+        inner, outer = self._spec.strategy.inner, self._spec.strategy.outer
+        dtypes, place = self._spec.dtypes, self._spec.coordinate
+        own = part(self.full.data, place.inner_rank, place.inner_size)
+        if inner.gathers_every_use:
+            is_main = dtypes.shares_weights and not outer.shards_optimizer
+            role: Role = "main_weights" if is_main else "compute_shard"
+            key = BufferKey(self._spec.name, role, own.numel(), dtypes.compute)
             self._source = self._allocator.acquire(key).copy_(own)
-        elif self._axis.shards_optimizer:
+        elif inner.shards_optimizer:
             self._source = own
         else:
             self._source = self.full.data
-        self.main = self._source
-        if not self._dtypes.shares_weights:
-            elements = self._source.numel()
-            key = BufferKey(self._name, "main_weights", elements, self._dtypes.main_params)
-            self.main = self._allocator.acquire(key).copy_(self._source)
+        self._owned = self._source
+        if outer.shards_optimizer:
+            self._owned = part(self._source, place.outer_rank, place.outer_size)
+        self.main = self._owned
+        if not dtypes.shares_weights:
+            elements = self._owned.numel()
+            key = BufferKey(self._spec.name, "main_weights", elements, dtypes.main_params)
+            self.main = self._allocator.acquire(key).copy_(self._owned)
         if not self._persistent:
             self._enter("release")
             self._allocator.release(self._full_key)
@@ -108,7 +117,10 @@ class WeightBuffers:
             self._allocator.acquire(self._full_key)
             self._publish("materialise")
         self._enter("issue")
-        self._work = self._communicator.all_gather(self.full.data, self._source, self._name)
+        if self._outer_stale and self._outer is not None:
+            self._outer.all_gather(self._source, self._owned, self._spec.name).wait()
+            self._outer_stale = False
+        self._work = self._gather.all_gather(self.full.data, self._source, self._spec.name)
         return True
 
     def wait(self) -> None:
@@ -133,23 +145,28 @@ class WeightBuffers:
         self._publish("release")
 
     def install(self) -> None:
-        """Bring updated main weights into the compute copy; other ranks' slices become stale."""
+        """Bring updated main weights into the compute copy; other ranks' parts become stale."""
         self.complete()
-        if not self._dtypes.shares_weights:
-            self._source.copy_(self.main)
-        if self._axis.weight_refresh is Collective.ALL_GATHER:
+        if not self._spec.dtypes.shares_weights:
+            self._owned.copy_(self.main)
+        strategy = self._spec.strategy
+        self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
+        if strategy.inner.weight_refresh is Collective.ALL_GATHER:
             self._enter("invalidate")
 
     def broadcast(self) -> None:
-        """Replace replicated main weights by those of the group's first rank."""
-        if not self._axis.shards_optimizer:
-            self._communicator.broadcast(self.main, self._name).wait()
+        """Replace replicated main weights by those of the first rank that has them."""
+        strategy = self._spec.strategy
+        if self._outer is not None and not strategy.outer.shards_optimizer:
+            self._outer.broadcast(self.main, self._spec.name).wait()
+        if not strategy.inner.shards_optimizer:
+            self._gather.broadcast(self.main, self._spec.name).wait()
         self.install()
 
     def _enter(self, event: str) -> None:
         following = _TRANSITIONS.get((self.state, event))
         if following is None:
-            raise LifecycleError(f"weights of {self._name}: {event} while {self.state.value}")
+            raise LifecycleError(f"weights of {self._spec.name}: {event} while {self.state.value}")
         self.state = following
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
@@ -157,10 +174,10 @@ class WeightBuffers:
             Event(
                 kind=kind,
                 operation="",
-                dtype=dtype_name(self._dtypes.compute),
+                dtype=dtype_name(self._spec.dtypes.compute),
                 payload_bytes=self._full_key.size_bytes,
                 group="inner",
-                group_size=self._communicator.size,
-                bucket=self._name,
+                group_size=self._gather.size,
+                bucket=self._spec.name,
             )
         )

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from mfsdp_core.comm.uneven import gather_rows
+from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.layout import Shape
+from mfsdp_core.plan.strategy import Strategy
 
 
 def contiguous_stride(shape: Shape) -> tuple[int, ...]:
@@ -23,41 +26,56 @@ def contiguous_stride(shape: Shape) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def shard_as_dtensor(local: torch.Tensor, shape: Shape, mesh: DeviceMesh) -> DTensor:
-    """`local`, whole rows of a tensor of `shape`, as a DTensor; no communication.
+def dtensor_placements(
+    strategy: Strategy, place: Coordinate, mesh_dims: int
+) -> tuple[Placement, ...]:
+    """Placements of main weights on a mesh (inner,) or (outer, inner).
 
-    A scalar (`shape` == ()) is held as one row by the rank that owns it.
+    Pieces are inner-major, which torch spells as a strided shard on the outer dimension: dim 0 is
+    cut by the inner axis first, and each of its `split_factor` parts by the outer one.
     """
-    return _from_local(local, shape or (1,), mesh, Shard(0))
+    inner: Placement = Shard(0) if strategy.inner.shards_optimizer else Replicate()
+    if mesh_dims == 1:
+        return (inner,)
+    if strategy.outer.shards_optimizer:
+        return (_StridedShard(0, split_factor=place.inner_size), inner)
+    return (Replicate(), inner)
 
 
-def replica_as_dtensor(local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """`local` (the whole tensor, equal on all ranks) as a replicated DTensor."""
-    return _from_local(local, tuple(local.shape), mesh, Replicate())
+def as_dtensor(
+    local: torch.Tensor, shape: Shape, mesh: DeviceMesh, placements: tuple[Placement, ...]
+) -> DTensor:
+    """`local`, whole rows (or all) of a tensor of `shape`, as a DTensor; no communication.
+
+    A sharded scalar (`shape` == ()) is held as one row by the rank that owns it.
+    """
+    if not shape and any(placement.is_shard() for placement in placements):
+        shape = (1,)
+    return DTensor.from_local(
+        local,
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=contiguous_stride(shape),
+    )
 
 
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor behind a shard of this package; a plain tensor is returned as it is.
 
-    Collective over the shard's mesh. Right on uneven shards, where `DTensor.full_tensor()` is not
-    (see [Note: uneven shards]). Works for parameters, their gradients and optimizer state.
+    Collective over the shard's mesh. Right on uneven and on hybrid shards, where
+    `DTensor.full_tensor()` is not (see [Note: uneven shards]). Works for parameters, their
+    gradients and optimizer state.
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    local = tensor.to_local().detach()
-    if all(isinstance(placement, Replicate) for placement in tensor.placements):
-        return local.clone()
-    return gather_rows(local, tensor.device_mesh.get_group()).view(tensor.shape)
-
-
-def _from_local(
-    local: torch.Tensor, shape: Shape, mesh: DeviceMesh, placement: Replicate | Shard
-) -> DTensor:
-    return DTensor.from_local(
-        local,
-        mesh,
-        [placement],
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=contiguous_stride(shape),
-    )
+    rows = tensor.to_local().detach()
+    mesh = tensor.device_mesh
+    gathered = False
+    # The outer dimension comes first: its pieces make up an inner slice.
+    for dim, placement in enumerate(tensor.placements):
+        if not isinstance(placement, Replicate):
+            rows = gather_rows(rows, mesh.get_group(dim))
+            gathered = True
+    return rows.view(tensor.shape) if gathered else rows.clone()

@@ -9,6 +9,12 @@ import torch
 from mfsdp_core.plan.layout import Layout
 
 
+def part(data: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """View of the `rank`-th of `size` equal parts of a flat buffer."""
+    elements = data.numel() // size
+    return data[rank * elements : (rank + 1) * elements]
+
+
 @dataclass(frozen=True, slots=True)
 class FullBuffer:
     """All slices. data: [layout.total_elements]."""
@@ -20,11 +26,6 @@ class FullBuffer:
         """View of tensor `index` in its own shape."""
         slot = self.layout.slots[index]
         return self.data[slot.offset : slot.end].view(slot.shape)
-
-    def own(self, rank: int) -> torch.Tensor:
-        """View of slice `rank`."""
-        start, end = self.layout.slice_range(rank)
-        return self.data[start:end]
 
     def zero_gaps(self) -> None:
         """Zero what belongs to no tensor, so that a reduction never carries stale memory."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
 
@@ -36,19 +37,26 @@ def clip_grad_norm_(
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """2-norm over all ranks' rows; sharded gradients are summed per mesh, replicas count once."""
-    sharded: dict[object, list[DTensor]] = {}
-    whole: list[torch.Tensor] = []
+    alike: dict[object, list[torch.Tensor]] = {}
     for gradient in gradients:
-        if isinstance(gradient, DTensor) and isinstance(gradient.placements[0], Shard):
-            sharded.setdefault(gradient.device_mesh, []).append(gradient)
-        else:
-            whole.append(_local(gradient))
-    total = _sum_of_squares(whole) if whole else None
-    for shards in sharded.values():
-        squares = _sum_of_squares([_local(shard) for shard in shards])
-        squares = sum_over_ranks(squares, shards[0].device_mesh.get_group())
+        key = (gradient.device_mesh, gradient.placements) if _is_sharded(gradient) else None
+        alike.setdefault(key, []).append(gradient)
+    total: torch.Tensor | None = None
+    for tensors in alike.values():
+        squares = _sum_of_squares([_local(tensor) for tensor in tensors])
+        first = tensors[0]
+        if isinstance(first, DTensor):
+            for dim, placement in enumerate(first.placements):
+                if not isinstance(placement, Replicate):
+                    squares = sum_over_ranks(squares, first.device_mesh.get_group(dim))
         total = squares if total is None else total + squares
     return torch.zeros(()) if total is None else total.sqrt()
+
+
+def _is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    return isinstance(tensor, DTensor) and not all(
+        isinstance(placement, Replicate) for placement in tensor.placements
+    )
 
 
 def _sum_of_squares(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter
 from reports.parity import ParityGroup, losses, relative_differences
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
 
-_FLOOR = 1e-10
+_LOWEST_FLOOR = 1e-16
 _ROW_INCHES = 2.9
 _LEGEND_ROW_INCHES = 0.19
 
@@ -54,21 +54,25 @@ def _curves(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None
 
 def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None:
     base = losses(group.reference.finished[0].record)
-    drawn = False
-    for row in group.rows:
-        if row.cell is group.reference:
-            continue
-        values = relative_differences(losses(row.cell.finished[0].record), base)
-        look = look_of[row.cell.name]
+    curves = {
+        row.cell.name: relative_differences(losses(row.cell.finished[0].record), base)
+        for row in group.rows
+        if row.cell is not group.reference
+    }
+    drawn = any(curves.values())
+    floor = _floor([value for curve in curves.values() for value in curve])
+    for name, curve in curves.items():
+        look = look_of[name]
         axes.plot(
-            range(1, len(values) + 1),
-            [max(value, _FLOOR) for value in values],
+            range(1, len(curve) + 1),
+            [max(value, floor) for value in curve],
             color=look.colour,
             linestyle=look.dash,
             linewidth=1.3,
         )
-        drawn = True
-    axes.set_title(f"Difference from {label(group.reference.name, 36)}", loc="left")
+    bound = group.tolerance.bound
+    title = f"Difference from {label(group.reference.name, 30)}"
+    axes.set_title(f"{title} (line: bound {bound:.1e})" if drawn else title, loc="left")
     axes.set_xlabel("step")
     axes.set_ylabel("|relative difference|")
     if not drawn:
@@ -79,18 +83,13 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
     # Plain text: mathtext is off, because a name may hold dollar signs.
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    bound = group.tolerance.bound
-    axes.axhline(bound, color=GREY, linewidth=1.2)
-    axes.annotate(
-        f"bound {bound:.1e}",
-        (1.0, bound),
-        xycoords=("axes fraction", "data"),
-        xytext=(-3, 3),
-        textcoords="offset points",
-        ha="right",
-        color="#5a5f67",
-        fontsize=8,
-    )
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, _FLOOR / 2), max(high, bound * 8))
+    axes.axhline(bound, color=GREY, linewidth=1.4)
+    _, high = axes.get_ylim()
+    axes.set_ylim(floor / 2, max(high, bound * 8))
     whole_steps(axes)
+
+
+def _floor(differences: Sequence[float]) -> float:
+    """Where exact agreement, which has no place on a logarithmic axis, is drawn."""
+    positive = [value for value in differences if value > 0]
+    return max(_LOWEST_FLOOR, min(positive, default=1e-9) / 5)

@@ -23,6 +23,14 @@ from reports.plots.style import (
 )
 
 _MIB = 2**20
+_ORDER = (
+    "main_weights",
+    "compute_weights",
+    "gradients",
+    "optimizer_state",
+    "communication_buffers",
+    "activations",
+)
 _COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
 _HATCHES = ("", "///", "", "...", "", "\\\\\\", "xx", "")
 
@@ -49,7 +57,9 @@ def memory_figure(cells: Sequence[Cell]) -> str:
 
 
 def _ledger(axes: Axes, cells: Sequence[Cell]) -> None:
-    categories = list(dict.fromkeys(name for cell in cells for name in cell.ledger))
+    found = dict.fromkeys(name for cell in cells for name in cell.ledger)
+    categories = [name for name in _ORDER if name in found]
+    categories += [name for name in found if name not in _ORDER]
     starts = [0.0] * len(cells)
     for index, category in enumerate(categories):
         widths = [cell.ledger.get(category, 0) / _MIB for cell in cells]

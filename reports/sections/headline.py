@@ -11,6 +11,8 @@ from reports.document import Block, Bullets, Facts, Paragraph, Section
 from reports.findings import Findings
 from reports.machine import describe_code, describe_hardware, describe_software, distinct
 
+_MOST_COMMITS = 2
+
 
 def headline(findings: Findings) -> Section:
     """The first section: facts, then findings in words."""
@@ -19,6 +21,14 @@ def headline(findings: Findings) -> Section:
     descriptions = [sweep.description for sweep in findings.sweeps if sweep.description]
     blocks.extend(Paragraph(text) for text in descriptions)
     blocks.append(Facts(_facts(findings, records)))
+    mixed = _mixed_code(records)
+    if mixed:
+        text = (
+            f"The cells of {', '.join(mixed)} were measured with different versions of the code: "
+            "differences between them may be differences of the code. Run the sweep again to have "
+            "one version throughout."
+        )
+        blocks.append(Paragraph(text, tone="warning"))
     blocks.append(Bullets(tuple(("", text) for text in _sentences(findings))))
     return Section("headline", "What ran", tuple(blocks))
 
@@ -36,7 +46,7 @@ def _facts(findings: Findings, records: Sequence[RunRecord]) -> tuple[tuple[str,
             ("Machine", distinct(describe_hardware(record) for record in records)),
             ("Ranks", ", ".join(map(str, sorted({r.resolved.launch.ranks for r in records})))),
             ("Software", distinct(describe_software(record) for record in records)),
-            ("Commit", distinct(describe_code(record) for record in records)),
+            ("Commit", _commits(records)),
             ("Date (UTC)", _dates(records)),
         ]
     return tuple(facts)
@@ -67,7 +77,29 @@ def _dates(records: Sequence[RunRecord]) -> str:
     known = [text for text in minutes if text]
     if not known:
         return "unknown"
-    return known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
+    first, last = known[0], known[-1]
+    if first == last:
+        return first
+    same_day = first[:10] == last[:10]
+    return f"{first} to {last[11:] if same_day else last}"
+
+
+def _commits(records: Sequence[RunRecord]) -> str:
+    """The commit, or how many there were: a sweep may have been resumed over days."""
+    ordered = sorted(records, key=lambda record: record.status.started_utc)
+    states = list(dict.fromkeys(describe_code(record) for record in ordered))
+    if len(states) <= _MOST_COMMITS:
+        return "; ".join(states)
+    return f"{len(states)} states, from {states[0]} to {states[-1]}"
+
+
+def _mixed_code(records: Sequence[RunRecord]) -> list[str]:
+    """Engines whose cells were not all measured with the same code."""
+    codes: dict[str, set[str]] = {}
+    for record in records:
+        if record.status.arm is None:
+            codes.setdefault(record.resolved.engine.name, set()).add(record.status.code)
+    return [engine for engine, found in codes.items() if len(found) > 1]
 
 
 def _sentences(findings: Findings) -> list[str]:
@@ -111,7 +143,7 @@ def _three(change: Change) -> str:
     return (
         f"time {quantity.change(change.time_change)}, "
         f"throughput {quantity.change(change.throughput_change)}, "
-        f"ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
+        f"throughput ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
     )
 
 

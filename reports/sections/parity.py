@@ -26,7 +26,7 @@ def parity_section(findings: Findings) -> Section:
     svg = loss_figure(findings.parity, findings.looks)
     caption = (
         "Left: mean loss over ranks. Right: relative difference from the policy's reference cell, "
-        "with the bound; differences below 1e-10 are drawn there."
+        "with the bound; exact agreement is drawn at the bottom."
     )
     blocks.append(Figure("loss", svg, caption))
     return Section("parity", "Loss parity", tuple(blocks))
@@ -78,7 +78,7 @@ def _explained(group: ParityGroup) -> str:
     if spread is not None:
         text += f" Observed among the engines: {quantity.difference(spread)}"
         if 0 < spread <= group.tolerance.bound:
-            text += f", 1/{group.tolerance.bound / spread:,.0f} of the bound"
+            text += f", {quantity.share(spread / group.tolerance.bound)} of the bound"
         text += "."
     if group.repeat_spread is not None:
         text += f" Repeats of one cell differ by up to {quantity.difference(group.repeat_spread)}."

@@ -185,3 +185,32 @@ def test_the_entry_point_passes_the_code_on(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         command_line.main()
     assert caught.value.code == 2
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(in_process, tmp_path: Path):
+    (tmp_path / "s.yaml").write_text('name: a\ndescription: "\\e]0;owned\\a \\u202e"\n')
+    _, out, _ = in_process("plan", "s.yaml")
+    assert "owned" in out
+    assert not {"\x1b", "\x07", "\u202e"} & set(out)
+
+
+def test_an_output_that_cannot_hold_a_character_shows_its_code(cli):
+    path = cli.sweep("name: a\ndescription: caf\u00e9\n")
+    done = cli.run("plan", path, env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "caf\\xe9" in done.stdout
+
+
+def test_a_full_disk_under_the_output_is_named(cli):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            cli.command("plan", "quickstart"),
+            cwd=cli.folder,
+            env=cli.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (3, "error: no space to write to: the output\n")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from oracle.ranks import RankPool
 
+HERE = Path(__file__).parent
+_pool = RankPool()
+
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
+def ranks() -> RankPool:
     """Four gloo ranks, started by the first test that runs something on them."""
-    pool = RankPool()
-    yield pool
-    pool.close()
+    return _pool
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the ranks with the last test of this folder: other tests count their own processes."""
+    if nextitem is None or HERE not in nextitem.path.parents:
+        _pool.close()

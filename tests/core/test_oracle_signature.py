@@ -74,13 +74,10 @@ WRAPPER_METHODS = (
 )
 # Arguments whose capability does not exist yet, each with a value that asks for it.
 NOT_BUILT: dict[str, Any] = {
-    "dp_outer_dim": "dp_outer",
     "tp_dim": "tp",
-    "hybrid_fsdp_group": object(),
     "hybrid_fsdp_expt_group": object(),
     "expt_device_mesh": object(),
     "expt_fsdp_group_ag": object(),
-    "outer_dp_sharding_strategy": "optim",
     "init_model_with_meta_device": True,
     "report_nan_in_param_grad": True,
     "disable_bucketing": True,
@@ -95,6 +92,9 @@ NOT_BUILT: dict[str, Any] = {
     "maxpool_double_buffer": True,
 }
 BUILT = {
+    "dp_outer_dim",
+    "hybrid_fsdp_group",
+    "outer_dp_sharding_strategy",
     "device_mesh",
     "dp_shard_dim",
     "fsdp_group_ag",

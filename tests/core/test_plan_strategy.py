@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.config import ReductionConfig, ScheduleConfig, parse_sharding
 from mfsdp_core.plan.strategy import (
     INNER,
@@ -66,19 +66,20 @@ def test_outer_optimizer_sharding_needs_an_inner_one():
     assert parse_strategy("optim", "optim").outer.shards_optimizer
 
 
-def test_outer_optimizer_sharding_is_refused_until_it_is_built():
-    with pytest.raises(CapabilityNotBuiltError, match="outer_dp_sharding_strategy='optim'"):
-        parse_sharding(3, 1, ReductionConfig(), ScheduleConfig())
+def test_outer_optimizer_sharding_needs_an_outer_axis():
+    with pytest.raises(ConfigurationError, match="there is none"):
+        parse_sharding(3, 1, ReductionConfig(), ScheduleConfig(), has_outer_axis=False)
+    parse_sharding(3, 1, ReductionConfig(), ScheduleConfig(), has_outer_axis=True)
 
 
 @pytest.mark.parametrize(("strategy", "allowed"), [(0, True), (1, True), (2, False), (3, False)])
 def test_late_reduction_is_only_for_strategies_that_hold_whole_gradients(strategy, allowed):
     schedule = ScheduleConfig(overlap_reduction=False)
     if allowed:
-        parse_sharding(strategy, 0, ReductionConfig(), schedule)
+        parse_sharding(strategy, 0, ReductionConfig(), schedule, has_outer_axis=False)
     else:
         with pytest.raises(ConfigurationError, match="overlap_grad_reduce=False"):
-            parse_sharding(strategy, 0, ReductionConfig(), schedule)
+            parse_sharding(strategy, 0, ReductionConfig(), schedule, has_outer_axis=False)
 
 
 def test_no_collective_makes_a_value_partial_again():

@@ -86,5 +86,10 @@ def test_pr3067_prunes_every_cell_here_for_a_reason():
 def test_the_cpu_twin_has_the_same_matrix_and_runs_what_a_cpu_can():
     twin, original = plan_of("pr3067_dtypes_cpu"), plan_of("pr3067_dtypes")
     assert {c.id for c in (*twin.cells, *twin.pruned)} == {c.id for c in original.pruned}
-    assert [c.id for c in twin.cells] == ["fsdp-fp32-ub_off", "fsdp-bf16-ub_off"]
-    assert {c.rule for c in twin.pruned} == {"nccl-ub-needs-cuda", "not-built"}
+    assert [c.id for c in twin.cells] == [
+        "fsdp-fp32-ub_off",
+        "fsdp-bf16-ub_off",
+        "hfsdp-fp32-ub_off",
+        "hfsdp-bf16-ub_off",
+    ]
+    assert {c.rule for c in twin.pruned} == {"nccl-ub-needs-cuda"}

@@ -94,6 +94,16 @@ def test_a_terminal_table_lets_no_control_character_through():
     assert len(text.splitlines()) == len(HOSTILE) + 2
 
 
+def test_a_long_title_breaks_into_lines_instead_of_widening_its_column():
+    table = Table(columns("cell", "throughput change"), (Row(("a", "+4.8 %")),))
+    assert terminal.table(table).splitlines() == [
+        "        throughput",
+        "  cell      change",
+        "  ----  ----------",
+        "  a         +4.8 %",
+    ]
+
+
 def test_wide_characters_keep_terminal_columns_aligned():
     table = Table(columns("name", "n"), (Row(("模型", "1")), Row(("abcd", "22"))))
     first, second = terminal.table(table).splitlines()[2:]

@@ -120,6 +120,54 @@ def test_a_failed_cell_takes_no_part(store):
     assert list(verdicts(parity_groups(cells))) == ["a"]
 
 
+def bf16_cells(store, *shifts):
+    """ddp, fsdp2 and mfsdp in bf16, the last two shifted."""
+    engines = (("ddp", "no_shard"), ("fsdp2", "optim_grads_params"), ("mfsdp", "optim"))
+    return [
+        cell(
+            store,
+            engine,
+            resolved_run(engine, strategy, dtype="bf16", comm="bf16"),
+            loss_shift=shift,
+        )
+        for (engine, strategy), shift in zip(engines, (0.0, *shifts), strict=True)
+    ]
+
+
+def test_what_established_engines_differ_among_themselves_widens_a_low_precision_bound(store):
+    (group,) = parity_groups(bf16_cells(store, 4e-3, 7e-3))
+    assert group.tolerance.bound > 2**-8
+    assert "established engines (ddp, fsdp2)" in group.tolerance.derivation
+    assert verdicts([group])["mfsdp"] == "parity"
+
+
+def test_agreeing_established_engines_leave_the_unit_roundoff_as_the_bound(store):
+    (group,) = parity_groups(bf16_cells(store, 0.0, 0.02))
+    assert group.tolerance.bound <= 3 * 2**-8
+    assert verdicts([group])["mfsdp"] == "diverges"
+
+
+def test_a_broken_established_engine_is_no_yardstick(store):
+    (group,) = parity_groups(bf16_cells(store, 0.5, 0.1))
+    assert group.tolerance.bound == 4 * 2**-8
+    assert verdicts([group]) == {"ddp": "reference", "fsdp2": "diverges", "mfsdp": "diverges"}
+
+
+def test_the_engine_under_test_never_widens_its_own_bound(store):
+    (group,) = parity_groups(bf16_cells(store, 0.0, 0.5)[::2])
+    assert group.tolerance.bound == 2**-8
+
+
+def test_the_fp32_bound_is_fixed_whatever_engines_do(store):
+    cells = [
+        cell(store, "a", resolved_run("ddp", "no_shard")),
+        cell(store, "b", resolved_run("fsdp2", "optim"), loss_shift=1e-4),
+    ]
+    (group,) = parity_groups(cells)
+    assert group.tolerance.bound == 1e-5
+    assert verdicts([group])["b"] == "diverges"
+
+
 def dtypes(compute, main="fp32", grads="fp32", comm="fp32"):
     return resolved_run(
         dtypes=ResolvedDtypes(compute=compute, main_params=main, main_grads=grads, grad_comm=comm)

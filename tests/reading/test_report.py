@@ -108,6 +108,10 @@ def test_single_runs_are_said_to_be_single(page):
     assert "n=1 in every comparison" in page.text
 
 
+def test_one_version_of_the_code_needs_no_warning(page):
+    assert "different versions of the code" not in page.text
+
+
 def test_machine_date_commit_and_formula_are_named(page):
     for words in (
         "Example CPU 9000, 2 cores, 8.0 GiB (CPU)",
@@ -285,6 +289,15 @@ def test_a_reference_can_be_named(store, tmp_path):
     fill_pair(store)
     _, text, _ = report_on(store, tmp_path, reference="b")
     assert "Reference: b (named by the reader)" in text
+
+
+def test_cells_of_one_engine_measured_with_different_code_are_pointed_out(store, tmp_path):
+    cells = [("a", resolved_run("mfsdp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
+    write_plan(store, cells)
+    for name, resolved in cells:
+        record_run(store, Recorded(resolved, cell=name, code=f"code-{name}"))
+    _, text, _ = report_on(store, tmp_path)
+    assert "The cells of mfsdp were measured with different versions of the code" in text
 
 
 def test_cells_of_other_hardware_are_set_apart(store, tmp_path):

@@ -146,6 +146,12 @@ def test_peaks_are_those_of_the_largest_rank():
     assert summary.device_peak_bytes == 90
 
 
+def test_the_kernels_own_peak_counts_where_it_is_higher_than_the_samples():
+    assert summarise(record(memory={"rss_peak_bytes": 900})).rss_peak_bytes == 900
+    assert summarise(record(memory={"rss_peak_bytes": 3})).rss_peak_bytes == 500
+    assert summarise(record(memory={"rss_peak_bytes": "high"})).rss_peak_bytes == 500
+
+
 def test_tokens_that_contradict_the_configuration_are_pointed_out():
     steps = {r: [sample(i, tokens=100) for i in range(1, 21)] for r in range(2)}
     summary = summarise(record(steps))

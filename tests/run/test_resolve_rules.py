@@ -71,8 +71,13 @@ CASES = {
         engine("fsdp2"),
         "engine fsdp2 has no allocator=temporary, overlap_param_gather=False",
     ),
+    "outer-strategy-needs-outer-axis": Case(
+        engine(outer_strategy="optim"),
+        engine(outer_strategy="optim", outer_size=2),
+        "set outer_size to a divisor",
+    ),
     "outer-needs-inner-sharding": Case(
-        engine(strategy="no_shard", outer_strategy="optim"),
+        engine(strategy="no_shard", outer_strategy="optim", outer_size=2),
         engine(strategy="no_shard"),
         "use optim, optim_grads or optim_grads_params",
     ),
@@ -108,9 +113,9 @@ CASES = {
         engine(double_buffer=True), engine(), "use fixed_pool or max_pool"
     ),
     "not-built": Case(
-        on_cuda(outer_size=2, outer_strategy="optim"),
-        on_cuda(),
-        "mfsdp does not have an outer data-parallel axis",
+        engine(allocator="temporary"),
+        engine(),
+        "mfsdp does not have the allocator temporary",
         SERVER,
     ),
     "too-few-devices": Case(

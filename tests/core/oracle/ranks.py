@@ -13,9 +13,9 @@ import faulthandler
 import importlib
 import importlib.util
 import io
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class RankPool:
     """Starts its ranks at the first `run`, ends them at `close` or at the first failure."""
 
     def __init__(self) -> None:
-        self._processes: list[Any] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -83,11 +83,11 @@ class RankPool:
             pipe.close()
         deadline = time.monotonic() + grace_seconds
         for process in self._processes:
-            process.join(timeout=max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
+            try:
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
                 process.kill()
-                process.join()
-            process.close()
+                process.wait()
         self._processes, self._pipes = [], []
         if self._folder is not None:
             self._folder.cleanup()
@@ -95,13 +95,16 @@ class RankPool:
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        context = multiprocessing.get_context("spawn")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         for rank in range(WORLD):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, theirs, self._folder.name), daemon=True
+            ours, theirs = Pipe()
+            # Not multiprocessing: its resource tracker would outlive the ranks.
+            start = f"from oracle.ranks import serve; serve({rank}, {theirs.fileno()})"
+            process = subprocess.Popen(
+                [sys.executable, "-c", start, self._folder.name],
+                pass_fds=[theirs.fileno()],
+                env=environment,
             )
-            process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -134,8 +137,8 @@ class RankPool:
             )
         except (EOFError, OSError):
             process = self._processes[rank]
-            process.join(timeout=_GRACE_SECONDS)
-            return False, f"died with exit code {process.exitcode}"
+            process.wait(timeout=_GRACE_SECONDS)
+            return False, f"died with exit code {process.returncode}"
         return bool(good), result
 
     def _stacks_of_silent_ranks(self, answers: dict[int, Any], seconds: float) -> list[str]:
@@ -151,8 +154,9 @@ class RankPool:
         ]
 
 
-def _serve(rank: int, pipe: Connection, folder: str) -> None:
+def serve(rank: int, descriptor: int) -> None:
     """Body of a rank: join the world, then answer requests until the other end closes."""
+    pipe, folder = Connection(descriptor), sys.argv[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     warnings.simplefilter("error")

@@ -1,0 +1,20 @@
+"""The communicators of one model, by what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mfsdp_core.comm.protocol import Communicator
+
+
+@dataclass(frozen=True)
+class AxisCommunicators:
+    """One communicator per purpose.
+
+    inner: reductions along the sharding axis. gather: all-gathers along it (may be the same group).
+    outer: the second data-parallel axis of hybrid sharding, None on a one-dimensional mesh.
+    """
+
+    inner: Communicator
+    gather: Communicator
+    outer: Communicator | None

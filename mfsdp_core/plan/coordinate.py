@@ -1,0 +1,42 @@
+"""Where a rank stands on the two data-parallel axes, and which part of a flat buffer is its own.
+
+A buffer of N*M equal pieces on N inner and M outer ranks (HFSDP; N=3, M=2):
+
+    pieces        | 0 | 1 | 2 | 3 | 4 | 5 |
+    inner slice   |   0   |   1   |   2   |      what inner rank i gathers and reduces
+    outer piece   | 0   1 | 0   1 | 0   1 |      what outer rank o of it optimizes
+
+Pieces are inner-major: piece = i*M + o. A DTensor on the mesh (outer, inner) would read
+`[Shard(0), Shard(0)]` as outer-major and permute rows (R13).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mfsdp_core.plan.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Rank and size along each axis; without an outer axis its size is 1."""
+
+    inner_rank: int
+    inner_size: int
+    outer_rank: int = 0
+    outer_size: int = 1
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks over which gradients are averaged."""
+        return self.inner_size * self.outer_size
+
+    def pieces(self, strategy: Strategy) -> int:
+        """Equal slices that a layout needs, so that every owner's part is whole rows."""
+        return self.inner_size * (self.outer_size if strategy.outer.shards_optimizer else 1)
+
+    def piece(self, strategy: Strategy) -> int:
+        """The slice of the layout that this rank optimizes, where the optimizer is sharded."""
+        if strategy.outer.shards_optimizer:
+            return self.inner_rank * self.outer_size + self.outer_rank
+        return self.inner_rank

@@ -1,0 +1,291 @@
+"""Hybrid sharding on two axes: HSDP (outer replicates) and HFSDP (outer shards the optimizer)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mfsdp_core import (
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard_model,
+    fully_shard_optimizer,
+    gather_full,
+)
+from mfsdp_core.errors import ConfigurationError, GradAlreadyReducedError
+from oracle.models import TOYS, batch, build, loss
+from oracle.ranks import RankPool
+from oracle.reference import Named, expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, Sharded
+
+pytestmark = pytest.mark.processes
+
+NAME = "aligned_stack"
+WORLD = 4
+SHAPES = [(2, 2), (4, 1), (1, 4)]
+#: Every pair of inner and outer strategy that the placements can express.
+PAIRS = [(inner, "no_shard") for inner in STRATEGIES] + [
+    (inner, "optim") for inner in STRATEGIES[1:]
+]
+
+
+@cache
+def hybrid_mesh(outer: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (outer, WORLD // outer), mesh_dim_names=("outer", "inner"))
+
+
+@cache
+def both_axes(outer: int) -> Any:
+    return hybrid_mesh(outer)["outer", "inner"]._flatten(f"both_{outer}").get_group()
+
+
+@dataclass
+class Hybrid(Sharded):
+    """Joins pieces in the order that the specification gives, without the core's own gather."""
+
+    outer_size: int
+    inner_shards: bool
+    outer_shards: bool
+
+    def _joined(self, shards: dict[str, Any]) -> Named:
+        pieces: list[Any] = [None] * WORLD
+        local = {key: shard.to_local() for key, shard in shards.items()}
+        dist.all_gather_object(pieces, local)
+        inner_size = WORLD // self.outer_size
+        # Inner-major: the pieces of an inner slice lie on the outer ranks, one after another.
+        order = [
+            outer * inner_size + inner
+            for inner in (range(inner_size) if self.inner_shards else [0])
+            for outer in (range(self.outer_size) if self.outer_shards else [0])
+        ]
+        return {key: torch.cat([pieces[rank][key] for rank in order]) for key in local}
+
+
+def hybrid(
+    inner: str,
+    outer: str,
+    outer_size: int = 2,
+    dtype: torch.dtype = torch.float64,
+    name: str = NAME,
+    **arguments: Any,
+) -> Hybrid:
+    arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(main_params_dtype=dtype))
+    arguments.setdefault("sync_model_each_microbatch", False)
+    model = fully_shard_model(
+        build(name, dtype),
+        device_mesh=hybrid_mesh(outer_size),
+        dp_shard_dim="inner",
+        dp_outer_dim="outer",
+        hybrid_fsdp_group=both_axes(outer_size),
+        fsdp_unit_modules=list(TOYS[name].units),
+        zero_dp_strategy=inner,
+        outer_dp_sharding_strategy=outer,
+        **arguments,
+    )
+    return Hybrid(name, WORLD, dtype, model, outer_size, inner != "no_shard", outer == "optim")
+
+
+def gathered_rows(inner: str, outer: str) -> bool:
+    """Whether `gather_full` puts the rows of weights and optimizer state in their places (R13)."""
+    subject = hybrid(inner, outer, name="conv_linear")
+    optimizer = torch.optim.Adam(subject.model.parameters(), lr=0.01)
+    fully_shard_optimizer(optimizer)
+    subject.run_cycle(1)
+    optimizer.step()
+    wanted = subject.full_parameters()
+    good = all(torch.equal(gather_full(p), wanted[key]) for key, p in subject.parameters())
+    moments = {key: optimizer.state[p]["exp_avg"] for key, p in subject.parameters()}
+    expected = subject._joined(moments)
+    return good and all(torch.equal(gather_full(m), expected[key]) for key, m in moments.items())
+
+
+def gradient_errors(inner: str, outer: str, shape: int, name: str) -> list[float]:
+    """Errors for 1 to 4 microbatches, two cycles each, in all three ways to end a cycle."""
+    errors = []
+    for style in ("no_sync", "auto_sync", "finish"):
+        subject = hybrid(inner, outer, shape, name=name)
+        for cycle, microbatches in enumerate((1, 2, 3, 4)):
+            subject.run_cycle(microbatches, cycle=cycle, style=style)
+            expected = expected_gradient(name, WORLD, microbatches, torch.float64, cycle)
+            errors.append(relative_difference(subject.full_gradient(), expected))
+            subject.model.zero_grad_buffer()
+    return errors
+
+
+def training_error(inner: str, outer: str, dtype: torch.dtype) -> float:
+    """Largest difference of a parameter after three clipped AdamW steps of two microbatches."""
+    subject = hybrid(inner, outer, dtype=dtype)
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(subject.model.parameters(), lr=0.01))
+    module = build(NAME, dtype)
+    reference = torch.optim.AdamW(module.parameters(), lr=0.01)
+    for cycle in range(3):
+        subject.run_cycle(2, cycle=cycle)
+        norm = clip_grad_norm_(subject.model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        for rank in range(WORLD):
+            for j in range(2):
+                value = loss(module(batch(NAME, rank, j, dtype, cycle)))
+                (value / WORLD).backward()
+        expected = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        assert abs(float(norm - expected)) < 1e-5 * float(expected)
+        reference.step()
+        reference.zero_grad()
+    wanted = {name: p.detach() for name, p in module.named_parameters()}
+    return relative_difference(subject.full_parameters(), wanted)
+
+
+def collectives_per_bucket(inner: str, outer: str, microbatches: int) -> dict[str, float]:
+    """Collectives of the second cycle, by operation and group, per unit bucket (the root aside)."""
+    subject = hybrid(inner, outer)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.01))
+    for cycle in range(2):
+        subject.model.wire_log.clear()
+        subject.run_cycle(microbatches, cycle=cycle)
+        optimizer.step()
+        optimizer.zero_grad()
+    records = [r for r in subject.model.wire_log if not r.bucket.startswith("root")]
+    counted = Counter(f"{r.operation} {r.group}" for r in records)
+    buckets = len({r.bucket for r in records})
+    return {key: count / buckets for key, count in counted.items()}
+
+
+def bytes_at_rest(inner: str, outer: str, policy: MixedPrecisionPolicy) -> dict[str, int]:
+    return hybrid(
+        inner, outer, dtype=torch.bfloat16, mixed_precision_policy=policy
+    ).model.ledger.bytes_by_category()
+
+
+def outer_wire_dtypes(inner: str, outer: str) -> set[tuple[str, str]]:
+    policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.bfloat16)
+    subject = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
+    subject.model.wire_log.clear()
+    subject.run_cycle(2)
+    kinds = ("reduce_scatter", "all_reduce")
+    return {(r.group, r.dtype) for r in subject.model.wire_log if r.operation in kinds}
+
+
+def late_accumulation(inner: str) -> str:
+    subject = hybrid(inner, "no_shard")
+    subject.run_cycle(1)
+    with pytest.raises(GradAlreadyReducedError) as error:
+        subject.backward()
+    subject.model.zero_grad_buffer()
+    return str(error.value)
+
+
+def adam_on_replicas() -> bool:
+    subject = hybrid("no_shard", "no_shard")
+    optimizer = fully_shard_optimizer(torch.optim.Adam(subject.model.parameters(), foreach=False))
+    subject.run_cycle(1)
+    optimizer.step()
+    return all(bool(torch.isfinite(gather_full(p)).all()) for p in subject.model.parameters())
+
+
+def refusals() -> list[str]:
+    messages = []
+    mesh = hybrid_mesh(2)
+    cases: list[dict[str, Any]] = [
+        {"dp_outer_dim": "outer"},
+        {"hybrid_fsdp_group": both_axes(2)},
+        {"dp_outer_dim": "outer", "hybrid_fsdp_group": mesh.get_group("inner")},
+        {"outer_dp_sharding_strategy": 1},
+    ]
+    for case in cases:
+        with pytest.raises(ConfigurationError) as error:
+            fully_shard_model(build(NAME), device_mesh=mesh, dp_shard_dim="inner", **case)
+        messages.append(str(error.value))
+    return messages
+
+
+@pytest.mark.parametrize("shape", [outer for outer, _ in SHAPES])
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_gradients_are_the_mean_over_both_axes(
+    ranks: RankPool, inner: str, outer: str, shape: int
+) -> None:
+    for errors in ranks.run(gradient_errors, inner, outer, shape, NAME):
+        assert max(errors) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["linear_stack", "tied_embedding", "frozen", "conv_linear"])
+@pytest.mark.parametrize("outer", ["no_shard", "optim"])
+def test_uneven_tied_and_frozen_parameters_survive_both_axes(
+    ranks: RankPool, name: str, outer: str
+) -> None:
+    for errors in ranks.run(gradient_errors, "optim_grads_params", outer, 2, name):
+        assert max(errors) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_three_clipped_adamw_steps_equal_one_process(
+    ranks: RankPool, inner: str, outer: str, dtype: torch.dtype
+) -> None:
+    bound = 1e-12 if dtype is torch.float64 else 2e-6
+    assert max(ranks.run(training_error, inner, outer, dtype)) < bound
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_the_outer_axis_is_used_once_per_cycle(
+    ranks: RankPool, inner: str, outer: str, microbatches: int
+) -> None:
+    k = microbatches
+    expected: dict[str, float] = {
+        "no_shard": {"all_reduce inner": 1},
+        "optim": {"reduce_scatter inner": 1, "all_gather inner": 1},
+        "optim_grads": {"reduce_scatter inner": k, "all_gather inner": 1},
+        "optim_grads_params": {"reduce_scatter inner": k, "all_gather inner": 2 * k},
+    }[inner]
+    if outer == "no_shard":
+        expected = expected | {"all_reduce outer": 1}
+    else:
+        expected = expected | {"reduce_scatter outer": 1, "all_gather outer": 1}
+    assert ranks.run(collectives_per_bucket, inner, outer, k) == [expected] * WORLD
+
+
+def test_hfsdp_holds_a_quarter_of_main_weights_and_half_of_the_rest(ranks: RankPool) -> None:
+    policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.float32)
+    for strategy, share in (("no_shard", 2), ("optim", 4)):
+        held = ranks.run(bytes_at_rest, "optim_grads_params", strategy, policy)[0]
+        whole = ranks.run(bytes_at_rest, "no_shard", "no_shard", policy)[0]
+        assert held["main_weights"] == pytest.approx(whole["main_weights"] / share, rel=0.05)
+        assert held["gradients"] == pytest.approx(whole["gradients"] / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_both_stages_travel_in_the_communication_dtype(
+    ranks: RankPool, inner: str, outer: str
+) -> None:
+    for seen in ranks.run(outer_wire_dtypes, inner, outer):
+        assert seen == {("inner", "bfloat16"), ("outer", "bfloat16")}
+
+
+@pytest.mark.parametrize("inner", STRATEGIES)
+def test_a_microbatch_after_the_outer_stage_is_refused(ranks: RankPool, inner: str) -> None:
+    for message in ranks.run(late_accumulation, inner):
+        assert "already reduced in this cycle" in message
+
+
+def test_r14_adam_steps_on_weights_replicated_over_two_axes(ranks: RankPool) -> None:
+    assert ranks.run(adam_on_replicas) == [True] * WORLD
+
+
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_r13_gathered_rows_are_in_their_places(ranks: RankPool, inner: str, outer: str) -> None:
+    assert ranks.run(gathered_rows, inner, outer) == [True] * WORLD
+
+
+def test_half_a_hybrid_configuration_is_refused(ranks: RankPool) -> None:
+    for only_dim, only_group, wrong_group, no_axis in ranks.run(refusals):
+        assert "found only dp_outer_dim" in only_dim
+        assert "found only hybrid_fsdp_group" in only_group
+        assert "must hold the ranks of both axes, [0, 1, 2, 3]" in wrong_group
+        assert "there is none" in no_axis
