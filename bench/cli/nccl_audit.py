@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli import console, exit_codes
-from bench.errors import UsageError
+from bench.errors import NothingMeasuredError, UsageError
 from reports.nccl.audit import Audit, audit_paths
 from reports.nccl.requirement import (
     Conditions,
@@ -72,7 +72,7 @@ def _audit(logs: Sequence[str]) -> Audit:
 
         found = audit_run(Path(logs[0]))
         if found.audit is None:
-            raise UsageError(found.text)
+            raise NothingMeasuredError(found.text)
         return found.audit
     return audit_paths(logs)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import bench
+from bench.launch.nccl_logs import nccl_variables
 from bench.spec import ResolvedRun
 from bench.worker.process import CHECKOUT_VARIABLE
 
@@ -81,4 +82,4 @@ def launch_variables(
         # gloo resolves the host name to find its interface, which fails on machines whose name
         # resolves to nothing; all ranks are on this one.
         added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
-    return added | resolved.launch.env
+    return added | resolved.launch.env | nccl_variables(resolved)

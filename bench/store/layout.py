@@ -9,6 +9,7 @@ results/
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     steps.rank<N>.jsonl  one line per step, appended by rank N alone
     logs/                agent.log, agent.json, rank<N>.log
+    nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json
 """
 
@@ -26,6 +27,7 @@ SCHEMA = "SCHEMA"
 RUNS = "runs"
 SWEEPS = "sweeps"
 LOGS = "logs"
+NCCL = "nccl"
 PLAN = "plan.json"
 SPEC = "spec.json"
 STATUS = "status.json"

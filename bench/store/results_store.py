@@ -92,7 +92,7 @@ class ResultsStore:
             repeat=repeat,
             arm=arm,
             code=code,
-            comparable_in_time=resolved.measure.profile == "none",
+            comparable_in_time=resolved.measure.comparable_in_time,
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 

@@ -74,8 +74,9 @@ def _cascades(rows: Sequence[Row]) -> Iterator[str]:
             ratio = large.size_bytes // small.size_bytes
             apart = not set(large.processes) & set(small.processes)
             if apart and large.size_bytes == ratio * small.size_bytes and 1 < ratio <= _MOST_RATIO:
+                printing = ", ".join(large.processes[:2])
                 yield (
-                    f"ReduceScatter of {large.size_bytes:,} bytes ({', '.join(large.processes[:2])})"
+                    f"ReduceScatter of {large.size_bytes:,} bytes ({printing})"
                     f" is exactly {ratio} x the {small.size_bytes:,} bytes of"
                     f" {', '.join(small.processes[:4])}: this looks like a reduction over an inner"
                     f" axis, then over an outer one of {ratio} ranks."

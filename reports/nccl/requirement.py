@@ -72,10 +72,8 @@ def parse_requirements(text: str) -> tuple[Requirement, ...]:
     Raises:
         UsageError: a term that means nothing.
     """
-    found = []
-    for term in (part.strip() for part in text.split(",")):
-        if term:
-            found.append(_parse_term(term))
+    terms = [part.strip() for part in text.split(",")]
+    found = [_parse_term(term) for term in terms if term]
     if not found:
         raise UsageError("--require is empty; expected terms such as AG=sym,RS=sym")
     return tuple(found)
@@ -191,7 +189,8 @@ def _satisfies(row: Row, one: Requirement) -> bool:
 def _wrong(wrong: Sequence[Row], count: int) -> str:
     first = wrong[0]
     reason = "" if first.reason is None else f": {first.reason.text}"
+    where = first.communicator.role or first.communicator.label
     return (
-        f"{len(wrong)} of {count} rows differ, first {first.operation} of {first.size_bytes:,} bytes"
-        f" on {first.communicator.role or first.communicator.label} is {first.verdict}{reason}"
+        f"{len(wrong)} of {count} rows differ, first {first.operation} of {first.size_bytes:,}"
+        f" bytes on communicator {where} is {first.verdict}{reason}"
     )
