@@ -15,7 +15,7 @@ from typing import Final
 
 from reports.nccl import decoration, grammar
 from reports.nccl.model import Call
-from reports.nccl.slow_lines import SlowLines
+from reports.nccl.slow_lines import LONGEST_LINE_BYTES, SlowLines
 from reports.nccl.timeline import CallLine, ChoiceLine, Thread, Timeline
 from reports.nccl.unread import Unread
 
@@ -24,6 +24,17 @@ _MOST_CACHED_MESSAGES: Final = 60_000
 _LONGEST_CACHED_BYTES: Final = 600
 _LONGEST_OPERATION_BYTES: Final = 48
 _OP_COUNT: Final = b": opCount "
+_NOTABLE: Final = (
+    b"NCCL",
+    b"iteration",
+    b"step:",
+    b"Bytes ->",
+    b"opCount",
+    b"Manual REG",
+    b"nranks=",
+    b"[Symmetric]: ",
+    b"[Copy Engine]: ",
+)
 # HOST:PID:TID [DEV] NCCL INFO Op: opCount N sendbuff P recvbuff P count N datatype N op N root N
 # comm P [nranks=N] stream P
 _CALL_WORDS: Final = 24
@@ -141,7 +152,13 @@ class Scan:
         """A line that was not seen before."""
         mark = text.find(decoration.INFO)
         if mark <= 0:
-            self._slow.read(text)
+            # Other people's text is most of some logs: what cannot be evidence ends here.
+            if any(word in text for word in _NOTABLE):
+                self._slow.read(text)
+            elif len(text) > LONGEST_LINE_BYTES:
+                self.unread.overlong += 1
+            else:
+                self.unread.ignored += 1
             return
         place = self._heads.get(text[:mark]) or self._place(text, mark)
         if place is None:

@@ -24,7 +24,7 @@ _ITERATION: Final = re.compile(
 _MANUAL_REGISTRATION: Final = b"[Manual REG] Register"
 _BARE_VERSION: Final = re.compile(r"NCCL version (\d+\.\d+\.\d+)(?!\d)")
 _EVIDENCE: Final = re.compile(
-    rb" Bytes -> |NCCL INFO|NCCL WARN|: opCount |\[Symmetric\]|\[Copy Engine\]|\[nranks=\d"
+    rb" Bytes -> |NCCL INFO|NCCL WARN|: opCount |\[Symmetric\]: |\[Copy Engine\]: |\[nranks=\d"
 )
 _STATE_KINDS: Final = frozenset(kind for kind, _ in grammar.STATE_EVENTS)
 

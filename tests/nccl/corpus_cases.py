@@ -582,7 +582,7 @@ case(
 )
 case(
     "prose",
-    ["The AllGather took 12 Bytes -> hm", "NCCL is fine", "[Symmetric] kernels are nice"],
+    ["The AllGather took 12 Bytes -> hm", "NCCL is fine", "reduce [Symmetric]: is nice"],
     damaged=True,
 )
 case("zero_works", [info(sym("AllGather", "AllGather_ST", works=0))], damaged=True)
