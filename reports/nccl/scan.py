@@ -133,8 +133,31 @@ class Scan:
                 if found is None or words[3] != b"INFO":
                     self._read(text)
                     continue
-                place, call = found
-                self.take_call(place, CallLine(call, (words[8], words[10]), text))
+                (timeline, thread), call = found
+                line = CallLine(call, (words[8], words[10]), text)
+                calls = thread.calls
+                choices = thread.choices
+                if (
+                    len(choices) != 1
+                    or len(calls) != 1
+                    or thread.collecting
+                    or self.iteration is not None
+                ):
+                    self.take_call((timeline, thread), line)
+                    continue
+                # Nearly always: one call, one choice, the next call. As in `take_call`.
+                timeline.lines += 1
+                last = calls[0]
+                choice = choices.pop()
+                simple = timeline.simple.get((id(last[0]), id(choice.choice)))
+                if simple is None:
+                    timeline.add_simple(last, choice)
+                else:
+                    seen = simple.seen
+                    seen.count += 1
+                    if last[1] not in seen.buffers:
+                        simple.add_buffers(last[1])
+                calls[0] = line
                 continue
             thread, timeline = known.thread, known.timeline
             timeline.lines += 1

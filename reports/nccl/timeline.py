@@ -61,8 +61,12 @@ class Simple:
 
     def count(self, buffers: Buffers) -> None:
         """Once more, with these buffers."""
+        self.seen.count += 1
+        self.add_buffers(buffers)
+
+    def add_buffers(self, buffers: Buffers) -> None:
+        """These buffers have been seen."""
         seen = self.seen
-        seen.count += 1
         if buffers not in seen.buffers:
             if len(seen.buffers) < MOST_BUFFERS:
                 seen.buffers.add(buffers)

@@ -435,6 +435,75 @@ def _(world: World) -> int:
     return world.run("report", "tow")
 
 
+NCCL = "n1:1:2 [0] NCCL INFO "
+SYMMETRIC = (
+    NCCL + "AllGather [Symmetric]: 64 Bytes -> Kernel AllGather_ST nchannels 9 nthreads 512\n"
+)
+REGULAR = NCCL + "AllGather: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
+
+
+def audited(world: World, text: str, *options: str) -> int:
+    log = world.folder / "nccl.log"
+    log.write_text(text)
+    return world.run("nccl", log, *options)
+
+
+@scenario("nccl", "rows and no requirement")
+def _(world: World) -> int:
+    code = audited(world, SYMMETRIC + REGULAR)
+    assert "MIXED" in world.out
+    return code
+
+
+@scenario("nccl", "requirements met")
+def _(world: World) -> int:
+    return audited(world, SYMMETRIC, "--require", "AG=sym")
+
+
+@scenario("nccl", "a requirement not met")
+def _(world: World) -> int:
+    code = audited(world, REGULAR, "--require", "AG=sym")
+    assert "requirement not met: AG=sym" in world.err
+    return code
+
+
+@scenario("nccl", "a requirement without evidence")
+def _(world: World) -> int:
+    code = audited(world, SYMMETRIC, "--profile", "fsdp")
+    assert "requirement without evidence: RS=sym" in world.err
+    return code
+
+
+@scenario("nccl", "a log without NCCL evidence")
+def _(world: World) -> int:
+    return audited(world, "nothing here\n")
+
+
+@scenario("nccl", "a run on CPU")
+def _(world: World) -> int:
+    world.sweep()
+    code = world.run("nccl", world.run_folder("ddp"))
+    assert "there is no NCCL in this run" in world.err
+    return code
+
+
+@scenario("nccl", "a path that does not exist")
+def _(world: World) -> int:
+    return world.run("nccl", "missing.log")
+
+
+@scenario("nccl", "a device instead of a log")
+def _(world: World) -> int:
+    return world.run("nccl", "/dev/zero")
+
+
+@scenario("nccl", "an unknown profile or requirement")
+def _(world: World) -> int:
+    code = audited(world, SYMMETRIC, "--profile", "fspd")
+    assert audited(world, SYMMETRIC, "--require", "AG=symm") == 2
+    return code
+
+
 @scenario("doctor", "runs can start here")
 def _(world: World) -> int:
     return world.run("doctor")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-VERBS = ["plan", "run", "status", "show", "logs", "compare", "report", "doctor", "schema"]
+VERBS = ["plan", "run", "status", "show", "logs", "compare", "report", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 
 LOADED_BY = """

@@ -54,13 +54,12 @@ def rank_log(rank: int, random_: random.Random, version: str) -> list[str]:
         if step == 6:
             lines.append(head + f"register comm {comm} buffer 0x7f0000000000 size 1073741824")
         group = state.choice([1, 1, 2])
-        for _ in range(group):
-            lines.append(
-                head
-                + f"{operation}: opCount {step:x} sendbuff 0x7f0000000000 recvbuff 0x7f0000100000"
-                f" count {count} datatype 9 op {state.choice([0, 0, 4])} root 0 comm {comm}"
-                " [nranks=4] stream 0x1"
-            )
+        lines += [
+            head + f"{operation}: opCount {step:x} sendbuff 0x7f0000000000 recvbuff 0x7f0000100000"
+            f" count {count} datatype 9 op {state.choice([0, 0, 4])} root 0 comm {comm}"
+            " [nranks=4] stream 0x1"
+            for _ in range(group)
+        ]
         symmetric = step > 6 and state.random() < 0.7
         for _ in range(group):
             if symmetric and version.startswith("2.27"):
@@ -191,7 +190,8 @@ def test_noise_gives_no_verdict(tmp_path, data):
 @QUICK
 @given(st.integers(1, 79))
 def test_a_line_cut_anywhere_gives_no_verdict(tmp_path, kept):
-    line = "n1:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}"
+    head = "n1:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes"
+    line = f"{head} -> Algo RING proto SIMPLE channel{{Lo..Hi}}={{0..23}}"
     path = tmp_path / "cut"
     path.write_text(line[: len(line) - 80 + kept])
     assert audit_paths([path]).rows == ()
