@@ -11,7 +11,8 @@ Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
 BytesAre = Literal["per_rank", "total"]
 
 MAX_QUOTE_CHARACTERS = 240
-MOST_BUFFERS = 64
+_BUFFER_WORDS = 5
+MOST_BUFFERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,19 @@ class Seen:
     call_line: str = ""
     buffers: set[tuple[bytes, bytes]] = field(default_factory=set)
     more_buffers: bool = False
+
+    def add_buffers(self, text: bytes) -> None:
+        """The buffers in `COUNTER sendbuff P recvbuff P`; what is not of this form is left out."""
+        words = text.split(b" ")
+        if len(words) != _BUFFER_WORDS:
+            self.more_buffers = True
+            return
+        pair = (words[2], words[4])
+        if pair not in self.buffers:
+            if len(self.buffers) < MOST_BUFFERS:
+                self.buffers.add(pair)
+            else:
+                self.more_buffers = True
 
     def add(self, other: Seen) -> None:
         """Take over what `other`, which is later in the log, has seen."""

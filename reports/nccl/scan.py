@@ -2,9 +2,9 @@
 
 [Note: speed] Most lines of a log repeat. A line seen before is found by one dictionary look-up, a
 message seen before behind a new time stamp by two, and a COLL line, which never repeats because of
-its counter, by those of its words that say what the call is. Only what is new is matched against
-patterns. While a block of lines holds nothing but lines seen before and no call is open, it is
-counted as a whole. Caches are bounded by clearing them, never by dropping a line.
+its counter, by what stands before the counter and behind the buffers. Only what is new is matched
+against patterns. While a block of lines holds nothing but lines seen before and no call is open, it
+is counted as a whole. Caches are bounded by clearing them, never by dropping a line.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _NOTABLE: Final = (
     b"[Symmetric]: ",
     b"[Copy Engine]: ",
 )
-# HOST:PID:TID [DEV] NCCL INFO Op: opCount N sendbuff P recvbuff P count N datatype N op N root N
-# comm P [nranks=N] stream P
-_CALL_WORDS: Final = 24
+_COUNT: Final = b" count "
 
 Place = tuple[Timeline, Thread]
 
@@ -72,7 +70,7 @@ class Scan:
         self._lines: dict[bytes, Known] = {}
         self._heads: dict[bytes, Place] = {}
         self._choices: dict[bytes, ChoiceLine] = {}
-        self._known_calls: dict[tuple[bytes, ...], tuple[Place, Call]] = {}
+        self._known_calls: dict[tuple[bytes, bytes], tuple[Place, Call]] = {}
         self._calls: dict[Call, Call] = {}
         self._pending: Counter[Known] = Counter()
         self._counting = False
@@ -118,23 +116,21 @@ class Scan:
         self._drain()
         known_lines = self._lines.get
         known_calls = self._known_calls.get
+        new_tuple = tuple.__new__
         new = 0
         for text in lines:
             known = known_lines(text)
             if known is None:
                 new += 1
-                words = text.split(b" ")
-                if len(words) != _CALL_WORDS or words[5] != b"opCount":
-                    self._read(text)
-                    continue
-                found = known_calls(
-                    (words[0], words[4], words[12], words[14], words[16], words[20], words[21])
-                )
-                if found is None or words[3] != b"INFO":
+                head, _, tail = text.partition(_OP_COUNT)
+                buffers, _, rest = tail.partition(_COUNT)
+                found = known_calls((head, rest)) if rest else None
+                if found is None:
                     self._read(text)
                     continue
                 (timeline, thread), call = found
-                line = CallLine(call, (words[8], words[10]), text)
+                # Past the named tuple's own constructor, which is slow.
+                line = new_tuple(CallLine, (call, buffers, text))
                 calls = thread.calls
                 choices = thread.choices
                 if (
@@ -155,8 +151,8 @@ class Scan:
                 else:
                     seen = simple.seen
                     seen.count += 1
-                    if last[1] not in seen.buffers:
-                        simple.add_buffers(last[1])
+                    if not seen.more_buffers:
+                        seen.add_buffers(last[1])
                 calls[0] = line
                 continue
             thread, timeline = known.thread, known.timeline
@@ -266,13 +262,12 @@ class Scan:
             timeline.reach(self.iteration)
 
     def _remember_call(self, text: bytes, place: Place, call: Call) -> None:
-        """Know the call again by the words of its line that say what it is."""
-        words = text.split(b" ")
-        if len(words) == _CALL_WORDS:
+        """Know the call again by its line without the counter and the buffers."""
+        head, _, tail = text.partition(_OP_COUNT)
+        if len(text) <= _LONGEST_CACHED_BYTES and b" NCCL " not in tail:
             if len(self._known_calls) >= _MOST_CACHED_MESSAGES:
                 self._known_calls.clear()
-            key = (words[0], words[4], words[12], words[14], words[16], words[20], words[21])
-            self._known_calls[key] = (place, call)
+            self._known_calls[head, tail.partition(_COUNT)[2]] = (place, call)
 
     def call_line(self, operation: bytes, tail: bytes, text: bytes) -> CallLine | None:
         """The COLL line with this tail, its call being the same object for equal calls."""
@@ -282,7 +277,9 @@ class Scan:
         if len(self._calls) >= _MOST_CACHED_MESSAGES:
             self._calls.clear()
         call = self._calls.setdefault(found[0], found[0])
-        return CallLine(call, found[1], text)
+        return CallLine(
+            call, b" ".join((b"0 sendbuff", found[1][0], b"recvbuff", found[1][1])), text
+        )
 
     def _place(self, text: bytes, mark: int) -> Place | None:
         """Process and thread of a clean prefix that ends at `mark`, remembered by its text."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from reports.nccl.burst import MOST_OPEN_CALLS, resolve_burst
-from reports.nccl.model import MOST_BUFFERS, Call, Choice, Event, Observation, Seen, Tally
+from reports.nccl.model import Call, Choice, Event, Observation, Seen, Tally
 
 # Where a worker starts in the middle of a file, a thread's first lines may belong to calls before
 # the cut; so many of them are kept until the halves are joined.
@@ -18,14 +18,15 @@ MOST_LEADING: Final = 2 * MOST_OPEN_CALLS
 MOST_ITEMS: Final = 20_000
 MOST_OBSERVATIONS: Final = 20_000
 
-Buffers = tuple[bytes, bytes]
-
 
 class CallLine(NamedTuple):
-    """A COLL line: the call (one object per distinct call), its buffers, its text."""
+    """A COLL line: the call (one object per distinct call), its text.
+
+    buffers: the part of the line that names them, as `1f sendbuff P recvbuff P`.
+    """
 
     call: Call
-    buffers: Buffers
+    buffers: bytes
     text: bytes
 
 
@@ -59,19 +60,11 @@ class Simple:
     choice: Choice
     seen: Seen
 
-    def count(self, buffers: Buffers) -> None:
+    def count(self, buffers: bytes) -> None:
         """Once more, with these buffers."""
         self.seen.count += 1
-        self.add_buffers(buffers)
-
-    def add_buffers(self, buffers: Buffers) -> None:
-        """These buffers have been seen."""
-        seen = self.seen
-        if buffers not in seen.buffers:
-            if len(seen.buffers) < MOST_BUFFERS:
-                seen.buffers.add(buffers)
-            else:
-                seen.more_buffers = True
+        if not self.seen.more_buffers:
+            self.seen.add_buffers(buffers)
 
 
 @dataclass(slots=True)
@@ -214,7 +207,7 @@ class Timeline:
             seen = Seen(1, _shown(text))
             if index < len(calls):
                 seen.call_line = _shown(calls[index].text)
-                seen.buffers = {calls[index].buffers}
+                seen.add_buffers(calls[index].buffers)
             self.observe(observation, seen)
 
     def _drain(self) -> None:
