@@ -29,6 +29,13 @@ _REVERSED_WARN: Final = re.compile(
     rb"([A-Za-z0-9._-]{1,255})"
 )
 _ESCAPES: Final = re.compile(rb"(?:\x1b|\xef\xbf\xbd|\xc2\x9b)\[[0-9;?]{0,16}[A-Za-z]")
+# Some log drivers write these characters so inside JSON strings.
+_JSON_ESCAPES: Final = (
+    (b"\\u003e", b">"),
+    (b"\\u003c", b"<"),
+    (b"\\u0026", b"&"),
+    (b"\\u001b", b"\x1b"),
+)
 _REPEATED: Final = re.compile(rb"[ \t]*\[repeated (\d{1,9})x across cluster\].*\Z", re.DOTALL)
 
 
@@ -72,6 +79,9 @@ def clean_header(line: bytes, mark: int) -> Header | None:
 
 def plain(line: bytes) -> bytes:
     """`line` without terminal colours and without a carriage return at its end."""
+    if b"\\u00" in line:
+        for escape, byte in _JSON_ESCAPES:
+            line = line.replace(escape, byte)
     if b"\x1b" in line or b"\xef\xbf\xbd" in line or b"\xc2\x9b" in line:
         line = _ESCAPES.sub(b"", line)
     return line.rstrip(b"\r\n")

@@ -36,19 +36,21 @@ _LARGEST_BYTES: Final = 2**62
 _OP = r"([A-Za-z][A-Za-z0-9_]{1,40})"
 _SIZE = r"(\d{1,19}) Bytes -> "
 _POINTER = r"(0x[0-9a-fA-F]{1,16}|\(nil\))"
-# What a collector may append to a complete message; anything else means that the line was cut.
-_END = r"(?:[ \t]*|[ ]\[.*|[ ][({].*|\t.*)\Z"
+# What a collector may append to a complete message. A message that ends in a number is complete only
+# if no word follows, which may be a piece of its next field.
+_END = r"(?:\s*\Z|\s*[^\w\s.].*\Z)"
 
 
-def _tuning(pattern: str) -> re.Pattern[bytes]:
-    return re.compile((pattern + _END).encode(), re.DOTALL)
+def _tuning(pattern: str, end: str = _END) -> re.Pattern[bytes]:
+    return re.compile((pattern + end).encode(), re.DOTALL)
 
 
 _NAMED = _tuning(
     _OP
     + ": "
     + _SIZE
-    + r"Algo ([A-Za-z_]\w{1,30}) proto ([A-Za-z]\w{1,20}) channel\{Lo\.\.Hi\}=\{-?\d+\.\.-?\d+\}"
+    + r"Algo ([A-Za-z_]\w{1,30}) proto ([A-Za-z]\w{1,20}) channel\{Lo\.\.Hi\}=\{-?\d+\.\.-?\d+\}",
+    end=r".*\Z",
 )
 _NUMERIC = _tuning(
     f"(?:{_OP}: )?" + _SIZE + r"Algo (-?\d{1,3}) proto (-?\d{1,3}) time -?\d+\.\d+(?:e[+-]?\d+)?"

@@ -522,12 +522,20 @@ _DECORATED = {
     "pod": "[pod/train-0/pytorch] {}",
     "kubectl_time": "2026-02-27T21:28:39.433296123Z stdout F {}",
     "docker_json": '{{"log":"{}\\n","stream":"stdout","time":"2026-02-27T21:28:39Z"}}',
+    "json_escaped": '{{"log":"\\u001b[36m{}\\u001b[0m\\n","stream":"stderr"}}',
+    "quoted": "`{}`",
+    "tagged": "{} | job=train",
     "nccl_time": "[2026-02-27 21:28:39] {}",
     "nccl_time_glued": "[21:28:39.123]{}",
     "crlf": "{}\r",
     "progress_bar": "50%|#####     | 5/10\r{}",
     "trailing_colour": "{}\x1b[0m",
 }
+case(
+    "deco_json_arrow",
+    ['{"log":"' + info(ring("AllReduce")).replace(">", "\\u003e") + '\\n"}'],
+    f"AllReduce {MIB} - REGULAR missing=ENV,COLL,REG",
+)
 for _name, _form in _DECORATED.items():
     case(f"deco_{_name}", [_form.format(info(_AG))], f"AllGather {MIB} - SYMMETRIC")
 case(
