@@ -36,7 +36,7 @@ _LARGEST_BYTES: Final = 2**62
 _OP = r"([A-Za-z][A-Za-z0-9_]{1,40})"
 _SIZE = r"(\d{1,19}) Bytes -> "
 _POINTER = r"(0x[0-9a-fA-F]{1,16}|\(nil\))"
-# What a collector may append to a complete message. A message that ends in a number is complete only
+# What a collector may append to a complete message. One that ends in a number is complete only
 # if no word follows, which may be a piece of its next field.
 _END = r"(?:\s*\Z|\s*[^\w\s.].*\Z)"
 

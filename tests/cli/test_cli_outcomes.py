@@ -448,35 +448,21 @@ def audited(world: World, text: str, *options: str) -> int:
     return world.run("nccl", log, *options)
 
 
-@scenario("nccl", "rows and no requirement")
-def _(world: World) -> int:
-    code = audited(world, SYMMETRIC + REGULAR)
-    assert "MIXED" in world.out
-    return code
+NCCL_LOGS = {
+    "rows and no requirement": (SYMMETRIC + REGULAR, (), "MIXED"),
+    "requirements met": (SYMMETRIC, ("--require", "AG=sym"), "MET"),
+    "a requirement not met": (REGULAR, ("--require", "AG=sym"), "requirement not met: AG=sym"),
+    "a requirement without evidence": (SYMMETRIC, ("--profile", "fsdp"), "without evidence: RS"),
+    "a log without NCCL evidence": ("nothing here\n", (), "nothing to judge"),
+    "an unknown profile or requirement": (SYMMETRIC, ("--profile", "fspd"), "unknown profile"),
+}
+for _outcome, (_text, _options, _said) in NCCL_LOGS.items():
 
-
-@scenario("nccl", "requirements met")
-def _(world: World) -> int:
-    return audited(world, SYMMETRIC, "--require", "AG=sym")
-
-
-@scenario("nccl", "a requirement not met")
-def _(world: World) -> int:
-    code = audited(world, REGULAR, "--require", "AG=sym")
-    assert "requirement not met: AG=sym" in world.err
-    return code
-
-
-@scenario("nccl", "a requirement without evidence")
-def _(world: World) -> int:
-    code = audited(world, SYMMETRIC, "--profile", "fsdp")
-    assert "requirement without evidence: RS=sym" in world.err
-    return code
-
-
-@scenario("nccl", "a log without NCCL evidence")
-def _(world: World) -> int:
-    return audited(world, "nothing here\n")
+    @scenario("nccl", _outcome)
+    def _(world: World, text=_text, options=_options, said=_said) -> int:
+        code = audited(world, text, *options)
+        assert said in world.out + world.err
+        return code
 
 
 @scenario("nccl", "a run on CPU")
@@ -495,13 +481,6 @@ def _(world: World) -> int:
 @scenario("nccl", "a device instead of a log")
 def _(world: World) -> int:
     return world.run("nccl", "/dev/zero")
-
-
-@scenario("nccl", "an unknown profile or requirement")
-def _(world: World) -> int:
-    code = audited(world, SYMMETRIC, "--profile", "fspd")
-    assert audited(world, SYMMETRIC, "--require", "AG=symm") == 2
-    return code
 
 
 @scenario("doctor", "runs can start here")

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+import corpus_cases as cases
 from reports.nccl.audit import audit_paths
 from reports.nccl.verdicts import Row
-
-HERE = Path(__file__).parent
-
-
-def load_cases():
-    spec = importlib.util.spec_from_file_location("corpus_cases", HERE / "corpus_cases.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["corpus_cases"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cases = load_cases()
 
 
 def shown(row: Row, expected: str) -> str:
