@@ -20,6 +20,7 @@ Recompute = Literal["none", "full", "selective"]
 DataKind = Literal["text", "markov", "random"]
 DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
+TransportName = Literal["auto", "native", "point_to_point"]
 Profile = Literal["none", "memory"]
 NcclRecord = Literal["none", "evidence"]
 
@@ -74,6 +75,7 @@ class EngineSpec(Frozen):
     nccl_ub: bool = False
     double_buffer: bool = False
     average_in_collective: bool = False
+    transport: TransportName = "auto"
 
 
 class TrainSpec(Frozen):

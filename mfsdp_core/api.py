@@ -17,6 +17,7 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.config import (
     ReductionConfig,
     ScheduleConfig,
+    Transport,
     parse_sharding,
     refuse_not_built,
 )
@@ -65,6 +66,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     maxpool_double_buffer: bool = False,
     *,
     on_double_reduction: Literal["raise", "warn"] = "raise",
+    transport: Transport = "auto",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -85,7 +87,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
     the number of ranks. calculate_per_token_loss: sum gradients without dividing.
     on_double_reduction: `warn` restores upstream's behaviour, in which a whole gradient reduced
-    twice in a cycle is wrong.
+    twice in a cycle is wrong. transport: `native` collectives, or `point_to_point` exchange with a
+    local FP32 sum; `auto` takes the latter on gloo
+    where gradients are scattered.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -105,7 +109,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     config = parse_sharding(
         zero_dp_strategy,
         outer_dp_sharding_strategy,
-        ReductionConfig(average_in_collective, calculate_per_token_loss),
+        ReductionConfig(average_in_collective, calculate_per_token_loss, transport),
         ScheduleConfig(
             prefetch=overlap_param_gather,
             overlap_reduction=overlap_grad_reduce,
@@ -173,6 +177,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     maxpool_double_buffer: bool = False,
     *,
     on_double_reduction: Literal["raise", "warn"] = "raise",
+    transport: Transport = "auto",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 

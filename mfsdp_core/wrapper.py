@@ -18,7 +18,7 @@ from mfsdp_core.runtime.build import Environment, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.optimizer import OWNER
+from mfsdp_core.state.owner import OWNER
 
 
 class MegatronFSDP(nn.Module):

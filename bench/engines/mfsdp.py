@@ -160,6 +160,7 @@ def _switches(engine: EngineSpec) -> dict[str, Any]:
         "overlap_grad_reduce": engine.overlap_grad_reduce,
         "overlap_param_gather": engine.overlap_param_gather,
         "average_in_collective": engine.average_in_collective,
+        "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
         "fsdp_double_buffer": engine.double_buffer or pooled,
         "maxpool_double_buffer": engine.allocator == "max_pool",

@@ -30,6 +30,7 @@ _SWITCHES = (
     "nccl_ub",
     "double_buffer",
     "average_in_collective",
+    "transport",
 )
 
 

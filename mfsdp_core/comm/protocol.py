@@ -14,11 +14,41 @@ class Pending(Protocol):
         """Return once the result may be used on the current stream (CPU: once it is there)."""
 
 
+class PendingSum(Protocol):
+    """A reduction that was issued."""
+
+    def wait(self) -> torch.Tensor:
+        """Return this rank's result: the tensor it was to go to, or one of higher precision."""
+
+
 class Done:
     """A collective that needed no communication."""
 
     def wait(self) -> None:
         """Return at once."""
+
+
+class Summed:
+    """A reduction whose result goes to a tensor known beforehand."""
+
+    def __init__(self, result: torch.Tensor, pending: Pending) -> None:
+        self._result = result
+        self._pending = pending
+
+    def wait(self) -> torch.Tensor:
+        """That tensor, once the reduction has ended."""
+        self._pending.wait()
+        return self._result
+
+
+class Scratch(Protocol):
+    """Memory that a transport needs while a collective is under way."""
+
+    def acquire(self, bucket: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """One-dimensional, contents undefined."""
+
+    def release(self, bucket: str, memory: torch.Tensor) -> None:
+        """Give it back."""
 
 
 class Communicator(Protocol):
@@ -36,10 +66,10 @@ class Communicator(Protocol):
 
     def reduce_scatter(
         self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
-    ) -> Pending:
-        """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`."""
+    ) -> PendingSum:
+        """Sum (or mean) over ranks of slice `rank` of `full`, into `own` or higher precision."""
 
-    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> Pending:
+    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
 
     def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:

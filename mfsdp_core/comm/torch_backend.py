@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.protocol import Done, Pending
+from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
 from mfsdp_core.events import Event, EventBus
 
 # torch 2.13 renamed the two flat collectives; 2.11 has only the older names.
@@ -50,22 +50,23 @@ class TorchCommunicator:
 
     def reduce_scatter(
         self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
-    ) -> Pending:
+    ) -> PendingSum:
         """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`."""
         if self.size == 1:
             if own.data_ptr() != full.data_ptr():
                 own.copy_(full)
-            return Done()
+            return Summed(own, Done())
         self._publish("reduce_scatter", full, bucket)
-        return _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
+        work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
+        return Summed(own, work)
 
-    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> Pending:
+    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
         if self.size == 1:
-            return Done()
+            return Summed(full, Done())
         self._publish("all_reduce", full, bucket)
         work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
-        return Done() if work is None else work
+        return Summed(full, Done() if work is None else work)
 
     def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:
         """Replace `full` by that of the group's first rank."""

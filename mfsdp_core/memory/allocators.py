@@ -22,6 +22,7 @@ Role = Literal[
     "grad_bucket",
     "outer_bucket",
     "grad_cast",
+    "peer_slices",
 ]
 
 _CATEGORY: dict[Role, Category] = {
@@ -32,6 +33,7 @@ _CATEGORY: dict[Role, Category] = {
     "grad_cast": "gradients",
     "grad_bucket": "communication_buffers",
     "outer_bucket": "communication_buffers",
+    "peer_slices": "communication_buffers",
 }
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
+
+Transport = Literal["auto", "native", "point_to_point"]
 
 
 @dataclass(frozen=True)
 class ReductionConfig:
     """How gradients are averaged.
 
+    transport: `auto`, `native` or `point_to_point` (`auto`: point to point on gloo
+    where gradients are scattered, else native).
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens.
     """
 
     average_in_collective: bool = False
     per_token: bool = False
+    transport: Transport = "auto"
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,10 @@ def parse_sharding(
     Raises:
         ConfigurationError: unknown strategies or combinations that cannot work.
     """
+    if reduction.transport not in get_args(Transport):
+        raise ConfigurationError(
+            f"transport={reduction.transport!r}: expected one of {', '.join(get_args(Transport))}."
+        )
     strategy = parse_strategy(zero_dp_strategy, outer_dp_sharding_strategy)
     if strategy.outer.shards_optimizer and not has_outer_axis:
         raise ConfigurationError(

@@ -12,15 +12,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.axes import AxisCommunicators
+from mfsdp_core.comm.point_to_point import PointToPointCommunicator
+from mfsdp_core.comm.protocol import Communicator, Scratch
 from mfsdp_core.comm.torch_backend import TorchCommunicator, dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.config import ShardingConfig
+from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.plan.config import ShardingConfig, Transport
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
@@ -61,16 +65,29 @@ class Environment:
             outer_size=self.mesh.size(0) if self.has_outer_axis else 1,
         )
 
-    def communicators(self) -> AxisCommunicators:
-        """One per purpose; all publish to `events`."""
-        inner_group = self.mesh.get_group(self.mesh.ndim - 1)
-        inner = TorchCommunicator(inner_group, "inner", self.events)
+    def communicators(
+        self, strategy: Strategy, transport: Transport, scratch: Scratch
+    ) -> AxisCommunicators:
+        """One per purpose; all publish to `events`.
+
+        `auto` exchanges directly on gloo, except along an axis that all-reduces: there the second
+        half of a direct exchange cannot overlap with the backward pass.
+        """
+
+        def over(group: dist.ProcessGroup, role: str, axis: AxisPlacements) -> Communicator:
+            on_gloo = dist.get_backend(group) == "gloo"
+            pays_off = on_gloo and axis.reduction is not Collective.ALL_REDUCE
+            if transport == "point_to_point" or (transport == "auto" and pays_off):
+                return PointToPointCommunicator(group, role, self.events, scratch)
+            return TorchCommunicator(group, role, self.events)
+
+        inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner
         if self.gather_group is not None:
-            gather = TorchCommunicator(self.gather_group, "inner", self.events)
+            gather = over(self.gather_group, "inner", strategy.inner)
         outer = None
         if self.has_outer_axis:
-            outer = TorchCommunicator(self.mesh.get_group(0), "outer", self.events)
+            outer = over(self.mesh.get_group(0), "outer", strategy.outer)
         return AxisCommunicators(inner, gather, outer)
 
 
@@ -129,9 +146,11 @@ class _GroupFactory:
         self._policy = policy
         self._environment = environment
         self._coordinate = environment.coordinate()
-        self._communicators = environment.communicators()
         self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
         self._passing = TemporaryAllocator(environment.device, environment.ledger)
+        self._communicators = environment.communicators(
+            config.strategy, config.reduction.transport, AllocatedScratch(self._passing)
+        )
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""

@@ -51,6 +51,7 @@ class ShardedContext:
         self._sync_stack: list[bool] = []
         self._backward_running = False
         self._forward_running = False
+        self._gather_ahead_of: Unit | None = None
 
     @property
     def is_last_microbatch(self) -> bool:
@@ -97,10 +98,12 @@ class ShardedContext:
         """The first gradient has reached an output of `unit`."""
         self._begin_backward()
         unit.active_backwards += 1
-        self.params.issue(unit)
-        self.params.prefetch(unit, "backward")
         self.params.ready(unit)
         unit.show_raw()
+        # The unit that ran before, in backward order, has not been released yet: autograd calls
+        # after_backward for it next, from a hook on the same tensor. Gathering ahead now would hold
+        # three units at once.
+        self._gather_ahead_of = unit
 
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
@@ -109,6 +112,7 @@ class ShardedContext:
             unit.active_backwards = 0
             self.params.release(unit)
             unit.show_sharded()
+        self._gather_ahead()
 
     @torch.no_grad()
     def gradient_ready(
@@ -116,6 +120,7 @@ class ShardedContext:
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
         self._begin_backward()
+        self._gather_ahead()
         self.grads.take(unit, buffers, index, raw, is_last=self.is_last_microbatch)
 
     def finish_gradients(self) -> None:
@@ -123,6 +128,12 @@ class ShardedContext:
         self.grads.issue_rest()
         self.grads.land_all()
         self.grads.attach()
+
+    def _gather_ahead(self) -> None:
+        """Start the gathers of the unit that follows in backward order, once."""
+        unit, self._gather_ahead_of = self._gather_ahead_of, None
+        if unit is not None:
+            self.params.prefetch(unit, "backward")
 
     def _begin_pass(self) -> None:
         if self._forward_running or self._backward_running:
@@ -147,6 +158,7 @@ class ShardedContext:
         """Back to rest: nothing running, shards visible, only persistent weights materialised."""
         self._backward_running = False
         self._forward_running = False
+        self._gather_ahead_of = None
         self.params.release_all()
         for unit in (self.root, *self.units):
             unit.active_backwards = 0

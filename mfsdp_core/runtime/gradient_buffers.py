@@ -23,7 +23,7 @@ from enum import Enum
 import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.protocol import Pending
+from mfsdp_core.comm.protocol import PendingSum
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import GradAlreadyReducedError
 from mfsdp_core.events import Event, EventBus
@@ -49,7 +49,7 @@ class Reduction:
 
     own: torch.Tensor
     in_place: bool
-    work: Pending
+    work: PendingSum
     key: BufferKey | None
 
 
@@ -200,13 +200,12 @@ class GradientBuffers:
         pending = self._pending
         if pending is None:
             return
-        pending.work.wait()
+        result = pending.work.wait()
         adds = self._axis.landing is Landing.ADD and self._landed
-        if not pending.in_place:
-            if adds:
-                self._inner_reduced.add_(pending.own)
-            else:
-                self._inner_reduced.copy_(pending.own)
+        if adds:
+            self._inner_reduced.add_(result)
+        elif not (pending.in_place and result is pending.own):
+            self._inner_reduced.copy_(result)
         self._landed = True
         self._publish_landing("add" if adds else "copy", pending.own)
         self._pending = None

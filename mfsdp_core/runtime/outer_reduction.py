@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mfsdp_core.comm.protocol import Communicator, Pending
+from mfsdp_core.comm.protocol import Communicator, PendingSum
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.plan.strategy import AxisPlacements, Collective
 from mfsdp_core.shard.flat_buffer import part
@@ -20,7 +20,7 @@ from mfsdp_core.shard.flat_buffer import part
 @dataclass(frozen=True)
 class _Flight:
     own: torch.Tensor
-    work: Pending
+    work: PendingSum
     key: BufferKey | None
 
 
@@ -71,9 +71,10 @@ class OuterReduction:
         flight = self._flight
         if flight is None:
             return
-        flight.work.wait()
+        result = flight.work.wait()
+        if flight.key is not None or result is not flight.own:
+            self.own.copy_(result)
         if flight.key is not None:
-            self.own.copy_(flight.own)
             self._allocator.release(flight.key)
         self._flight = None
 

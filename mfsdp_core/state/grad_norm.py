@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
+from mfsdp_core.state.owner import owners_of
 
 
 @torch.no_grad()
@@ -23,10 +24,14 @@ def clip_grad_norm_(
     own rows and one all-reduce of a scalar adds them up. Collective. Returns the norm before
     clipping, a scalar tensor equal on all ranks. `max_norm` may be infinite to measure only.
 
-    parameters: the wrapped model or its parameters, after gradients have been finished.
+    parameters: the wrapped model or its parameters. Gradients that the cycle still owes are
+    finished first, so that nothing un-reduced is measured.
     """
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
+    parameters = list(parameters)
+    for owner in owners_of(parameters):
+        owner.finish_grad_sync()
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = _norm(gradients)
     if max_norm != float("inf") and gradients:

@@ -10,9 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import ConfigurationError, LifecycleError
-
-#: Attribute of a sharded parameter that leads to the model it belongs to (a weak reference).
-OWNER = "_mfsdp_owner"
+from mfsdp_core.state.owner import owner_references
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -27,7 +25,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     Raises:
         ConfigurationError: no parameter of the optimizer is sharded by this package.
     """
-    owners = _owners(optimizer)
+    owners = owner_references(_parameters(optimizer))
     if not owners:
         raise ConfigurationError(
             "fully_shard_optimizer expects an optimizer over the parameters of a model that "
@@ -115,15 +113,6 @@ def replace_parameters(
     """
     for group in optimizer.param_groups:
         group["params"] = [replacement[id(parameter)] for parameter in group["params"]]
-
-
-def _owners(optimizer: torch.optim.Optimizer) -> list[weakref.ref[Any]]:
-    owners: dict[int, weakref.ref[Any]] = {}
-    for parameter in _parameters(optimizer):
-        reference = getattr(parameter, OWNER, None)
-        if reference is not None and reference() is not None:
-            owners[id(reference())] = reference
-    return list(owners.values())
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

@@ -32,18 +32,32 @@ COMBINATIONS = [
 
 
 def distances(
-    strategy: str, group_size: int, compute: torch.dtype, main: torch.dtype, comm: torch.dtype
+    strategy: str,
+    group_size: int,
+    compute: torch.dtype,
+    main: torch.dtype,
+    comm: torch.dtype,
+    transport: str,
 ) -> dict[str, float]:
     """Distance in ulps of the communication dtype, by parameter."""
     policy = MixedPrecisionPolicy(
         main_params_dtype=torch.float32, main_grads_dtype=main, grad_comm_dtype=comm
     )
-    subject = shard("linear_stack", strategy, group_size, compute, mixed_precision_policy=policy)
+    subject = shard(
+        "linear_stack",
+        strategy,
+        group_size,
+        compute,
+        mixed_precision_policy=policy,
+        transport=transport,
+    )
     subject.run_cycle(MICROBATCHES)
     raw = raw_gradients(
         build("linear_stack", compute), "linear_stack", group_size, MICROBATCHES, compute
     )
-    expected = EMULATED[strategy](raw, main, comm)
+    # The sum of an all-reduce travels once more, and in the communication dtype.
+    rounds_sum = transport == "native" or strategy == "no_shard"
+    expected = EMULATED[strategy](raw, main, comm, rounds_sum=rounds_sum)
     found = subject.full_gradient()
     return {key: ulp_distance(found[key], expected[key], comm) for key in expected}
 
@@ -57,12 +71,27 @@ def test_two_ranks_round_exactly_where_the_strategy_says(
     main: torch.dtype,
     comm: torch.dtype,
 ) -> None:
-    for found in ranks.run(distances, strategy, 2, compute, main, comm):
+    for found in ranks.run(distances, strategy, 2, compute, main, comm, "native"):
+        assert max(found.values()) == 0, found
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize(("compute", "main", "comm"), COMBINATIONS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_direct_exchange_sums_exactly_what_was_sent_in_fp32(
+    ranks: RankPool,
+    strategy: str,
+    compute: torch.dtype,
+    main: torch.dtype,
+    comm: torch.dtype,
+    group_size: int,
+) -> None:
+    for found in ranks.run(distances, strategy, group_size, compute, main, comm, "point_to_point"):
         assert max(found.values()) == 0, found
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_four_ranks_round_once_more_per_hop_at_most(ranks: RankPool, strategy: str) -> None:
-    case = (strategy, 4, torch.float32, torch.float32, torch.bfloat16)
+    case = (strategy, 4, torch.float32, torch.float32, torch.bfloat16, "native")
     for found in ranks.run(distances, *case):
         assert max(found.values()) <= 3 * MICROBATCHES, found

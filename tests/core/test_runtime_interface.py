@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_model, gather_full
+from mfsdp_core import (
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard,
+    fully_shard_model,
+    gather_full,
+)
 from mfsdp_core.errors import ConfigurationError, LifecycleError, StateDictError
 from oracle.models import Block, batch, build, loss
 from oracle.ranks import RankPool, mesh
@@ -239,3 +245,27 @@ def test_the_warning_of_upstream_can_be_had_instead_of_the_error(ranks: RankPool
     for messages in ranks.run(warned_double_reduction):
         assert messages
         assert all("already reduced in this cycle" in message for message in messages)
+
+
+def clipped_without_a_mark(style: str) -> tuple[float, float, float]:
+    """Norm of an accumulated gradient that nobody has finished, the reference's, and the error
+    of the clipped gradient."""
+    subject = shard(NAME, "optim", 2, torch.float64)
+    for j in range(3):
+        subject.backward(j)
+    whole = style == "model"
+    norm = clip_grad_norm_(subject.model if whole else list(subject.model.parameters()), 0.5)
+    expected = expected_gradient(NAME, 2, 3, torch.float64, 0)
+    wanted = torch.stack([g.norm() for g in expected.values()]).norm()
+    clipped = {name: g * (0.5 / (wanted + 1e-6)) for name, g in expected.items()}
+    error = relative_difference(subject.full_gradient(), clipped)
+    return float(norm), float(wanted), error
+
+
+@pytest.mark.parametrize("style", ["model", "parameters"])
+def test_clipping_finishes_a_gradient_that_nobody_has_marked_as_last(
+    ranks: RankPool, style: str
+) -> None:
+    for norm, wanted, error in ranks.run(clipped_without_a_mark, style):
+        assert norm == pytest.approx(wanted, rel=1e-12)
+        assert error < 1e-12

@@ -181,3 +181,26 @@ def test_a_weight_tied_across_units_has_one_shard_and_one_gradient(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_inference_computes_what_the_bare_module_computes(ranks: RankPool, strategy: str) -> None:
     assert ranks.run(output_of_fixed_batch, strategy) == [True] * 4
+
+
+def most_units_at_once() -> int:
+    """Units whose compute weights exist at the same time, at most, over a training step."""
+    subject = shard(NAME, 3, 2)
+    held: set[str] = set()
+    most = 0
+
+    def follow(event: Event) -> None:
+        nonlocal most
+        if event.kind == "materialise":
+            held.add(event.bucket)
+        elif event.kind == "release":
+            held.discard(event.bucket)
+        most = max(most, len(held))
+
+    subject.model.events.subscribe(follow)
+    subject.run_cycle(2)
+    return most
+
+
+def test_two_units_at_most_are_materialised_at_once(ranks: RankPool) -> None:
+    assert ranks.run(most_units_at_once) == [2] * 4

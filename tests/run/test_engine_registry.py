@@ -104,12 +104,14 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         overlap_grad_reduce=False,
         nccl_ub=True,
         average_in_collective=True,
+        transport="native",
     )
     assert _switches(changed) == {
         "outer_dp_sharding_strategy": "optim",
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
         "average_in_collective": True,
+        "transport": "native",
         "nccl_ub": True,
         "fsdp_double_buffer": True,
         "maxpool_double_buffer": True,

@@ -1,7 +1,9 @@
 """Emulated reductions: what the roundings of each strategy must produce, bit for bit where defined.
 
-The sum over ranks is taken in fp32 and rounded once. For two ranks that is what every transport
-does; for more, a ring rounds the partial sums too, and the result may differ by an ulp per hop.
+The sum over ranks is taken in fp32, in rank order. Native collectives round it to the communication
+dtype: for two ranks exactly once; for more, a ring rounds the partial sums too, and the result may
+differ by an ulp per hop. Direct exchange hands the fp32 sum on (`rounds_sum` False), on any number
+of ranks, except where the sum itself travels once more (all-reduce).
 """
 
 from __future__ import annotations
@@ -12,20 +14,29 @@ from torch import Tensor
 from oracle.reference import Named
 
 
-def accumulate_then_reduce(raw: list[list[Named]], main: torch.dtype, comm: torch.dtype) -> Named:
+def accumulate_then_reduce(
+    raw: list[list[Named]], main: torch.dtype, comm: torch.dtype, *, rounds_sum: bool
+) -> Named:
     """no_shard and optim: k gradients added in `main`, one cast to `comm`, reduced, cast back."""
-    return {
-        key: _reduced([_accumulated([g[key] for g in row], main).to(comm) for row in raw]).to(main)
-        for key in raw[0][0]
-    }
+
+    def contributions(key: str) -> list[Tensor]:
+        return [_accumulated([g[key] for g in row], main).to(comm) for row in raw]
+
+    return {key: _reduced(contributions(key), rounds_sum=rounds_sum).to(main) for key in raw[0][0]}
 
 
-def reduce_then_accumulate(raw: list[list[Named]], main: torch.dtype, comm: torch.dtype) -> Named:
+def reduce_then_accumulate(
+    raw: list[list[Named]], main: torch.dtype, comm: torch.dtype, *, rounds_sum: bool
+) -> Named:
     """optim_grads and optim_grads_params: each gradient cast, reduced, added up in `main`."""
-    microbatches = range(len(raw[0]))
+
+    def contributions(key: str, microbatch: int) -> list[Tensor]:
+        return [row[microbatch][key].to(comm) for row in raw]
+
     return {
         key: _accumulated(
-            [_reduced([row[j][key].to(comm) for row in raw]) for j in microbatches], main
+            [_reduced(contributions(key, j), rounds_sum=rounds_sum) for j in range(len(raw[0]))],
+            main,
         )
         for key in raw[0][0]
     }
@@ -45,7 +56,9 @@ def _accumulated(gradients: list[Tensor], main: torch.dtype) -> Tensor:
     return total
 
 
-def _reduced(contributions: list[Tensor]) -> Tensor:
+def _reduced(contributions: list[Tensor], *, rounds_sum: bool) -> Tensor:
     wide = torch.float64 if contributions[0].dtype == torch.float64 else torch.float32
-    scaled = [(c / len(contributions)).to(wide) for c in contributions]
-    return torch.stack(scaled).sum(dim=0).to(contributions[0].dtype)
+    total = torch.zeros_like(contributions[0], dtype=wide)
+    for contribution in contributions:
+        total += (contribution / len(contributions)).to(wide)
+    return total.to(contributions[0].dtype) if rounds_sum else total

@@ -1,0 +1,160 @@
+"""Collectives made of direct sends between the ranks, with the sum taken locally.
+
+Every rank sends slice j to rank j and adds up what it receives, in rank order, in at least FP32:
+half-precision values travel as they are and are never rounded between two ranks (bit-reproducible
+on any backend). Each rank sends (n-1)/n of the buffer, as under a ring.
+
+On gloo this is also faster than its own flat collectives, which stage through buffers of their own
+(README, Decisions). Messages carry a tag counted per operation, so gathers and reductions need not
+be interleaved alike on all ranks. `all_reduce` is a reduction of slices followed by their gather,
+which starts when the first half is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Scratch, Summed
+from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.events import EventBus
+
+#: Tags of gathers are even, of reductions odd; both wrap far below the limits of backends.
+_TAG_LIMIT = 1 << 20
+
+
+class PointToPointCommunicator(TorchCommunicator):
+    """A `Communicator` whose gathers and reductions go directly from rank to rank.
+
+    scratch: memory for the slices that arrive from other ranks before they are added up.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, role: str, events: EventBus, scratch: Scratch
+    ) -> None:
+        super().__init__(group, role, events)
+        self._scratch = scratch
+        self._gathers = 0
+        self._reductions = 0
+
+    def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
+        """Fill `full` with every rank's `own`."""
+        if self.size == 1:
+            return super().all_gather(full, own, bucket)
+        self._publish("all_gather", full, bucket)
+        parts = full.tensor_split(self.size)
+        works = self._exchange([own] * self.size, parts, self._gather_tag())
+        if own.data_ptr() != parts[self.rank].data_ptr():
+            parts[self.rank].copy_(own)
+        return _All(works)
+
+    def reduce_scatter(
+        self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Sum (or mean) over ranks of slice `rank` of `full`; `wait` returns it, FP32 at least."""
+        if self.size == 1:
+            return super().reduce_scatter(own, full, bucket, average=average)
+        self._publish("reduce_scatter", full, bucket)
+        return self._sum_slices(full, bucket, average=average)
+
+    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
+        """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
+        if self.size == 1:
+            return Summed(full, Done())
+        self._publish("all_reduce", full, bucket)
+        reduction = self._sum_slices(full, bucket, average=average)
+        tag = self._gather_tag()
+
+        def gather() -> torch.Tensor:
+            parts = full.tensor_split(self.size)
+            parts[self.rank].copy_(reduction.wait())
+            _All(self._exchange([parts[self.rank]] * self.size, parts, tag)).wait()
+            return full
+
+        return _Then(gather)
+
+    def _sum_slices(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
+        parts = full.tensor_split(self.size)
+        mine = parts[self.rank]
+        memory = self._scratch.acquire(bucket, (self.size - 1) * mine.numel(), mine.dtype)
+        received = list(memory.tensor_split(self.size - 1))
+        contributions = [*received[: self.rank], mine, *received[self.rank :]]
+        tag = self._reductions % _TAG_LIMIT * 2 + 1
+        self._reductions += 1
+        works = self._exchange(parts, contributions, tag)
+
+        def add_up() -> torch.Tensor:
+            _All(works).wait()
+            total = _sum_in_order(contributions)
+            self._scratch.release(bucket, memory)
+            return total.div_(self.size) if average else total
+
+        return _Then(add_up)
+
+    def _exchange(
+        self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], tag: int
+    ) -> list[dist.Work]:
+        """Send `outgoing[j]` to rank j and receive `incoming[j]` from it, this rank apart."""
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        if outgoing[0].device.type != "cpu":
+            operations = [
+                dist.P2POp(function, tensors[peer], group=self._group, tag=tag, group_peer=peer)
+                for function, tensors in ((dist.irecv, incoming), (dist.isend, outgoing))
+                for peer in others
+            ]
+            return dist.batch_isend_irecv(operations)
+        # Receives first: a message that finds its buffer posted is not staged.
+        receives = [
+            dist.irecv(incoming[peer], group=self._group, group_src=peer, tag=tag)
+            for peer in reversed(others)
+        ]
+        sends = [
+            dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=tag)
+            for peer in others
+        ]
+        return [work for work in (*receives, *sends) if work is not None]
+
+    def _gather_tag(self) -> int:
+        tag = self._gathers % _TAG_LIMIT * 2
+        self._gathers += 1
+        return tag
+
+
+class _All:
+    """Several transfers as one."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Return once all of them have ended."""
+        for work in self._works:
+            work.wait()
+
+
+class _Then:
+    """A result that is computed when it is first waited for."""
+
+    def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
+        self._compute = compute
+        self._result: torch.Tensor | None = None
+
+    def wait(self) -> torch.Tensor:
+        """The result."""
+        if self._result is None:
+            self._result = self._compute()
+        return self._result
+
+
+def _sum_in_order(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """c0 + c1 + ... from left to right, at least in FP32, in memory of its own."""
+    first, *rest = contributions
+    dtype = torch.promote_types(first.dtype, torch.float32)
+    if not rest:
+        return first.to(dtype, copy=True)
+    total = torch.add(first.to(dtype), rest[0])
+    for contribution in rest[1:]:
+        total.add_(contribution)
+    return total
