@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from reports.nccl.burst import MOST_OPEN_CALLS, resolve_burst
-from reports.nccl.model import Call, Choice, Event, Observation, Seen, Tally
+from reports.nccl.model import MAX_QUOTE_CHARACTERS, Call, Choice, Event, Observation, Seen, Tally
 
 # Where a worker starts in the middle of a file, a thread's first lines may belong to calls before
 # the cut; so many of them are kept until the halves are joined.
 MOST_LEADING: Final = 2 * MOST_OPEN_CALLS
+_QUOTED_BEFORE: Final = 60
 MOST_ITEMS: Final = 20_000
 MOST_OBSERVATIONS: Final = 20_000
 
@@ -287,4 +288,7 @@ def _settled(lines: list[Line]) -> bool:
 
 
 def _shown(text: bytes) -> str:
-    return text.decode("utf-8", "replace")[:240]
+    """The line for quoting; of a long one the part around NCCL's prefix."""
+    if len(text) > MAX_QUOTE_CHARACTERS:
+        text = text[max(0, text.find(b" NCCL ") - _QUOTED_BEFORE) :]
+    return text.decode("utf-8", "replace")[:MAX_QUOTE_CHARACTERS]
