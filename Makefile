@@ -70,9 +70,7 @@ nightly: venv
 	@$(BIN)/python -m pytest -m nightly
 
 bench: venv
-	@echo "make bench: not built yet. A side-by-side performance comparison needs repeated, interleaved runs and statistics, which this version lacks." >&2
-	@echo "What exists: 'make demo' (one run per cell) and 'mfsdp-bench compare'." >&2
-	@exit 3
+	@$(BIN)/python -m reports.nccl.benchmark
 
 gpu-check: venv
 	@$(BIN)/python -c 'import sys, torch; \

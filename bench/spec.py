@@ -22,6 +22,7 @@ DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
 TransportName = Literal["auto", "native", "point_to_point"]
 Profile = Literal["none", "memory"]
+NcclRecord = Literal["none", "evidence"]
 
 
 class Frozen(BaseModel):
@@ -107,9 +108,18 @@ class LaunchSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """What is measured beside time. A profiled run is not comparable in time."""
+    """What is measured beside time. A profiled run is not comparable in time.
+
+    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps.
+    """
 
     profile: Profile = "none"
+    nccl: NcclRecord = "none"
+
+    @property
+    def comparable_in_time(self) -> bool:
+        """Whether nothing slows the run down."""
+        return self.profile == "none" and self.nccl == "none"
 
 
 class RunSpec(Frozen):
@@ -195,6 +205,9 @@ class ResolvedRun(Frozen):
         document = self.model_dump(mode="json")
         for limit in ("timeout_seconds", "hang_seconds"):
             del document["launch"][limit]
+        if document["measure"]["nccl"] == "none":
+            # Left out, so that runs from before this setting keep their names.
+            del document["measure"]["nccl"]
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
     @property

@@ -17,6 +17,7 @@ from reports.sections.cells import cells_section
 from reports.sections.comparison import comparison
 from reports.sections.headline import headline
 from reports.sections.method import method
+from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
 from reports.sections.unmeasured import unmeasured
 from reports.sweep_view import load_sweeps
@@ -59,7 +60,7 @@ def write_report(
     """
     out = _made_folder(Path(out_dir).expanduser().absolute())
     findings = find(load_sweeps(store, sweep_ids), reference)
-    document = build_document(findings)
+    document = build_document(findings, store.root / "runs")
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
     figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
     for path, figure in zip(figures, drawn, strict=True):
@@ -87,8 +88,9 @@ def _made_folder(out: Path) -> Path:
     return out
 
 
-def build_document(findings: Findings) -> Document:
-    """All sections, in reading order."""
+def build_document(findings: Findings, runs: Path | None = None) -> Document:
+    """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
+    nccl = None if runs is None else nccl_section(findings, runs)
     names = ", ".join(sweep.id for sweep in findings.sweeps)
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
     return Document(
@@ -99,6 +101,7 @@ def build_document(findings: Findings) -> Document:
             cells_section(findings),
             comparison(findings),
             parity_section(findings),
+            *(() if nccl is None else (nccl,)),
             unmeasured(findings),
             method(),
             appendix(findings),

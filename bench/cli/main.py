@@ -344,6 +344,43 @@ def report(
 
 
 @app.command()
+def nccl(
+    logs: Annotated[
+        list[str],
+        typer.Argument(metavar="LOG...", help="Files, folders, a run's folder, or - for stdin."),
+    ],
+    *,
+    require: Annotated[
+        str | None,
+        typer.Option("--require", metavar="OP=KIND,...", help="Fail unless met, as AG=sym,RS=sym."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", metavar="NAME", help="The requirements of a topology."),
+    ] = None,
+    after_iteration: Annotated[
+        int | None,
+        typer.Option("--after-iteration", min=0, help="Judge only what follows iteration N."),
+    ] = None,
+    min_bytes: Annotated[
+        int, typer.Option("--min-bytes", min=0, help="Judge only messages of at least N bytes.")
+    ] = 0,
+    form: Annotated[str, typer.Option("--format", metavar="[table|json|md]")] = "table",
+    junit: Annotated[
+        Path | None, typer.Option("--junit", help="Write the requirements' results as JUnit.")
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Say which NCCL kernel ran for each collective, and why not the symmetric one."""
+    from bench.cli import nccl_audit
+
+    shown = "json" if json else form
+    return nccl_audit.show_audit(
+        nccl_audit.Request(logs, require, profile, after_iteration, min_bytes, shown, junit)
+    )
+
+
+@app.command()
 def doctor(json: JsonOption = False) -> int:
     """Say what this machine and this installation can run."""
     from bench.cli import diagnosis

@@ -116,11 +116,17 @@ def _window_steps(
         notes.append(f"no times: not steady, {steady.reason}")
         return []
     if not record.status.comparable_in_time:
-        notes.append("no times: the run was profiled, which slows it down")
+        notes.append(_why_no_times(record))
         return []
     if len(steps) < record.resolved.train.steps:
         notes.append(f"{len(steps)} of {record.resolved.train.steps} steps are complete")
     return steps[steady.first - 1 : steady.last]
+
+
+def _why_no_times(record: RunRecord) -> str:
+    if record.resolved.measure.nccl == "evidence":
+        return "no times: NCCL wrote a log of every collective, which slows the run down"
+    return "no times: the run was profiled, which slows it down"
 
 
 def _tokens_per_step(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.launch.nccl_logs import nccl_variables
 from bench.launch.rank_code import RankCode, own_code
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
 from bench.spec import ResolvedRun
@@ -90,7 +91,7 @@ def launch_variables(
         # gloo resolves the host name to find its interface, which fails on machines whose name
         # resolves to nothing; all ranks are on this one.
         added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
-    return added | resolved.launch.env
+    return added | resolved.launch.env | nccl_variables(resolved)
 
 
 def python_path(code: RankCode, inherited: Mapping[str, str]) -> str:

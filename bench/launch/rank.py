@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bench.launch.nccl_logs import give_nccl_a_log
 from bench.launch.parent_death import die_with_parent
 from bench.worker.process import AGENT_PID_VARIABLE
 
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> None:
     die_with_parent(int(os.environ[AGENT_PID_VARIABLE]))
     rank = int(os.environ["RANK"])
     _print_into(Path(run_dir) / "logs" / f"rank{rank}.log")
+    give_nccl_a_log(Path(run_dir), rank, os.environ)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     sys.argv = [worker_module, run_dir]

@@ -8,6 +8,7 @@ from bench.resolve.engine_rules import DEFAULT_STRATEGY
 from bench.resolve.environment_names import check_environment
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
+from bench.resolve.nccl_evidence import check_evidence_environment, evidence_steps
 from bench.resolve.rules import RULES
 from bench.resolve.validity import check_spec
 from bench.spec import ResolvedRun, RunSpec
@@ -36,6 +37,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     """
     shape = resolve_shape(spec.model)
     check_environment(spec.launch.env)
+    check_evidence_environment(spec)
     data_parallel = 1 if spec.engine.name == "single" else spec.launch.ranks
     check_spec(spec, shape, data_parallel)
     strategy = spec.engine.strategy or DEFAULT_STRATEGY[spec.engine.name]
@@ -45,7 +47,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         data=spec.data,
         engine=spec.engine.model_copy(update={"strategy": strategy}),
         dtypes=resolve_dtypes(spec.dtypes),
-        train=spec.train,
+        train=evidence_steps(spec),
         launch=spec.launch,
         measure=spec.measure,
         data_parallel=data_parallel,

@@ -10,6 +10,7 @@ results/
     steps.rank<N>.jsonl  one line per step, appended by rank N alone
     logs/                agent.log, agent.json, rank<N>.log,
                          expected_code.json, code_proof.rank<N>.json
+    nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json
   arms/                  worktrees and packages of arms; may be removed, it is made again
   baselines/<name>.json  noise/<hardware-key>.json
@@ -31,6 +32,7 @@ SWEEPS = "sweeps"
 BASELINES = "baselines"
 NOISE = "noise"
 LOGS = "logs"
+NCCL = "nccl"
 PLAN = "plan.json"
 SPEC = "spec.json"
 STATUS = "status.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from bench.store.atomic import write_json_atomically
 from bench.store.layout import MEMORY, RUNTIME, steps_name
 from bench.store.reading import read_spec
 from bench.worker.memory_report import memory_report
+from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
 from bench.worker.runtime_report import runtime_report
 
@@ -41,11 +43,29 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place))
     if profile is not None:
         profile.watch(model)
+    evidence = NcclEvidence.of(resolved, run_dir, place.rank)
     with SampleSink(run_dir / steps_name(place.rank)) as sink:
         loop = TrainingLoop(engine, batches, resolved, device=place.device, sink=sink)
-        cost = loop.run(None if profile is None else profile.after_step)
+        cost = loop.run(_after_step(profile, evidence))
+    if evidence is not None:
+        evidence.record_groups(resolved)
     if profile is not None:
         profile.stop()
     if place.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile))
+
+
+def _after_step(
+    profile: MemoryProfile | None, evidence: NcclEvidence | None
+) -> Callable[[int], None] | None:
+    """What happens between two steps, outside the clock."""
+    wanted = [one.after_step for one in (profile, evidence) if one is not None]
+    if not wanted:
+        return None
+
+    def both(step: int) -> None:
+        for one in wanted:
+            one(step)
+
+    return both

@@ -423,6 +423,54 @@ def _(world: World) -> int:
     return world.run("report", "tow")
 
 
+NCCL = "n1:1:2 [0] NCCL INFO "
+SYMMETRIC = (
+    NCCL + "AllGather [Symmetric]: 64 Bytes -> Kernel AllGather_ST nchannels 9 nthreads 512\n"
+)
+REGULAR = NCCL + "AllGather: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
+
+
+def audited(world: World, text: str, *options: str) -> int:
+    log = world.folder / "nccl.log"
+    log.write_text(text)
+    return world.run("nccl", log, *options)
+
+
+NCCL_LOGS = {
+    "rows and no requirement": (SYMMETRIC + REGULAR, (), "MIXED"),
+    "requirements met": (SYMMETRIC, ("--require", "AG=sym"), "MET"),
+    "a requirement not met": (REGULAR, ("--require", "AG=sym"), "requirement not met: AG=sym"),
+    "a requirement without evidence": (SYMMETRIC, ("--profile", "fsdp"), "without evidence: RS"),
+    "a log without NCCL evidence": ("nothing here\n", (), "nothing to judge"),
+    "an unknown profile or requirement": (SYMMETRIC, ("--profile", "fspd"), "unknown profile"),
+}
+for _outcome, (_text, _options, _said) in NCCL_LOGS.items():
+
+    @scenario("nccl", _outcome)
+    def _(world: World, text=_text, options=_options, said=_said) -> int:
+        code = audited(world, text, *options)
+        assert said in world.out + world.err
+        return code
+
+
+@scenario("nccl", "a run on CPU")
+def _(world: World) -> int:
+    world.sweep()
+    code = world.run("nccl", world.run_folder("ddp"))
+    assert "there is no NCCL in this run" in world.err
+    return code
+
+
+@scenario("nccl", "a path that does not exist")
+def _(world: World) -> int:
+    return world.run("nccl", "missing.log")
+
+
+@scenario("nccl", "a device instead of a log")
+def _(world: World) -> int:
+    return world.run("nccl", "/dev/zero")
+
+
 @scenario("doctor", "runs can start here")
 def _(world: World) -> int:
     return world.run("doctor")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 VERBS = ["plan", "run", "status", "show", "logs", "compare", "gate", "noise", "baseline"]
-VERBS += ["report", "doctor", "schema"]
+VERBS += ["report", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 
 LOADED_BY = """

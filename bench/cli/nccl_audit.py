@@ -1,0 +1,115 @@
+"""`nccl`: the command line in front of `reports.nccl`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cli import console, exit_codes
+from bench.errors import NothingMeasuredError, UsageError
+from reports.nccl.audit import Audit, audit_paths
+from reports.nccl.requirement import (
+    Conditions,
+    Requirement,
+    Result,
+    judge,
+    parse_requirements,
+    profile,
+)
+
+FORMATS = ("table", "json", "md")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    logs: list[str]
+    require: str | None
+    profile: str | None
+    after_iteration: int | None
+    min_bytes: int
+    form: str
+    junit: Path | None
+
+
+def show_audit(request: Request) -> int:
+    """Print the audit; the exit code says whether the requirements are met.
+
+    Raises:
+        UsageError: a path that cannot be read, or an option that means nothing.
+    """
+    if request.form not in FORMATS:
+        raise UsageError(f"--format: expected one of {', '.join(FORMATS)}, found {request.form!r}")
+    requirements = _requirements(request)
+    if request.junit is not None and not requirements:
+        raise UsageError("--junit writes the results of requirements; give --require or --profile")
+    if request.after_iteration is not None and not requirements:
+        raise UsageError("--after-iteration narrows requirements; give --require or --profile")
+    audit = _audit(request.logs)
+    conditions = Conditions(request.after_iteration, request.min_bytes)
+    results = judge(audit, requirements, conditions)
+    _print(audit, results, request.form)
+    if request.junit is not None:
+        _write_junit(request.junit, results)
+    return _code(audit, results)
+
+
+def _requirements(request: Request) -> tuple[Requirement, ...]:
+    found: tuple[Requirement, ...] = ()
+    if request.profile is not None:
+        found += profile(request.profile)
+    if request.require is not None:
+        found += parse_requirements(request.require)
+    return found
+
+
+def _audit(logs: Sequence[str]) -> Audit:
+    """Of the folder of a run of ours with all it recorded, or of any logs."""
+    if len(logs) == 1 and (Path(logs[0]) / "spec.json").is_file():
+        from reports.nccl.run_logs import audit_run
+
+        found = audit_run(Path(logs[0]))
+        if found.audit is None:
+            raise NothingMeasuredError(found.text)
+        return found.audit
+    return audit_paths(logs)
+
+
+def _print(audit: Audit, results: Sequence[Result], form: str) -> None:
+    if form == "json":
+        from reports.nccl.as_json import to_data
+
+        console.data_json(to_data(audit, results))
+        return
+    from reports.nccl.as_text import to_markdown, to_terminal
+
+    write = to_markdown if form == "md" else to_terminal
+    console.data(write(audit, results).rstrip("\n"))
+
+
+def _write_junit(path: Path, results: Sequence[Result]) -> None:
+    from bench.store.atomic import write_text_atomically
+    from reports.nccl.as_junit import to_junit
+
+    try:
+        write_text_atomically(path, to_junit(results))
+    except OSError as error:
+        raise UsageError(f"--junit: {path} cannot be written: {error.strerror}") from error
+
+
+def _code(audit: Audit, results: Sequence[Result]) -> int:
+    for one in results:
+        if one.state != "met":
+            word = "without evidence" if one.state == "no evidence" else "not met"
+            console.note(f"requirement {word}: {one.requirement.text}: {one.message}")
+    if any(one.state != "met" for one in results):
+        return exit_codes.REQUIREMENT_NOT_MET
+    if not audit.rows:
+        console.note(
+            "nothing to judge: no line of these logs tells which kernel ran or which collective was"
+            " called; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING,COLL,REG"
+        )
+        return exit_codes.NOTHING_MEASURED
+    return exit_codes.OK

@@ -1,0 +1,309 @@
+"""The conditions for a symmetric kernel, in the order in which a failure is reported.
+
+Each says of some calls whether it holds, is proved to have failed (with the line that proves it),
+or is open, and then which subsystem of NCCL_DEBUG_SUBSYS would settle it. A condition is failed
+only if it failed for every call and for every version that the log leaves possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from reports.nccl.cells import UNKNOWN_OPERATION
+from reports.nccl.evidence import Evidence
+from reports.nccl.model import DATATYPES, REDUCTIONS, Call
+from reports.nccl.version import Version, Versions
+
+FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
+BATCHED: Final[Version] = (2, 28, 3)
+MULTI_NODE_GATHER: Final[Version] = (2, 29, 2)
+MULTI_NODE_SCATTER: Final[Version] = (2, 29, 7)
+AVERAGE: Final[Version] = (2, 30, 3)
+_CUDA_P2P: Final = Versions((2, 28, 7), (2, 28, 9))
+_MOST_BYTES: Final = 64 << 30
+_AVERAGE: Final = 4
+_SYMMETRIC_OPERATIONS: Final = ("AllGather", "AllReduce", "ReduceScatter")
+_FLOATS: Final = frozenset(
+    i for i, (name, _) in enumerate(DATATYPES) if "float" in name and name != "float64"
+)
+# In the log of a version line; no subsystem is needed for it.
+VERSION: Final = "version"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """needs: subsystems that would settle an open condition."""
+
+    state: Literal["failed", "holds", "open"]
+    text: str = ""
+    quote: str = ""
+    needs: tuple[str, ...] = ()
+
+
+HOLDS: Final = Outcome("holds")
+Condition = Callable[[Evidence], Outcome]
+
+
+def _failed(text: str, quote: str = "") -> Outcome:
+    return Outcome("failed", text, quote)
+
+
+def _open(text: str, *needs: str) -> Outcome:
+    return Outcome("open", text, needs=needs)
+
+
+def version(case: Evidence) -> Outcome:
+    """Symmetric kernels exist since 2.27.3."""
+    if case.versions.all_before(FIRST_SYMMETRIC):
+        return _failed(
+            f"NCCL {case.versions} has no symmetric kernels; 2.27.3 is the first version with them",
+            case.version_line,
+        )
+    if case.versions.all_from(FIRST_SYMMETRIC) or case.symmetric_line:
+        return HOLDS
+    return _open("the version is not known", VERSION)
+
+
+def switches(case: Evidence) -> Outcome:
+    """Windows and cuMem can be switched off; so could user registration in 2.27."""
+    names = ["NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE"]
+    if case.versions.all_before(BATCHED):
+        names.append("NCCL_LOCAL_REGISTER")
+    for name in names:
+        event = case.setting(name)
+        if event is not None and event.values[1] == "0":
+            return _failed(f"{name}=0 switches symmetric memory off", event.text)
+    if case.symmetric_line or any(True for _ in case.standing("env")) or case.subsystem_on("ENV"):
+        return HOLDS
+    return _open("a variable may switch symmetric memory off", "ENV")
+
+
+def topology(case: Evidence) -> Outcome:
+    """One NVLink domain; later versions cross nodes for some operations."""
+    for view in case.views:
+        if view.not_supported_line:
+            return _failed(
+                "NCCL says that this communicator has no symmetric memory", view.not_supported_line
+            )
+    warning = next(case.standing("unsupported"), None)
+    if warning is not None and len(case.views) <= 1:
+        return _failed("a window was refused: no symmetric memory", warning.text)
+    known = case.nodes_view
+    if known is None or known.nodes is None:
+        if len(case.job.hosts) == 1:
+            return HOLDS  # as far as the log shows; said in `why`
+        return _open("the communicator may span nodes", "INIT")
+    if known.nodes > 1:
+        return _across_nodes(case, known.nodes, known.nodes_line)
+    return _connectivity(case)
+
+
+def _across_nodes(case: Evidence, nodes: int, line: str) -> Outcome:
+    operation = case.key.operation
+    if operation == "AllReduce":
+        return _failed(
+            f"the communicator spans {nodes} nodes, and no version has a symmetric AllReduce that"
+            " does",
+            line,
+        )
+    first = MULTI_NODE_SCATTER if operation == "ReduceScatter" else MULTI_NODE_GATHER
+    if case.versions.all_before(first):
+        since = ".".join(map(str, first))
+        return _failed(
+            f"the communicator spans {nodes} nodes; symmetric {operation} crosses nodes since"
+            f" {since}, this is {case.versions}",
+            line,
+        )
+    switch = case.setting("NCCL_SYM_GIN_KERNELS_ENABLE")
+    if switch is not None and switch.values[1] == "0":
+        return _failed(
+            f"the communicator spans {nodes} nodes and kernels over the network are switched off",
+            switch.text,
+        )
+    if not case.versions.all_from(first):
+        return _open(
+            f"the communicator spans {nodes} nodes, which not every version allows", VERSION
+        )
+    return HOLDS
+
+
+def _connectivity(case: Evidence) -> Outcome:
+    for view in case.views:
+        direct, _, cuda = (*view.p2p, None, None, None)[:3]
+        all_cuda = case.versions.meet(_CUDA_P2P) == case.versions
+        if all_cuda and cuda is not None:
+            direct = cuda
+        if direct == "0" and (not all_cuda or cuda is not None):
+            return _failed("the GPUs are not all connected directly", view.p2p_line)
+    return HOLDS
+
+
+def operation(case: Evidence) -> Outcome:
+    """Only three operations have symmetric kernels."""
+    name = case.key.operation
+    if name == UNKNOWN_OPERATION:
+        return _open("the version prints no operation", "COLL")
+    if name not in _SYMMETRIC_OPERATIONS:
+        return _failed(f"{name} has no symmetric kernel in any version", case.line)
+    return HOLDS
+
+
+def reduction(case: Evidence) -> Outcome:
+    """Reductions are symmetric for sums; averages since 2.30.3."""
+    if case.key.operation == "AllGather":
+        return HOLDS
+    if not case.calls:
+        return _open(
+            "the reduction may be an average (before 2.30.3), a scaled sum, or no sum at all",
+            "COLL",
+        )
+    outcomes = [_reduction_of(call, case) for call in sorted(case.calls, key=str)]
+    return _if_all_failed(outcomes)
+
+
+def _reduction_of(call: Call, case: Evidence) -> Outcome:
+    if call.reduction == 0:
+        return HOLDS
+    if call.reduction == _AVERAGE:
+        if case.versions.all_before(AVERAGE):
+            return _failed(
+                f"the reduction is an average, which is symmetric since 2.30.3; this is"
+                f" {case.versions}",
+                case.call_line,
+            )
+        if case.versions.all_from(AVERAGE):
+            return HOLDS
+        return _open("the reduction is an average, which is symmetric since 2.30.3", VERSION)
+    if call.reduction < len(REDUCTIONS):
+        name = REDUCTIONS[call.reduction]
+        return _failed(f"the reduction is {name}; only sums are symmetric", case.call_line)
+    return _failed(
+        f"the reduction is user defined (op {call.reduction}, a pre-multiplied sum), which is never"
+        " symmetric",
+        case.call_line,
+    )
+
+
+def datatype(case: Evidence) -> Outcome:
+    """Reductions are symmetric for float32, float16, bfloat16 and float8."""
+    if case.key.operation == "AllGather":
+        return HOLDS
+    if not case.calls:
+        return _open("the data type may be an integer or float64", "COLL")
+    outcomes = [
+        HOLDS
+        if call.datatype in _FLOATS or call.datatype >= len(DATATYPES)
+        else _failed(
+            f"the data type is {DATATYPES[call.datatype][0]}; reductions are symmetric for float32,"
+            " float16, bfloat16 and float8",
+            case.call_line,
+        )
+        for call in sorted(case.calls, key=str)
+    ]
+    return _if_all_failed(outcomes)
+
+
+def _if_all_failed(outcomes: list[Outcome]) -> Outcome:
+    if all(one.state == "failed" for one in outcomes):
+        return outcomes[0]
+    return next((one for one in outcomes if one.state == "open"), HOLDS)
+
+
+def registration(case: Evidence) -> Outcome:
+    """The buffers must lie in a window of this communicator."""
+    if case.key.phase == "before":
+        return _failed(
+            "nothing is registered on this communicator yet: its first registration comes later"
+            if case.key.attributed
+            else "nothing is registered in this process yet: its first registration comes later",
+            case.registration_line,
+        )
+    if not case.key.attributed:
+        return _open("a buffer may lie outside the registered memory", "COLL", "REG")
+    if case.key.phase == "":
+        if not case.registrations_shown:
+            needs = ("REG",) if case.calls else ("COLL", "REG")
+            return _open("the buffers may not be registered on this communicator", *needs)
+        return _failed(
+            "no registration is seen on this communicator, although registrations are printed",
+            case.registration_line or case.call_line,
+        )
+    return _in_range(case)
+
+
+def _in_range(case: Evidence) -> Outcome:
+    checks = case.cell.buffers
+    if not case.calls or not checks:
+        return _open("a buffer may lie outside the registered memory", "COLL")
+    if all(check.outside for check in checks):
+        return _failed(
+            f"buffer {checks[0].outside} is in no range registered on this communicator",
+            case.call_line,
+        )
+    if any(True for _ in case.standing("window")) or "symmetric" in case.cell.quotes:
+        return HOLDS
+    return _open(
+        "the registration may be a plain one rather than a symmetric window, which print the same"
+        " line",
+        "ALLOC",
+    )
+
+
+def grouping(case: Evidence) -> Outcome:
+    """2.27 uses symmetric kernels for calls that stand alone."""
+    if case.versions.all_from(BATCHED) or case.versions.all_before(FIRST_SYMMETRIC):
+        return HOLDS
+    lines = sum(n for (_, _, kind), n in case.cell.lines.items() if kind == case.kind)
+    if case.versions.all_before(BATCHED):
+        if case.cell.grouped and case.cell.grouped >= lines:
+            return _failed(
+                "the call was grouped with others of its communicator, and 2.27 takes symmetric"
+                " kernels only for a call that stands alone",
+                case.cell.grouped_quote,
+            )
+        if case.calls:
+            return HOLDS
+    elif case.calls and not case.cell.grouped:
+        return HOLDS
+    return _open("several calls may be grouped, which 2.27 does not launch symmetrically", "COLL")
+
+
+def size(case: Evidence) -> Outcome:
+    """64 GiB over all ranks and more is too much for every symmetric kernel."""
+    ranks = case.ranks
+    if ranks is None or case.key.bytes_are != "per_rank":
+        return HOLDS
+    total = case.key.size_bytes * ranks
+    if total < _MOST_BYTES:
+        return HOLDS
+    return _failed(f"{ranks} ranks x {case.key.size_bytes:,} bytes is 64 GiB or more", case.line)
+
+
+def override(case: Evidence) -> Outcome:
+    """One kernel can be forced, which excludes the others."""
+    warning = next(
+        (e for e in case.standing("no_kernel") if case.key.operation in (e.values[0] or "")), None
+    )
+    if warning is not None:
+        return _failed("NCCL found no symmetric kernel", warning.text)
+    event = case.setting("NCCL_SYM_KERNEL")
+    name = "" if event is None else event.values[1] or ""
+    if event is None or not name or name.startswith(case.key.operation + "_"):
+        return HOLDS
+    return _failed(f"NCCL_SYM_KERNEL={name} allows this kernel alone", event.text)
+
+
+CONDITIONS: Final[tuple[tuple[str, Condition], ...]] = (
+    ("version", version),
+    ("switched off", switches),
+    ("spans nodes", topology),
+    ("operation", operation),
+    ("reduction", reduction),
+    ("data type", datatype),
+    ("registration", registration),
+    ("grouped", grouping),
+    ("size", size),
+    ("override", override),
+)

@@ -1,0 +1,209 @@
+"""All processes of the logs that were read, each with one timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reports.nccl.model import Event, Observation
+from reports.nccl.reading import Found
+from reports.nccl.source import Source
+from reports.nccl.timeline import Timeline
+from reports.nccl.unread import Unread
+from reports.nccl.version import ANY, Versions, parse
+
+# A process whose name ends in that of a process of a hundred times its lines is a glued prefix.
+_GLUED_RATIO = 50
+
+
+@dataclass
+class Process:
+    """One process of the job. source: the stream where it was seen first.
+
+    version_line: the line that states the version, "" if none does; `versions` then come from the
+    forms of its lines alone.
+    """
+
+    name: str
+    timeline: Timeline
+    source: str
+    versions: Versions = ANY
+    version_line: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name with the local device, which is no rank."""
+        return f"{self.name} [{self.timeline.device}]" if self.timeline.device else self.name
+
+    def standing(self, kind: str) -> list[Event]:
+        """Lines of this kind about the process as a whole."""
+        return [e for (k, _), e in self.timeline.standing.items() if k == kind]
+
+
+@dataclass
+class Job:
+    """Everything that was read, in an order that does not depend on how processes interleave."""
+
+    processes: dict[str, Process]
+    unread: Unread = field(default_factory=Unread)
+    remarks: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    iterations_seen: int | None = None
+    manual_registration: str = ""
+
+    @property
+    def lines(self) -> int:
+        """Lines with a NCCL prefix."""
+        return sum(process.timeline.lines for process in self.processes.values())
+
+    @property
+    def hosts(self) -> set[str]:
+        """Hosts that printed something."""
+        return {name.rpartition(":")[0] for name in self.processes}
+
+
+def make_job(sources: Sequence[Source], found: Sequence[Found]) -> Job:
+    """Join the streams in their order, and say what does not fit together."""
+    job = Job({})
+    for source, one in zip(sources, found, strict=True):
+        for timeline in one.timelines.values():
+            timeline.close()
+        _drop_glued(one)
+        for key, timeline in sorted(one.timelines.items()):
+            _place(job, key.decode("ascii", "replace"), timeline, source.name)
+        job.unread.add(one.unread)
+        job.remarks += one.problems
+        job.bytes_read += one.bytes_read
+        if one.iteration is not None:
+            job.iterations_seen = max(job.iterations_seen or 0, one.iteration)
+        for (kind, _), event in one.stray.standing.items():
+            if kind == "manual_registration":
+                job.manual_registration = job.manual_registration or event.text
+        _stray_version(job, one, source.name)
+    job.processes = dict(sorted(job.processes.items()))
+    _settle_versions(job)
+    return job
+
+
+def _drop_glued(found: Found) -> None:
+    """Remove processes whose host is another one's with a piece of a line in front."""
+    by_pid: dict[bytes, list[bytes]] = {}
+    for key in found.timelines:
+        by_pid.setdefault(key.rpartition(b":")[2], []).append(key)
+    for keys in by_pid.values():
+        for long in keys if len(keys) > 1 else ():
+            for short in keys:
+                if (
+                    long != short
+                    and long.endswith(short)
+                    and long in found.timelines
+                    and found.timelines[long].lines * _GLUED_RATIO < found.timelines[short].lines
+                ):
+                    found.unread.damaged += found.timelines.pop(long).lines
+
+
+def _place(job: Job, name: str, timeline: Timeline, source: str) -> None:
+    known = job.processes.get(name)
+    if known is None:
+        job.processes[name] = Process(name, timeline, source)
+    elif known.source == source:
+        known.timeline.continue_with(timeline)
+    elif _is_copy(known.timeline, timeline):
+        job.remarks.append(f"{source}: {name} is in {known.source} too and was counted once")
+        if timeline.lines > known.timeline.lines:
+            job.processes[name] = Process(name, timeline, source)
+    elif _begins_anew(known.timeline, timeline):
+        job.processes[f"{name} in {source}"] = Process(f"{name} in {source}", timeline, source)
+    else:
+        known.timeline.continue_with(timeline)
+        known.timeline.close()
+
+
+def _ranks(timeline: Timeline) -> dict[str, str]:
+    """Rank by communicator id, as the INIT lines say."""
+    found: dict[str, str] = {}
+    for item in timeline.items:
+        if isinstance(item, Event) and item.kind == "init" and item.values[7]:
+            found.setdefault(str(item.values[7]), str(item.values[1]))
+    return found
+
+
+def _is_copy(one: Timeline, other: Timeline) -> bool:
+    mine, theirs = _ranks(one), _ranks(other)
+    shared = mine.keys() & theirs.keys()
+    if shared:
+        return all(mine[comm] == theirs[comm] for comm in shared)
+    return one.lines == other.lines and one.items == other.items
+
+
+def _begins_anew(one: Timeline, other: Timeline) -> bool:
+    """Whether two streams with the same host and process id are two processes (containers)."""
+    if _ranks(one) and _ranks(other):
+        return True
+    return any(k == "version" for k, _ in one.standing) and any(
+        k == "version" for k, _ in other.standing
+    )
+
+
+def _stray_version(job: Job, found: Found, source: str) -> None:
+    """A bare version line speaks for the processes of its stream that state none themselves."""
+    events = [e for (kind, _), e in found.stray.standing.items() if kind == "version"]
+    versions = {event.values[0] for event in events}
+    if len(versions) != 1:
+        if versions:
+            shown = ", ".join(sorted(str(v) for v in versions))
+            job.remarks.append(f"{source}: version lines of several versions: {shown}")
+        return
+    for process in job.processes.values():
+        if process.source == source and not process.standing("version"):
+            process.timeline.describe(events[0])
+
+
+def _settle_versions(job: Job) -> None:
+    """Exact versions where lines state them; else what the forms of lines leave possible."""
+    stated: dict[Versions, str] = {}
+    for process in job.processes.values():
+        for event in process.standing("version"):
+            version = parse(event.values[0] or "")
+            if version is not None:
+                process.versions = Versions(version, version)
+                process.version_line = event.text
+                stated.setdefault(process.versions, event.text)
+                break
+    if len(stated) > 1:
+        shown = ", ".join(sorted(map(str, stated)))
+        job.remarks.append(f"the processes state different versions of NCCL: {shown}")
+    common: Versions | None = next(iter(stated)) if len(stated) == 1 else ANY
+    forms = {name: _forms(process) for name, process in job.processes.items()}
+    for form in forms.values():
+        common = None if common is None else common.meet(form)
+    for name, process in job.processes.items():
+        if process.version_line:
+            if process.versions.meet(forms[name]) is None:
+                job.remarks.append(
+                    f"{name} states version {process.versions}, which does not print lines of its"
+                    " forms: a fork, or another library than the one that states it"
+                )
+            continue
+        process.versions = forms[name] if common is None else common
+        if len(stated) == 1 and common is not None:
+            process.version_line = next(iter(stated.values()))
+
+
+def _forms(process: Process) -> Versions:
+    """Versions that print all of the TUNING lines of the process."""
+    versions: Versions = ANY
+    for item in process.timeline.items:
+        if isinstance(item, Event):
+            continue
+        for observation in item:
+            choice = _choice_versions(observation)
+            met = versions.meet(choice)
+            if met is None:
+                return ANY
+            versions = met
+    return versions
+
+
+def _choice_versions(observation: Observation) -> Versions:
+    return ANY if observation.choice is None else observation.choice.versions

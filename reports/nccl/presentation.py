@@ -1,0 +1,190 @@
+"""An audit as tables and sentences, the same for terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reports.nccl.audit import Audit
+from reports.nccl.requirement import Result
+from reports.nccl.verdicts import Communicator, Row, Verdict
+from reports.table import Row as TableRow
+from reports.table import Table, columns
+
+_PHASES = {
+    "before": "before registration",
+    "after": "after registration",
+    "": "-",
+}
+_MOST_REASONS = 40
+_UNIT_BYTES = 1024.0
+
+
+@dataclass(frozen=True)
+class ReasonLine:
+    """A reason with the rows that share it."""
+
+    title: str
+    text: str
+    details: tuple[str, ...]
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes in binary units, exact below 1 KiB."""
+    value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= _UNIT_BYTES and len(units) > 1:
+        value /= _UNIT_BYTES
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def communicator_text(one: Communicator) -> str:
+    """Role, identifier and size of a communicator."""
+    if not one.attributed:
+        return "unknown"
+    words = [one.role] if one.role else []
+    words.append(one.label)
+    sizes = []
+    if one.ranks is not None:
+        sizes.append(f"{one.ranks} ranks")
+    if one.nodes is not None:
+        sizes.append(f"{one.nodes} node{'s' * (one.nodes != 1)}")
+    return " ".join(words) + (f" ({', '.join(sizes)})" if sizes else "")
+
+
+def calls_text(row: Row) -> str:
+    """Calls by verdict; one number where there is one verdict."""
+    least = ">= " if row.at_least else ""
+    if len(row.calls) == 1:
+        return least + str(next(iter(row.calls.values())))
+    return least + ", ".join(f"{count} {verdict.lower()}" for verdict, count in row.calls.items())
+
+
+def rows_table(audit: Audit) -> Table:
+    """All rows."""
+    titles = columns(
+        "communicator",
+        "operation",
+        "bytes",
+        "phase",
+        "verdict",
+        "kernel",
+        "calls",
+        "printed by",
+        left=2,
+    )
+    return Table(titles, tuple(_table_row(row) for row in audit.rows))
+
+
+def _table_row(row: Row) -> TableRow:
+    size = f"{row.size_bytes:,}" + (" total" if row.bytes_are == "total" else "")
+    kernels = ", ".join(row.kernels[:3]) + (", ..." if len(row.kernels) > 3 else "") or "-"  # noqa: PLR2004
+    more = len(row.processes) - 1
+    printed = (row.processes[0] if row.processes else "-") + (f" +{more}" if more > 0 else "")
+    texts = (
+        communicator_text(row.communicator),
+        row.operation,
+        size,
+        _PHASES[row.phase],
+        str(row.verdict),
+        kernels,
+        calls_text(row),
+        printed,
+    )
+    kind = {
+        Verdict.SYMMETRIC: "plain",
+        Verdict.NO_EVIDENCE: "unsteady",
+        Verdict.MIXED: "bad",
+        Verdict.REGULAR: "bad",
+    }.get(row.verdict, "plain")
+    return TableRow(texts, kind)  # type: ignore[arg-type]
+
+
+def reason_lines(audit: Audit) -> list[ReasonLine]:
+    """Every reason once, with the rows it explains."""
+    grouped: dict[tuple[object, ...], list[Row]] = {}
+    for row in audit.rows:
+        if row.reason is not None:
+            one = row.reason
+            key = (row.operation, one.condition, one.text, one.candidates, one.missing)
+            grouped.setdefault(key, []).append(row)
+    return [_reason_line(members) for members in list(grouped.values())[:_MOST_REASONS]]
+
+
+def _reason_line(members: Sequence[Row]) -> ReasonLine:
+    first = members[0]
+    reason = first.reason
+    sizes = sorted({row.size_bytes for row in members})
+    shown = ", ".join(f"{size:,}" for size in sizes[:4]) + (", ..." if len(sizes) > 4 else "")  # noqa: PLR2004
+    verdicts = "/".join(dict.fromkeys(str(row.verdict) for row in members))
+    title = f"{first.operation} {verdicts} ({shown} bytes)"
+    if reason is None:
+        return ReasonLine(title, "", ())
+    details = []
+    if reason.candidates:
+        details.append("may be: " + "; ".join(reason.candidates))
+    if reason.missing:
+        details.append(f"missing: {', '.join(reason.missing)}; settled by {reason.settled_by}")
+    if reason.quote:
+        details.append(f"line: {reason.quote}")
+    remarks = dict.fromkeys(remark for row in members for remark in row.remarks)
+    details += [f"note: {remark}" for remark in remarks]
+    return ReasonLine(
+        title, f"{reason.condition}: {reason.text}".removeprefix(": "), tuple(details)
+    )
+
+
+def bytes_by_verdict(audit: Audit) -> dict[str, dict[Verdict, int]]:
+    """Bytes per operation and verdict: calls x bytes, over all communicators."""
+    found: dict[str, dict[Verdict, int]] = {}
+    for row in audit.rows:
+        own = found.setdefault(row.operation, {})
+        for verdict, size_bytes in row.bytes_by_verdict.items():
+            own[verdict] = own.get(verdict, 0) + size_bytes
+    return found
+
+
+def bytes_table(audit: Audit) -> Table:
+    """Bytes per operation by verdict."""
+    verdicts = [v for v in Verdict if v is not Verdict.MIXED]
+    titles = columns("operation", *(str(v) for v in verdicts))
+    body = tuple(
+        TableRow((name, *(size_text(own[v]) if v in own else "-" for v in verdicts)))
+        for name, own in sorted(bytes_by_verdict(audit).items())
+    )
+    return Table(titles, body)
+
+
+def results_table(results: Sequence[Result]) -> Table:
+    """Requirements and their results."""
+    body = tuple(
+        TableRow(
+            (one.requirement.text, one.state.upper(), one.message),
+            "plain" if one.state == "met" else "bad",
+        )
+        for one in results
+    )
+    return Table(columns("requirement", "result", "detail", left=3), body)
+
+
+def reading_facts(audit: Audit) -> list[str]:
+    """What was read, what was not understood, and what is odd."""
+    unread, job = audit.job.unread, audit.job
+    facts = [
+        f"NCCL {', '.join(audit.versions) or 'unknown'}; {len(job.processes)} processes on"
+        f" {len(job.hosts)} hosts; {job.lines:,} NCCL lines in {job.bytes_read:,} bytes"
+    ]
+    counts = []
+    if unread.unknown_lines:
+        counts.append(f"{unread.unknown_lines:,} NCCL lines not understood")
+    if unread.damaged:
+        counts.append(f"{unread.damaged:,} pieces of cut or glued lines")
+    if unread.overlong:
+        counts.append(f"{unread.overlong:,} lines too long to read")
+    if counts:
+        facts.append(", ".join(counts))
+    most = unread.unknown.most_common(5)
+    facts += [f"not understood, {n:,} x: {unread.examples.get(s, s)}" for s, n in most]
+    facts += [f"damaged: {text}" for text in unread.damaged_examples]
+    facts += [f"warning: {remark}" for remark in job.remarks]
+    return facts

@@ -1,0 +1,196 @@
+"""Requirements as a gate: which operations must have run on which kind of kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from bench.errors import UsageError
+from reports.nccl.audit import Audit, Groups, describe
+from reports.nccl.verdicts import Row, Verdict, narrowed, rows
+
+_OPERATIONS: Final = {
+    "AG": "AllGather",
+    "RS": "ReduceScatter",
+    "AR": "AllReduce",
+    "BC": "Broadcast",
+    "A2A": "AlltoAll",
+}
+_KINDS: Final = {
+    "sym": Verdict.SYMMETRIC,
+    "symmetric": Verdict.SYMMETRIC,
+    "ce": Verdict.COPY_ENGINE,
+    "copy_engine": Verdict.COPY_ENGINE,
+    "hce": Verdict.HIERARCHICAL_CE,
+    "regular": Verdict.REGULAR,
+}
+# The reviewer's checklist for a change of the communication buffers, topology by topology.
+PROFILES: Final = {
+    "fsdp": "AG=sym,RS=sym",
+    "hsdp-one-domain": "AG=sym,RS=sym,AR=sym",
+    "hsdp-multi-domain": "AG=sym,RS=sym",
+    "hsdp-tp": "AG=sym,RS=sym",
+}
+_TERM: Final = re.compile(r"(?:([A-Za-z][\w-]*)\.)?([A-Za-z0-9]+)=([A-Za-z_|]+)")
+
+State = Literal["met", "not met", "no evidence"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """operation: full name. kinds: verdicts that satisfy it. role: of the communicator, "" any."""
+
+    text: str
+    operation: str
+    kinds: frozenset[Verdict]
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One requirement judged. failing: rows that contradict it, or that show nothing."""
+
+    requirement: Requirement
+    state: State
+    message: str
+    failing: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Which rows count: after so many iterations, and from so many bytes on."""
+
+    after_iteration: int | None = None
+    min_bytes: int = 0
+
+
+def parse_requirements(text: str) -> tuple[Requirement, ...]:
+    """`AG=sym,RS=sym|ce,inner.AR=sym` as requirements.
+
+    Raises:
+        UsageError: a term that means nothing.
+    """
+    terms = [part.strip() for part in text.split(",")]
+    found = [_parse_term(term) for term in terms if term]
+    if not found:
+        raise UsageError("--require is empty; expected terms such as AG=sym,RS=sym")
+    return tuple(found)
+
+
+def _parse_term(term: str) -> Requirement:
+    match = _TERM.fullmatch(term)
+    if match is None:
+        raise UsageError(
+            f"--require: {term[:60]!r} is no requirement; expected OPERATION=KIND such as AG=sym,"
+            " AG=sym|ce or inner.AR=sym"
+        )
+    role, short, kinds = match.group(1) or "", match.group(2), match.group(3)
+    by_name = {
+        name.lower(): name for name in (*_OPERATIONS.values(), "Reduce", "Gather", "Scatter")
+    }
+    operation = _OPERATIONS.get(short.upper()) or by_name.get(short.lower())
+    if operation is None:
+        raise UsageError(
+            f"--require: unknown operation {short!r}; expected one of {', '.join(_OPERATIONS)} or a"
+            " full name such as AllGather"
+        )
+    unknown = [kind for kind in kinds.lower().split("|") if kind not in _KINDS]
+    if unknown:
+        raise UsageError(
+            f"--require: unknown kind {unknown[0]!r} in {term!r}; expected one of"
+            f" {', '.join(_KINDS)}, several joined by |"
+        )
+    wanted = frozenset(_KINDS[kind] for kind in kinds.lower().split("|"))
+    return Requirement(term, operation, wanted, role)
+
+
+def profile(name: str) -> tuple[Requirement, ...]:
+    """The requirements of a named topology.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    if name not in PROFILES:
+        raise UsageError(
+            f"--profile: unknown profile {name!r}; expected one of {', '.join(PROFILES)}"
+        )
+    return parse_requirements(PROFILES[name])
+
+
+def judge(
+    audit: Audit, requirements: Iterable[Requirement], conditions: Conditions
+) -> list[Result]:
+    """One result per requirement; a requirement without evidence is not met."""
+    counted, remark, refusal = _counted_rows(audit, conditions.after_iteration)
+    return [_judge_one(one, counted, conditions, remark, refusal) for one in requirements]
+
+
+def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[Row], str, str]:
+    """Rows that count, how they were chosen, and why none can be chosen."""
+    if after is None:
+        return audit.rows, "", ""
+    if audit.boundaries_by:
+        seen = audit.job.iterations_seen or 0
+        if seen < after:
+            return (), "", f"the log holds the end of {seen} iterations, not of {after}"
+        own = audit.groups or Groups({}, ())
+        made = narrowed(audit.made, after)
+        kept = rows(made, lambda key, views: describe(key, views, audit.job, own))
+        return kept, f"after iteration {after} ({audit.boundaries_by})", ""
+    if audit.registered:
+        # Manual registration follows the first iteration, so what comes after it is later still.
+        kept = [row for row in audit.rows if row.phase == "after"]
+        if after == 1:
+            return kept, "after registration (the log marks no iterations)", ""
+    return (
+        (),
+        "",
+        f"nothing in the log shows where iteration {after} ends: record it with measure.nccl="
+        "evidence, keep the trainer's iteration lines in the same file, or add REG lines, which"
+        " show the registration",
+    )
+
+
+def _judge_one(
+    one: Requirement, counted: Sequence[Row], conditions: Conditions, remark: str, refusal: str
+) -> Result:
+    where = f" {remark}" if remark else ""
+    own = [
+        row
+        for row in counted
+        if row.operation == one.operation
+        and row.size_bytes >= conditions.min_bytes
+        and (not one.role or one.role in row.communicator.role.split("/"))
+    ]
+    if refusal or not own:
+        what = f"{one.role} {one.operation}".strip()
+        return Result(one, "no evidence", refusal or f"the log shows no {what}{where}")
+    wrong = [r for r in own if r.verdict is not Verdict.NO_EVIDENCE and not _satisfies(r, one)]
+    if wrong:
+        return Result(one, "not met", _wrong(wrong, len(own)) + where, tuple(wrong))
+    silent = [row for row in own if row.verdict is Verdict.NO_EVIDENCE]
+    if silent:
+        reason = silent[0].reason.text if silent[0].reason else ""
+        return Result(
+            one,
+            "no evidence",
+            f"{len(silent)} of {len(own)} rows show calls but not their kernel{where}: {reason}",
+            tuple(silent),
+        )
+    return Result(one, "met", f"all {len(own)} rows{where}")
+
+
+def _satisfies(row: Row, one: Requirement) -> bool:
+    return bool(row.calls) and set(row.calls) <= one.kinds
+
+
+def _wrong(wrong: Sequence[Row], count: int) -> str:
+    first = wrong[0]
+    reason = "" if first.reason is None else f": {first.reason.text}"
+    where = first.communicator.role or first.communicator.label
+    return (
+        f"{len(wrong)} of {count} rows differ, first {first.operation} of {first.size_bytes:,}"
+        f" bytes on communicator {where} is {first.verdict}{reason}"
+    )

@@ -1,0 +1,81 @@
+"""Which NCCL kernels ran in the evidence runs of a sweep; derived from their logs when read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reports.cells import Cell
+from reports.document import (
+    Block,
+    Bullets,
+    Details,
+    Figure,
+    Heading,
+    Paragraph,
+    Section,
+    TableBlock,
+)
+from reports.findings import Findings
+from reports.nccl.presentation import (
+    bytes_by_verdict,
+    bytes_table,
+    reading_facts,
+    reason_lines,
+    rows_table,
+)
+from reports.nccl.run_logs import audit_run
+from reports.plots.nccl_bytes import nccl_bytes_figure
+from reports.table import Table
+
+_MOST_ROWS = 200
+
+
+def nccl_section(findings: Findings, runs: Path) -> Section | None:
+    """One part per cell with an evidence run; None where no cell has one.
+
+    Args:
+        findings: of the report.
+        runs: the folder of run folders.
+    """
+    cells = [cell for cell in findings.cells if cell.resolved.measure.nccl == "evidence"]
+    if not cells:
+        return None
+    blocks: list[Block] = [
+        Paragraph(
+            "Evidence runs are short, log every collective and are not compared in time. A verdict "
+            "is what NCCL's own lines prove; where none tells, it is NO_EVIDENCE.",
+            tone="note",
+        )
+    ]
+    for index, cell in enumerate(cells):
+        blocks += _cell(cell, runs, index)
+    return Section("nccl", "NCCL kernels", tuple(blocks))
+
+
+def _cell(cell: Cell, runs: Path, index: int) -> list[Block]:
+    blocks: list[Block] = [Heading(cell.name)]
+    for run in cell.runs:
+        found = audit_run(runs / run.record.run_id)
+        if found.audit is None:
+            blocks.append(Paragraph(found.text[0].upper() + found.text[1:] + "."))
+            continue
+        audit = found.audit
+        if not audit.rows:
+            blocks.append(Paragraph("No line of the logs tells which kernel ran.", tone="warning"))
+        else:
+            svg = nccl_bytes_figure(cell.name, bytes_by_verdict(audit), f"nccl-bytes-{index}")
+            blocks.append(
+                Figure(
+                    f"nccl-bytes-{index}", svg, "Bytes (calls x bytes) by verdict, per operation."
+                )
+            )
+            table = rows_table(audit)
+            blocks.append(TableBlock(bytes_table(audit)))
+            blocks.append(TableBlock(Table(table.columns, table.rows[:_MOST_ROWS])))
+        reasons = reason_lines(audit)
+        if reasons:
+            blocks.append(Bullets(tuple((one.title, one.text) for one in reasons)))
+            quotes = "\n".join(d for one in reasons for d in one.details)
+            blocks.append(Details("Lines that prove it, and what is missing", quotes))
+        blocks.append(Details("What was read", "\n".join(reading_facts(audit))))
+    return blocks

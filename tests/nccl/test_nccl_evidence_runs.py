@@ -1,0 +1,117 @@
+"""Runs that keep NCCL logs: what they set, what they note, and how they are audited."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.errors import ConfigError
+from bench.launch.nccl_logs import give_nccl_a_log, nccl_variables
+from bench.resolve.nccl_evidence import EVIDENCE_STEPS
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import RunSpec
+from reports.nccl.requirement import Conditions, judge, parse_requirements
+from reports.nccl.run_logs import audit_run
+from reports.nccl.verdicts import Verdict
+
+
+def resolved(device="cuda", **launch):
+    return resolve_anywhere(
+        RunSpec.model_validate(
+            {
+                "measure": {"nccl": "evidence"},
+                "train": {"steps": 50},
+                "launch": {"device": device, "ranks": 2, **launch},
+            }
+        )
+    )
+
+
+def test_an_evidence_run_is_short_and_not_comparable_in_time():
+    run = resolved()
+    assert run.train.steps == EVIDENCE_STEPS
+    assert not run.measure.comparable_in_time
+
+
+def test_the_setting_left_out_changes_no_name():
+    plain = resolve_anywhere(RunSpec())
+    assert '"nccl"' not in plain.canonical_json()
+    assert '"nccl":"evidence"' in resolved().canonical_json()
+
+
+def test_it_sets_what_nccl_needs_and_each_rank_its_own_file(tmp_path):
+    variables = nccl_variables(resolved())
+    assert {"TUNING", "COLL", "REG", "INIT", "ENV"} <= set(
+        variables["NCCL_DEBUG_SUBSYS"].split(",")
+    )
+    give_nccl_a_log(tmp_path / "100%", 3, variables) if (
+        tmp_path / "100%"
+    ).mkdir() is None else None
+    assert variables["NCCL_DEBUG_FILE"] == str(tmp_path / "100%%" / "nccl" / "rank3.log")
+
+
+def test_on_cpu_nothing_is_set():
+    variables = nccl_variables(resolved("cpu"))
+    give_nccl_a_log(None, 0, variables)
+    assert variables == {}
+
+
+def test_settings_that_would_take_the_log_elsewhere_are_refused():
+    with pytest.raises(ConfigError, match="NCCL_DEBUG_FILE"):
+        resolved(env={"NCCL_DEBUG_FILE": "elsewhere"})
+
+
+def write_run(folder, device="cuda"):
+    nccl = folder / "nccl"
+    nccl.mkdir(parents=True)
+    spec = {"launch": {"device": device}, "measure": {"nccl": "evidence"}}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    for rank in range(2):
+        head = f"n1:{10 + rank}:{20 + rank} [{rank}] NCCL INFO "
+        place = f"rank {rank} nranks 2 cudaDev {rank} busId 1b commId 0xc"
+        comm = f"comm 0xa{rank} {place} - Init COMPLETE"
+        call = (
+            f"AllGather: opCount 1 sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 op 0 root 0 comm"
+            f" 0xa{rank} [nranks=2] stream 0x5"
+        )
+        regular = "AllGather: 256 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}"
+        kernel = "Kernel AllGather_LL nchannels 1 nthreads 512 nWorks 1"
+        symmetric = f"AllGather [Symmetric]: 256 Bytes -> {kernel}"
+        first = [comm, call] + [regular] * (rank == 0)
+        second = [call] + [symmetric] * (rank == 0)
+        texts = ["".join(head + line + "\n" for line in part) for part in (first, second)]
+        (nccl / f"rank{rank}.log").write_text("".join(texts))
+        marks = [(1, len(texts[0])), (2, len(texts[0]) + len(texts[1]))]
+        lines = [json.dumps({"iteration": i, "offset_bytes": o}) for i, o in marks]
+        (nccl / f"iterations.rank{rank}.jsonl").write_text("\n".join(lines) + "\n{cut")
+        groups = {
+            "groups": [{"role": "inner", "ranks": [0, 1]}, {"role": "outer", "ranks": [rank]}]
+        }
+        (nccl / f"groups.rank{rank}.json").write_text(json.dumps(groups))
+
+
+def test_communicators_get_their_role_and_iterations_their_boundaries(tmp_path):
+    write_run(tmp_path)
+    audit = audit_run(tmp_path).audit
+    [row] = audit.rows
+    assert (row.communicator.role, row.verdict) == ("inner", Verdict.MIXED)
+    wanted = parse_requirements("inner.AG=sym")
+    assert [r.state for r in judge(audit, wanted, Conditions())] == ["not met"]
+    assert [r.state for r in judge(audit, wanted, Conditions(1))] == ["met"]
+    assert [r.state for r in judge(audit, wanted, Conditions(2))] == ["no evidence"]
+    assert [r.state for r in judge(audit, wanted, Conditions(7))] == ["no evidence"]
+
+
+def test_a_cpu_run_says_that_there_is_no_nccl(tmp_path):
+    write_run(tmp_path, device="cpu")
+    found = audit_run(tmp_path)
+    assert found.audit is None
+    assert "no NCCL in this run" in found.text
+
+
+def test_a_run_whose_logs_are_missing_says_so(tmp_path):
+    write_run(tmp_path)
+    for log in (tmp_path / "nccl").glob("rank*.log"):
+        log.unlink()
+    assert "NCCL wrote nothing" in audit_run(tmp_path).text

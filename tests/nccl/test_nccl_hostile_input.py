@@ -1,0 +1,90 @@
+"""Input that is damaged or hostile ends with a message, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+
+import pytest
+
+from bench.errors import UsageError
+from reports.nccl import compression, source
+from reports.nccl.as_junit import to_junit
+from reports.nccl.audit import audit_paths
+from reports.nccl.requirement import Conditions, judge, parse_requirements, profile
+
+LINE = b"n1:1:2 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
+
+
+def test_a_named_pipe_is_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(LINE * 3))
+    writer.start()
+    audit = audit_paths([pipe])
+    writer.join()
+    assert audit.job.lines == 3
+
+
+def test_a_pipe_that_nobody_writes_into_ends_with_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "PIPE_PATIENCE_SECONDS", 0.2)
+    os.mkfifo(tmp_path / "pipe")
+    audit = audit_paths([tmp_path / "pipe"])
+    assert "nobody wrote" in " ".join(audit.job.remarks)
+
+
+def test_a_bomb_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "SILENT_BYTES", 4 << 20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(64 << 20)))
+    audit = audit_paths([tmp_path])
+    assert "decompression bomb" in " ".join(audit.job.remarks)
+    assert audit.job.bytes_read < 16 << 20
+
+
+def test_a_cut_gzip_keeps_what_was_read(tmp_path):
+    noise = os.urandom(200_000).hex().encode()
+    (tmp_path / "log.gz").write_bytes(gzip.compress(LINE * 5 + noise)[:-200])
+    audit = audit_paths([tmp_path / "log.gz"])
+    assert audit.job.lines == 5
+    assert "cut off" in " ".join(audit.job.remarks)
+
+
+def test_zstd_is_read_by_the_module_or_the_program(tmp_path):
+    zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
+    two_frames = zstandard.compress(LINE) + zstandard.compress(LINE)
+    (tmp_path / "log.zst").write_bytes(two_frames)
+    assert audit_paths([tmp_path]).job.lines == 2
+
+
+def test_an_overlong_line_is_skipped_and_the_next_one_read(tmp_path):
+    (tmp_path / "log").write_bytes(b"x" * (3 << 20) + b"\n" + LINE)
+    audit = audit_paths([tmp_path / "log"])
+    assert (audit.job.unread.overlong, audit.job.lines) == (1, 1)
+
+
+def test_a_folder_of_many_small_files_is_one_job(tmp_path):
+    for rank in range(300):
+        (tmp_path / f"rank{rank}.log").write_bytes(LINE.replace(b"n1:1:", b"n1:%d:" % rank))
+    assert len(audit_paths([tmp_path]).job.processes) == 300
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/nonexistent"])
+def test_what_is_no_log_is_refused(path):
+    with pytest.raises(UsageError, match="expected a log"):
+        audit_paths([path])
+
+
+def test_lines_not_understood_are_counted_and_shown(tmp_path):
+    (tmp_path / "log").write_bytes(b"n1:1:2 [0] NCCL INFO Frobnicating 17 widgets\n" * 4)
+    unread = audit_paths([tmp_path]).job.unread
+    assert unread.unknown_lines == 4
+    assert "Frobnicating 17 widgets" in unread.examples.values()
+
+
+def test_junit_tells_missing_evidence_from_a_requirement_not_met(tmp_path):
+    (tmp_path / "log").write_bytes(LINE)
+    wanted = (*parse_requirements("AR=sym"), *profile("fsdp"))
+    text = to_junit(judge(audit_paths([tmp_path]), wanted, Conditions()))
+    assert 'type="RequirementNotMet"' in text
+    assert text.count('type="NoEvidence"') == 2

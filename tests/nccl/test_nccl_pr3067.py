@@ -1,0 +1,77 @@
+"""The 13 lines of Megatron-LM pull request 3067, argued as far as they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reports.nccl.as_text import to_markdown, to_terminal
+from reports.nccl.audit import audit_paths
+from reports.nccl.requirement import Conditions, judge, parse_requirements
+from reports.nccl.verdicts import Verdict
+
+LOG = Path(__file__).parent / "pr3067.log"
+
+
+@pytest.fixture(scope="module")
+def audit():
+    return audit_paths([LOG])
+
+
+def test_the_form_of_the_lines_gives_the_version(audit):
+    assert audit.versions == ("2.27.3 to 2.27.7",)
+
+
+def test_every_gather_is_symmetric_and_every_scatter_regular(audit):
+    verdicts = {(row.operation, row.verdict) for row in audit.rows}
+    assert verdicts == {
+        ("AllGather", Verdict.SYMMETRIC),
+        ("ReduceScatter", Verdict.REGULAR),
+        ("AllReduce", Verdict.REGULAR),
+    }
+    assert len(audit.rows) == 8
+
+
+def test_no_communicator_is_invented_and_no_rank_is_blamed(audit):
+    assert not any(row.communicator.attributed for row in audit.rows)
+    text = to_terminal(audit)
+    assert "local CUDA device, not a rank" in text
+    assert "says nothing about its other collectives" in text
+
+
+def test_a_line_of_every_rank_counts_once_per_call(audit):
+    row = next(row for row in audit.rows if row.size_bytes == 131473408)
+    assert (row.lines, dict(row.calls), row.at_least) == (2, {Verdict.SYMMETRIC: 1}, True)
+
+
+def test_coll_and_reg_would_settle_the_scatters_and_nodes_are_not_the_reason(audit):
+    reasons = [row.reason for row in audit.rows if row.operation == "ReduceScatter"]
+    assert {reason.condition for reason in reasons} == {""}
+    assert {reason.missing for reason in reasons} == {("COLL", "REG")}
+    assert all("nodes are not the reason" in reason.text for reason in reasons)
+    candidates = " ".join(reasons[0].candidates)
+    assert all(word in candidates for word in ("average", "scaled sum", "grouped", "outside"))
+
+
+def test_the_two_stage_reduction_and_the_two_roots_are_suggested(audit):
+    text = " ".join(audit.hints)
+    assert "exactly 2 x" in text
+    assert "at least 2 of them" in text
+    assert "no NVLS" in text
+
+
+def test_the_reviewers_requirement_fails(audit):
+    wanted = parse_requirements("AG=sym,RS=sym")
+    states = [one.state for one in judge(audit, wanted, Conditions())]
+    assert states == ["met", "not met"]
+    after = [one.state for one in judge(audit, wanted, Conditions(after_iteration=1))]
+    assert after == ["no evidence", "no evidence"]
+
+
+def test_markdown_escapes_what_a_log_can_hold(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("n:1:2 [0] NCCL INFO <script>|x| `boo`\n" + LOG.read_text())
+    text = to_markdown(audit_paths([log]))
+    assert "<script>" not in text
+    assert "\\|x\\|" in text

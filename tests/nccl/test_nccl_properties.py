@@ -1,0 +1,197 @@
+"""Properties over all logs: interleaving, cutting, noise."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reports.nccl.audit import Audit, audit_paths, audit_sources
+from reports.nccl.job import make_job
+from reports.nccl.reading import Found, Stretch, _join, read_stretch
+from reports.nccl.source import find_sources
+from reports.nccl.verdicts import Verdict
+
+QUICK = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def facts(audit: Audit) -> list[tuple[object, ...]]:
+    """Everything that a verdict consists of."""
+    return [
+        (
+            row.communicator,
+            row.operation,
+            row.size_bytes,
+            row.phase,
+            row.verdict,
+            dict(row.calls),
+            row.processes,
+            row.reason and (row.reason.condition, row.reason.text, row.reason.missing),
+        )
+        for row in audit.rows
+    ]
+
+
+def rank_log(rank: int, random_: random.Random, version: str) -> list[str]:
+    """One rank of a job with a communicator of all ranks, and calls of several kinds."""
+    head = f"node{rank // 4}:{100 + rank}:{200 + rank} [{rank % 4}] NCCL INFO "
+    comm = f"0x{0xA0 + rank:x}"
+    lines = [
+        head + f"NCCL version {version}+cuda12.9",
+        head + f"ncclCommInitRank comm {comm} rank {rank} nranks 4 cudaDev 0 nvmlDev 0 busId 1b000"
+        " commId 0xc0ffee - Init START",
+        head + f"comm {comm} rank {rank} nRanks 4 nNodes 1 localRanks 4 localRank 0 MNNVL 0",
+    ]
+    state = random.Random(random_.random())  # the same calls on every rank: seeded by the caller
+    for step in range(12):
+        operation = state.choice(["AllGather", "ReduceScatter", "AllReduce"])
+        count = state.choice([1024, 2048, 4096])
+        if step == 6:
+            lines.append(head + f"register comm {comm} buffer 0x7f0000000000 size 1073741824")
+        group = state.choice([1, 1, 2])
+        lines += [
+            head + f"{operation}: opCount {step:x} sendbuff 0x7f0000000000 recvbuff 0x7f0000100000"
+            f" count {count} datatype 9 op {state.choice([0, 0, 4])} root 0 comm {comm}"
+            " [nranks=4] stream 0x1"
+            for _ in range(group)
+        ]
+        symmetric = step > 6 and state.random() < 0.7
+        for _ in range(group):
+            if symmetric and version.startswith("2.27"):
+                lines.append(
+                    head + f"{operation} [Symmetric]: {2 * count} Bytes -> Kernel {operation}_LL"
+                    " nchannels 9 nthreads 512"
+                )
+            elif symmetric and rank == 0:
+                lines.append(
+                    head + f"{operation} [Symmetric]: {2 * count} Bytes -> Kernel {operation}_LL"
+                    " nchannels 9 nthreads 512 nWorks 1"
+                )
+            elif not symmetric and rank == 0:
+                lines.append(
+                    head + f"{operation}: {2 * count} Bytes -> Algo RING proto LL"
+                    " channel{Lo..Hi}={0..3}"
+                )
+    return lines
+
+
+def job_logs(seed: int, version: str) -> list[list[str]]:
+    return [rank_log(rank, random.Random(seed), version) for rank in range(4)]
+
+
+def interleaved(logs: list[list[str]], random_: random.Random) -> list[str]:
+    """One log, the order within each rank kept."""
+    left = [list(reversed(log)) for log in logs]
+    merged = []
+    while any(left):
+        log = random_.choice([one for one in left if one])
+        merged.append(log.pop())
+    return merged
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), version=st.sampled_from(["2.27.5", "2.28.3", "2.30.3"]))
+def test_any_interleaving_by_process_gives_the_same_verdicts(tmp_path, seed, version):
+    logs = job_logs(seed, version)
+    folder = tmp_path / f"apart{seed}{version}"
+    folder.mkdir(exist_ok=True)
+    for rank, log in enumerate(logs):
+        (folder / f"rank{rank}.log").write_text("\n".join(log) + "\n")
+    together = tmp_path / "together.log"
+    expected = facts(audit_paths([folder]))
+    assert {row[4] for row in expected} >= {Verdict.REGULAR}
+    for shuffle in range(3):
+        lines = interleaved(logs, random.Random(seed + shuffle))
+        together.write_text("\n".join(lines) + "\n")
+        assert facts(audit_paths([together])) == expected
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), where=st.floats(0.0, 1.0))
+def test_a_file_cut_at_any_line_and_read_in_two_gives_the_same_verdicts(tmp_path, seed, where):
+    lines = interleaved(job_logs(seed, "2.28.3"), random.Random(seed))
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(lines) + "\n")
+    [source], _ = find_sources([path])
+    whole = audit_sources([source])
+    data = path.read_bytes()
+    cut = data.index(b"\n", int(where * (len(data) - 2))) + 1
+    first: Found = read_stretch(Stretch(source, 0, cut))
+    if cut < len(data):
+        _join(first, read_stretch(Stretch(source, cut, None, after_cut=True)))
+    assert tallies(make_job([source], [first])) == tallies(whole.job)
+
+
+def tallies(job):
+    """All observations with their counts, segment by segment."""
+    return {
+        name: [
+            item
+            if not isinstance(item, dict)
+            else {o: (s.count, s.buffers) for o, s in item.items()}
+            for item in process.timeline.items
+        ]
+        for name, process in job.processes.items()
+    }
+
+
+WORDS = st.sampled_from(
+    [
+        b"node1:12:13 [0] NCCL INFO ",
+        b"node1:12:13 [0] f.cc:12 NCCL WARN ",
+        b"AllGather: ",
+        b"AllGather [Symmetric]: ",
+        b"1024 Bytes -> ",
+        b"Algo RING proto ",
+        b"Kernel AllGather_ST nchannels ",
+        b"channel{Lo..Hi}={0..",
+        b"opCount 1 sendbuff 0x1 recvbuff 0x2 count 4 datatype 9 op 0 root 0 comm 0x3 ",
+        b"[nranks=8] stream 0x4",
+        b"comm 0x3 rank 0 nranks 8 cudaDev 0 busId 1 commId 0x5 - Init COMPLETE",
+        b"register comm 0x3 buffer 0x1 size 99",
+        b"NCCL version 2.27.3",
+        b"NCCL_WIN_ENABLE set by environment to 0.",
+        b"iteration        1/     100 |",
+        b"\x1b[31m",
+        b"\r",
+        b"\n",
+        b"\0",
+        b"\xff",
+        b"99999999999999999999",
+        b'"',
+        b" [repeated 3x across cluster]",
+    ]
+)
+
+
+@settings(QUICK, max_examples=300)
+@given(st.lists(st.one_of(WORDS, st.binary(max_size=12)), max_size=40))
+def test_no_input_makes_it_fail(tmp_path, pieces):
+    path = tmp_path / "noise"
+    path.write_bytes(b"".join(pieces))
+    audit = audit_paths([path])
+    for row in audit.rows:
+        assert row.verdict is Verdict.NO_EVIDENCE or row.quote
+
+
+@settings(QUICK, max_examples=200)
+@given(st.binary(max_size=4000))
+def test_noise_gives_no_verdict(tmp_path, data):
+    path = tmp_path / "noise"
+    path.write_bytes(data)
+    assert audit_paths([path]).rows == ()
+
+
+@QUICK
+@given(st.integers(1, 79))
+def test_a_line_cut_anywhere_gives_no_verdict(tmp_path, kept):
+    head = "n1:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes"
+    line = f"{head} -> Algo RING proto SIMPLE channel{{Lo..Hi}}={{0..23}}"
+    path = tmp_path / "cut"
+    path.write_text(line[: len(line) - 80 + kept])
+    assert audit_paths([path]).rows == ()
