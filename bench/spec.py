@@ -103,8 +103,8 @@ class LaunchSpec(Frozen):
     device: DeviceType = "cpu"
     threads_per_rank: int = Field(default=1, ge=1)
     env: dict[str, str] = Field(default_factory=dict)
-    timeout_seconds: float = Field(default=600.0, gt=0)
-    hang_seconds: float = Field(default=120.0, gt=0)
+    timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
+    hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
 
 
 class MeasureSpec(Frozen):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -442,6 +443,9 @@ def _refused(error: Exception, arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of the `mfsdp-bench` command."""
+    # A stream that the caller has closed is None; what would go there is dropped.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - open until the end
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - open until the end
     for stream in (sys.stdout, sys.stderr):
         # A locale without a character of a description or path is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):

@@ -69,7 +69,11 @@ def requested_plan(request: Request) -> RequestedPlan:
 
 def sweep_file(named: Path) -> Path:
     """The file itself, or the definition that comes with the tool under this name."""
-    if named.exists() or len(named.parts) != 1:
+    try:
+        found = named.exists()
+    except OSError as error:
+        raise UsageError(f"cannot look for the sweep {named}: {error.strerror}") from error
+    if found or len(named.parts) != 1:
         return named
     shipped = Path(sweeps.__path__[0]) / f"{named.name.removesuffix('.yaml')}.yaml"
     return shipped if shipped.exists() else named

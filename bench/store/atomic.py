@@ -20,7 +20,9 @@ from bench.store.errors import StoreFullError
 
 # EFBIG is a file size limit (ulimit -f): to the writer it is the same as a full disk.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NOT_ALLOWED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP}
+)
 
 
 @contextlib.contextmanager
