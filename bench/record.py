@@ -53,7 +53,13 @@ class StepSample:
 
 
 class RunStatus(BaseModel):
-    """`status.json`: written when the run starts, replaced atomically when it ends."""
+    """`status.json`: written when the run starts, replaced atomically when it ends.
+
+    arm: side of a comparison, None outside of one. repeat: repeat of the cell, and so the number of
+    its block. attempt: counts, from 1, how often an interleaved block was started; None for a run
+    that belongs to no interleaved block. code_proof: whether every rank showed that it runs the
+    code of its arm (or of this checkout); None where the ranks did not get that far.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -68,7 +74,9 @@ class RunStatus(BaseModel):
     cell: str | None = None
     repeat: int = 0
     arm: str | None = None
+    attempt: int | None = None
     code: str = ""
+    code_proof: Literal["proven", "mismatch"] | None = None
     comparable_in_time: bool = True
 
 
@@ -118,6 +126,13 @@ class RunRecord:
     steps: dict[int, list[StepSample]]
     memory: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def is_whole(self) -> bool:
+        """No file is damaged, and every rank has every step."""
+        ranks = range(self.resolved.launch.ranks)
+        expected = self.resolved.train.steps
+        return not self.problems and all(len(self.steps.get(r, ())) >= expected for r in ranks)
 
     @property
     def losses(self) -> list[float]:

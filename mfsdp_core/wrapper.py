@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
@@ -17,6 +18,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.shard.dtensor import without_offset
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.owner import OWNER
 
@@ -47,6 +49,7 @@ class MegatronFSDP(nn.Module):
         self.param_and_grad_buffer = _BufferRegistration()
         self._context = context
         self._policy = policy
+        self.register_state_dict_post_hook(_make_serialisable)
         owner = weakref.ref(self)
         for group in self._groups():
             for managed in group.parameters:
@@ -58,7 +61,11 @@ class MegatronFSDP(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except BaseException:
+            self._context.recover()
+            raise
 
     # --- microbatches -------------------------------------------------------------------------
 
@@ -112,7 +119,7 @@ class MegatronFSDP(nn.Module):
 
     def zero_grad_buffer(self) -> None:
         """Begin a new cycle: gradients are detached and forgotten."""
-        self._context.grads.reset()
+        self._context.begin_cycle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Same as `zero_grad_buffer`; gradients become None whatever `set_to_none` says."""
@@ -203,6 +210,34 @@ class MegatronFSDP(nn.Module):
 
     # --- state --------------------------------------------------------------------------------
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Refuse moves and casts: parameters are views of buffers that they would be cut from.
+
+        Raises:
+            LifecycleError: `fn` changes the device or dtype.
+        """
+        del recurse  # there is nothing to recurse into
+        for parameter in self.parameters():
+            probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            changed = fn(probe)
+            if (changed.dtype, changed.device) != (probe.dtype, probe.device):
+                raise LifecycleError(
+                    "a sharded model cannot change its dtype or device "
+                    f"({probe.dtype} on {probe.device} to {changed.dtype} on {changed.device}). "
+                    "Move or cast the module before fully_shard_model."
+                )
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        """Refuse: hooks and buffers would be shared with the copy.
+
+        Raises:
+            LifecycleError: always.
+        """
+        raise LifecycleError(
+            "a sharded model cannot be copied. Copy its state_dict(), or shard a second module."
+        )
+
     @torch.no_grad()
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -230,6 +265,15 @@ class MegatronFSDP(nn.Module):
     def _groups(self) -> list[ParameterGroup]:
         units = (self._context.root, *self._context.units)
         return [group for unit in units for group in unit.groups]
+
+
+def _make_serialisable(
+    _module: nn.Module, state_dict: dict[str, Any], _prefix: str, _metadata: Any
+) -> None:
+    """Post hook of `state_dict`: values share memory with the model and can be saved and copied."""
+    for name, value in state_dict.items():
+        if isinstance(value, DTensor):
+            state_dict[name] = without_offset(value)
 
 
 class _MainGradient:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.derive.hardware import hardware_key
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.cells import Cell, make_cell
 from reports.change import Change, change_between
-from reports.machine import describe_hardware, hardware_key
+from reports.machine import describe_hardware
 from reports.matching import Matching, differing_settings, match
 from reports.sweep_view import load_sweeps
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.derive.hardware import hardware_key
 from reports.cells import Cell
 from reports.change import Change, MemoryMetric, change_between, memory_metric
-from reports.machine import hardware_key
 from reports.parity import ParityGroup, ParityRow, parity_groups
 from reports.plots.style import Look, looks
 from reports.reference import choose_reference

@@ -5,39 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bench.derive.hardware import UNKNOWN, hardware_key
 from bench.record import RunRecord
 from reports import quantity
 from reports.printable import printable
 
-UNKNOWN = "unknown"
-
-
-def hardware_key(record: RunRecord) -> tuple[str, ...]:
-    """What must agree before two times are compared: devices for a GPU run, else the processor.
-
-    The host's name is not part of it: two equal machines are comparable.
-    """
-    environment = record.environment
-    if record.resolved.launch.device == "cuda":
-        names = _mapping(environment, "runtime").get("device_names")
-        return ("cuda", *(sorted(map(str, names)) if isinstance(names, list) else [UNKNOWN]))
-    count = environment.get("cpu_count", UNKNOWN)
-    return ("cpu", str(environment.get("cpu_name") or UNKNOWN), str(count))
-
 
 def describe_hardware(record: RunRecord) -> str:
     """The machine in words: `2 x NVIDIA H200`, or `AMD EPYC 9B14, 2 cores, 7.7 GiB (CPU)`."""
-    kind, *rest = hardware_key(record)
-    environment = record.environment
-    if kind == "cuda":
-        counts = {name: rest.count(name) for name in dict.fromkeys(rest)}
-        return printable(" + ".join(f"{count} x {name}" for name, count in counts.items()))
-    cores = rest[1]
-    words = [rest[0], f"{cores} core{'' if cores == '1' else 's'}"]
-    memory = environment.get("memory_bytes")
-    if isinstance(memory, int | float):
-        words.append(quantity.binary_bytes(memory))
-    return printable(", ".join(words)) + " (CPU)"
+    words = hardware_key(record).describe()
+    memory = record.environment.get("memory_bytes")
+    if record.resolved.launch.device == "cpu" and isinstance(memory, int | float):
+        words = f"{words.removesuffix(' (CPU)')}, {quantity.binary_bytes(memory)} (CPU)"
+    return printable(words)
 
 
 def describe_code(record: RunRecord) -> str:

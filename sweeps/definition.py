@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bench.launch.arm.request import ArmRequest
+from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
 from sweeps.conditions import read_condition
 from sweeps.document import Document, KeyPath, parse_document, read_document
@@ -29,6 +31,8 @@ class SweepDefinition:
     repeat: int
     source: str
     base_lines: Mapping[str, int]
+    arms: tuple[ArmRequest, ...] = ()
+    interleave: bool = False
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -61,6 +65,7 @@ def define(document: Document) -> SweepDefinition:
     base = reader.settings_with_lines(data.get("base") or {}, ("base",))
     matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [])
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
+    arms = _read_arms(reader, data.get("arms") or {})
     reader.stop_on_problems()
     _check_cells(reader, matrix)
     reader.stop_on_problems()
@@ -71,12 +76,30 @@ def define(document: Document) -> SweepDefinition:
         repeat=data.get("repeat", 1),
         source=document.source,
         base_lines={path: line for path, (_, line) in base.items()},
+        arms=arms,
+        interleave=data.get("interleave", False),
     )
+
+
+def _read_arms(reader: Reader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:
+    """The arms; their paths are relative to the folder of the sweep file."""
+    folder = Path(reader.document.source).parent
+    arms = []
+    for name, what in written.items():
+        try:
+            arms.append(read_arm(name, {} if what is None else what, folder))
+        except ArmError as error:
+            reader.report(("arms", name), f"arms.{name}: {error}")
+    problem = set_problem(list(written))
+    if problem:
+        reader.report(("arms",), f"arms: {problem}")
+    return tuple(arms)
 
 
 def _check_shape(reader: Reader) -> None:
     """The keys and kinds of the file; the settings inside are checked one by one later."""
-    data = {key: value for key, value in reader.document.data.items() if key != "base"}
+    apart = ("base", "arms")
+    data = {key: value for key, value in reader.document.data.items() if key not in apart}
     for key in ("description", "matrix", "overrides"):
         if key in data and data[key] is None:
             del data[key]  # an empty section is an absent one
@@ -85,9 +108,10 @@ def _check_shape(reader: Reader) -> None:
     except ValidationError as error:
         for item in error.errors():
             reader.report(tuple(p for p in item["loc"] if p != "[key]"), _shape_message(item))
-    base = reader.document.data.get("base")
-    if base is not None and not isinstance(base, dict):
-        reader.report(("base",), "base: expected a mapping of settings")
+    for key, holds in (("base", "settings"), ("arms", "names to where their code comes from")):
+        section = reader.document.data.get(key)
+        if section is not None and not isinstance(section, dict):
+            reader.report((key,), f"{key}: expected a mapping of {holds}")
     reader.stop_on_problems()
 
 

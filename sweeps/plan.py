@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -50,8 +50,30 @@ class DuplicateCell:
 
 
 @dataclass(frozen=True)
+class PlannedArm:
+    """One side of a comparison, as prepared for this plan; no path in it.
+
+    commit and dirty_hash: of its checkout, None where git cannot say, or nothing was changed.
+    codes: cell -> identity of the code that the arm's runs of it measure.
+    """
+
+    name: str
+    description: str
+    commit: str | None
+    dirty_hash: str | None
+    torch: str
+    python: str
+    packages: Mapping[str, str] = field(default_factory=dict)
+    codes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently."""
+    """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently.
+
+    arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
+    `seed` decides; else all of the first arm, then all of the next.
+    """
 
     id: str
     name: str
@@ -61,6 +83,9 @@ class Plan:
     pruned: tuple[PrunedCell, ...] = ()
     duplicates: tuple[DuplicateCell, ...] = ()
     fixed: Mapping[str, Any] | None = None
+    arms: tuple[PlannedArm, ...] = ()
+    interleaved: bool = False
+    seed: int | None = None
 
     @property
     def size(self) -> int:
@@ -70,7 +95,7 @@ class Plan:
     @property
     def runs(self) -> int:
         """Runs that the plan asks for."""
-        return sum(cell.repeats for cell in self.cells)
+        return sum(cell.repeats for cell in self.cells) * max(1, len(self.arms))
 
     def selected(self, kept: Iterable[str]) -> Plan:
         """The plan reduced to the cells in `kept`, and to those that stand in for one of them."""
@@ -97,6 +122,9 @@ class Plan:
             "description": self.description,
             "source": self.source,
             "set": dict(self.fixed or {}),
+            "interleaved": self.interleaved,
+            "seed": self.seed,
+            "arms": [asdict(arm) for arm in self.arms],
             "cells": [
                 {
                     "id": cell.id,
@@ -144,6 +172,10 @@ def _read(document: Mapping[str, Any]) -> Plan:
         description=document["description"],
         source=document["source"],
         fixed=dict(document["set"]),
+        # Plans from before there were arms have none of the three.
+        interleaved=bool(document.get("interleaved", False)),
+        seed=document.get("seed"),
+        arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
         cells=tuple(
             PlannedCell(
                 id=item["id"],

@@ -26,6 +26,7 @@ class RunStarted:
     total: int
     steps: int
     run_id: str
+    arm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,22 @@ class RunEnded:
     state: str
     reason: str
     seconds: float
+    arm: str | None = None
+
+
+@dataclass(frozen=True)
+class BlockLost:
+    """A run of an interleaved block failed, so its other runs do not count either.
+
+    `again`: the block is started once more; else it is given up, with the rest of its cell.
+    """
+
+    cell: str
+    block: int
+    attempt: int
+    arm: str
+    state: str
+    again: bool
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ class SweepStopped:
     reason: str
 
 
-Progress = SweepStarted | RunStarted | StepReached | RunEnded | SweepStopped
+Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | SweepStopped
 Subscriber = Callable[[Progress], None]
 
 

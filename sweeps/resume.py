@@ -15,26 +15,32 @@ from bench.spec import ResolvedRun
 from sweeps.plan import Plan, PlannedCell
 
 CodeIdentity = Callable[[ResolvedRun], str]
-_UNFINISHED = frozenset({"running", "interrupted"})
+UNFINISHED = frozenset({"running", "interrupted"})
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run that the plan asks for."""
+    """One run that the plan asks for; `arm` None where the plan has no arms."""
 
     cell: PlannedCell
     repeat: int
+    arm: str | None = None
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """The record that decides about a planned run."""
+    """The record that decides about a planned run.
+
+    `wrong_code`: its ranks found that they import other code than its arm's.
+    """
 
     cell: str
     repeat: int
     run_id: str
     state: str
     reason: str
+    arm: str | None = None
+    wrong_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,35 +53,38 @@ class Progressed:
 
 
 def planned_runs(plan: Plan) -> Iterable[PlannedRun]:
-    """Every run, first repeats first: repeats of one cell are spread over the whole sweep."""
+    """Every run, first repeats first: repeats of one cell are spread over the whole sweep.
+
+    With arms, all runs of the first arm, then all of the next (`sweeps.interleave` has the other
+    order).
+    """
     most = max((cell.repeats for cell in plan.cells), default=0)
-    for repeat in range(most):
-        for cell in plan.cells:
-            if repeat < cell.repeats:
-                yield PlannedRun(cell, repeat)
+    arms: tuple[str | None, ...] = tuple(arm.name for arm in plan.arms) or (None,)
+    for arm in arms:
+        for repeat in range(most):
+            for cell in plan.cells:
+                if repeat < cell.repeats:
+                    yield PlannedRun(cell, repeat, arm)
 
 
 def compare_with_records(
-    plan: Plan, records: Iterable[RunRecord], code_identity: CodeIdentity
+    plan: Plan, records: Iterable[RunRecord], code_of: Callable[[PlannedRun], str]
 ) -> Progressed:
     """Sort the runs of `plan` by what `records` (oldest first, of this sweep) say.
 
     A good record outweighs a failed one of the same configuration and code, whichever is newer.
     """
     past = _deciding_records(records)
-    code_identity = remembered(code_identity)
     missing: list[PlannedRun] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
     for run in planned_runs(plan):
-        resolved = run.cell.resolved
-        found = past.get((resolved.config_hash, run.repeat, code_identity(resolved)))
+        found = past.get((run.cell.resolved.config_hash, run.repeat, run.arm, code_of(run)))
         if found is None:
             missing.append(run)
             continue
-        known = PastRun(
-            run.cell.id, run.repeat, found.run_id, found.status.state, found.status.reason
-        )
+        status = found.status
+        known = PastRun(run.cell.id, run.repeat, found.run_id, status.state, status.reason, run.arm)
         (done if known.state in FINISHED_GOOD else failed).append(known)
     return Progressed(tuple(missing), tuple(done), tuple(failed))
 
@@ -93,25 +102,23 @@ def remembered(code_identity: CodeIdentity) -> CodeIdentity:
     return ask
 
 
-def _deciding_records(records: Iterable[RunRecord]) -> dict[tuple[str, int, str], RunRecord]:
-    deciding: dict[tuple[str, int, str], RunRecord] = {}
+def _deciding_records(
+    records: Iterable[RunRecord],
+) -> dict[tuple[str, int, str | None, str], RunRecord]:
+    """The record that counts, by configuration, repeat, arm and code. Runs of blocks never do."""
+    deciding: dict[tuple[str, int, str | None, str], RunRecord] = {}
     for record in records:
         status = record.status
-        if status.state in _UNFINISHED or status.arm is not None:
+        if status.state in UNFINISHED or status.attempt is not None:
             continue
-        if status.state in FINISHED_GOOD and not _is_whole(record):
+        if status.code_proof == "mismatch":
             continue
-        key = (record.resolved.config_hash, status.repeat, status.code)
+        if status.state in FINISHED_GOOD and not record.is_whole:
+            continue
+        key = (record.resolved.config_hash, status.repeat, status.arm, status.code)
         before = deciding.get(key)
         good_before = before is not None and before.status.state in FINISHED_GOOD
         if good_before and status.state not in FINISHED_GOOD:
             continue
         deciding[key] = record
     return deciding
-
-
-def _is_whole(record: RunRecord) -> bool:
-    """No file is damaged, and every rank has every step."""
-    ranks = range(record.resolved.launch.ranks)
-    steps = record.resolved.train.steps
-    return not record.problems and all(len(record.steps.get(r, ())) >= steps for r in ranks)

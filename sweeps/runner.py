@@ -6,26 +6,18 @@ sweep. What cannot be kept (a full disk) ends the sweep: measuring on would be m
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
-from typing import Protocol
 
-from bench.record import FINISHED_GOOD, RunStatus
-from bench.spec import ResolvedRun
+from bench.errors import UsageError
+from bench.record import FINISHED_GOOD
 from bench.store.results_store import ResultsStore
-from bench.store.run_folder import RunFolder
+from sweeps.block_resume import BlocksProgressed, MissingBlock, compare_blocks
+from sweeps.block_runner import run_blocks
+from sweeps.execution import Launch, RunMaker, Side, Sides
+from sweeps.interleave import draw_seed, planned_blocks
 from sweeps.plan import Plan
-from sweeps.progress import (
-    RunEnded,
-    RunStarted,
-    StepReached,
-    Subscriber,
-    SweepStarted,
-    SweepStopped,
-    ignore,
-)
+from sweeps.progress import Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
     CodeIdentity,
     PastRun,
@@ -35,19 +27,7 @@ from sweeps.resume import (
     planned_runs,
 )
 
-
-class Launch(Protocol):
-    """`bench.launch.launch`: starts the ranks of a run and blocks until its record is written."""
-
-    def __call__(
-        self,
-        resolved: ResolvedRun,
-        folder: RunFolder,
-        *,
-        stop: Event,
-        on_step: Callable[[int], None] | None = None,
-    ) -> RunStatus:
-        """Run `resolved` in `folder`."""
+DEFAULT_BLOCK_RETRIES = 2
 
 
 @dataclass(frozen=True)
@@ -55,23 +35,32 @@ class RunOptions:
     """What to run again, and when to give up.
 
     force: every run, done or not. retry_failed: runs whose record says they failed.
-    max_failures: stop after so many failed runs of this call; None never stops.
+    max_failures: stop after so many failed runs of this call; None never stops. block_retries: how
+    often an interleaved block that a fault cost is started again. seed: of the order of the arms;
+    None is the recorded one, or a new one that is recorded.
     """
 
     force: bool = False
     retry_failed: bool = False
     max_failures: int | None = None
+    block_retries: int = DEFAULT_BLOCK_RETRIES
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a call of `run_plan` did. `ran` holds the new records, `before` the reused ones."""
+    """What a call did. `ran` holds the new records, `before` the reused ones.
+
+    `lost`: new records of interleaved blocks that were started again, or given up; the run that
+    ended a block that was given up is in `ran`.
+    """
 
     ran: tuple[PastRun, ...]
     done_before: tuple[PastRun, ...]
     failed_before: tuple[PastRun, ...]
     not_started: int
     interrupted: bool
+    lost: tuple[PastRun, ...] = ()
 
     @property
     def failed(self) -> tuple[PastRun, ...]:
@@ -112,92 +101,146 @@ def run_plan(
         UsageError: another runner holds the folder.
         NothingMeasuredError: the results folder cannot be written (a full disk).
     """
+    side = Side(launch, code_identity)
+    return run_sides(
+        plan, store, sides={None: side}, options=options, whole=whole, stop=stop, publish=publish
+    )
+
+
+def run_sides(
+    plan: Plan,
+    store: ResultsStore,
+    *,
+    sides: Sides,
+    options: RunOptions | None = None,
+    whole: Plan | None = None,
+    stop: Event | None = None,
+    publish: Subscriber = ignore,
+) -> SweepOutcome:
+    """As `run_plan`, with a side for every arm of the plan.
+
+    Raises:
+        UsageError: another runner holds the folder, or the blocks were drawn with another seed.
+        NothingMeasuredError: as `run_plan`.
+    """
     stop = stop or Event()
     options = options or RunOptions()
+    maker = RunMaker(plan.id, store, sides, stop, publish)
     with store.lock():
-        store.write_plan(plan.id, (whole or plan).to_document())
-        found = _to_run(plan, store, code_identity, options)
-        publish(SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed)))
-        ran = _Runs(plan.id, store, launch, code_identity, stop, publish).run_all(
-            found.missing, options.max_failures
+        seed = _seed(plan, store, options)
+        plan = replace(plan, seed=seed)
+        store.write_plan(plan.id, replace(whole or plan, seed=seed).to_document())
+        return (_run_interleaved if plan.interleaved else _run_one_by_one)(plan, maker, options)
+
+
+def _seed(plan: Plan, store: ResultsStore, options: RunOptions) -> int | None:
+    """The seed of the order within blocks: recorded before, or given now, or drawn.
+
+    Raises:
+        UsageError: given and recorded differ.
+    """
+    if not plan.interleaved:
+        return None
+    recorded: int | None = None
+    if plan.id in store.sweeps():
+        recorded = Plan.from_document(store.read_plan(plan.id)).seed
+    given = options.seed
+    if given is not None and recorded not in (None, given) and not options.force:
+        raise UsageError(
+            f"--seed {given}: the blocks of {plan.id} were drawn with seed {recorded}; leave --seed"
+            " out to go on with them, or run all of them again with --force"
         )
+    known = given if given is not None else recorded
+    return draw_seed() if known is None else known
+
+
+def _run_one_by_one(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
+    found = _to_run(plan, maker, options)
+    maker.publish(SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed)))
+    ran = _run_all(maker, found.missing, options.max_failures)
     return SweepOutcome(
         ran=tuple(ran),
         done_before=found.done,
         failed_before=found.failed,
         not_started=len(found.missing) - len(ran),
-        interrupted=stop.is_set(),
+        interrupted=maker.stop.is_set(),
     )
 
 
-def _to_run(
-    plan: Plan, store: ResultsStore, code_identity: CodeIdentity, options: RunOptions
-) -> Progressed:
+def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
+    found = _blocks_to_run(plan, maker, options)
+    arms = len(plan.arms)
+    to_run = len(found.missing) * arms
+    maker.publish(SweepStarted(plan.id, to_run, len(found.done), len(found.failed)))
+    ran = run_blocks(
+        maker,
+        found.missing,
+        retries=options.block_retries,
+        max_failures=options.max_failures,
+    )
+    return SweepOutcome(
+        ran=tuple(ran.ended),
+        done_before=found.done,
+        failed_before=found.failed,
+        not_started=(len(found.missing) - ran.started) * arms,
+        interrupted=maker.stop.is_set(),
+        lost=tuple(ran.lost),
+    )
+
+
+def _to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
     if options.force:
         return Progressed(tuple(planned_runs(plan)), (), ())
-    found = compare_with_records(plan, store.records(sweep=plan.id), code_identity)
+    records = maker.store.records(sweep=plan.id)
+    found = compare_with_records(plan, records, maker.code_before())
     if not options.retry_failed:
         return found
-    again = {(run.cell, run.repeat) for run in found.failed}
-    again |= {(run.cell.id, run.repeat) for run in found.missing}
-    missing = tuple(run for run in planned_runs(plan) if (run.cell.id, run.repeat) in again)
+    again = {(run.cell, run.repeat, run.arm) for run in found.failed}
+    again |= {(run.cell.id, run.repeat, run.arm) for run in found.missing}
+    missing = tuple(
+        run for run in planned_runs(plan) if (run.cell.id, run.repeat, run.arm) in again
+    )
     return Progressed(missing, found.done, ())
 
 
-@dataclass(frozen=True)
-class _Runs:
-    sweep: str
-    store: ResultsStore
-    launch: Launch
-    code_identity: CodeIdentity
-    stop: Event
-    publish: Subscriber
-
-    def run_all(self, runs: tuple[PlannedRun, ...], max_failures: int | None) -> list[PastRun]:
-        ended: list[PastRun] = []
-        failures = 0
-        for position, run in enumerate(runs, start=1):
-            if self.stop.is_set():
-                self.publish(SweepStopped("interrupted"))
-                break
-            record = self._run(run, position, len(runs))
-            ended.append(record)
-            failures += record.state not in FINISHED_GOOD
-            if max_failures is not None and failures >= max_failures and position < len(runs):
-                self.publish(SweepStopped(f"{failures} runs failed, as many as --max-failures"))
-                break
-        return ended
-
-    def _run(self, run: PlannedRun, position: int, total: int) -> PastRun:
-        cell, resolved = run.cell.id, run.cell.resolved
-        folder = self.store.new_run(
-            resolved,
-            sweep=self.sweep,
-            cell=cell,
-            repeat=run.repeat,
-            arm=None,
-            code=self.code_identity(resolved),
+def _blocks_to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksProgressed:
+    records = list(maker.store.records(sweep=plan.id))
+    if not options.force:
+        return compare_blocks(
+            plan,
+            records,
+            maker.code_before(),
+            retries=options.block_retries,
+            retry_failed=options.retry_failed,
         )
-        steps = resolved.train.steps
+    attempts: dict[tuple[str, int], int] = {}
+    for record in records:
+        key = (record.resolved.config_hash, record.status.repeat)
+        attempts[key] = max(attempts.get(key, 0), record.status.attempt or 0)
+    missing = tuple(
+        MissingBlock(block, 1 + attempts.get((block.cell.resolved.config_hash, block.number), 0))
+        for block in planned_blocks(plan)
+    )
+    return BlocksProgressed(missing, (), ())
 
-        def on_step(step: int) -> None:
-            self.publish(StepReached(cell, step, steps))
 
-        with folder:
-            self.publish(RunStarted(cell, run.repeat, position, total, steps, folder.run_id))
-            begun = time.monotonic()
-            status = self.launch(resolved, folder, stop=self.stop, on_step=on_step)
-        seconds = time.monotonic() - begun
-        self.publish(
-            RunEnded(
-                cell,
-                run.repeat,
-                position,
-                total,
-                folder.run_id,
-                status.state,
-                status.reason,
-                seconds,
-            )
-        )
-        return PastRun(cell, run.repeat, folder.run_id, status.state, status.reason)
+def _run_all(
+    maker: RunMaker, runs: tuple[PlannedRun, ...], max_failures: int | None
+) -> list[PastRun]:
+    ended: list[PastRun] = []
+    failures = 0
+    for position, run in enumerate(runs, start=1):
+        if maker.stop.is_set():
+            maker.publish(SweepStopped("interrupted"))
+            break
+        past = maker.run(run, position, len(runs))
+        ended.append(past)
+        failures += past.state not in FINISHED_GOOD
+        if past.wrong_code and run.arm is not None:
+            reason = f"arm {run.arm} is not the code that was prepared any more; run again"
+            maker.publish(SweepStopped(reason))
+            break
+        if max_failures is not None and failures >= max_failures and position < len(runs):
+            maker.publish(SweepStopped(f"{failures} runs failed, as many as --max-failures"))
+            break
+    return ended

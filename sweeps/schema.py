@@ -46,6 +46,18 @@ class OverrideSection(_Section):
     set: dict[str, Any] = Field(description="setting -> value")
 
 
+class ArmSection(_Section):
+    """One side of a comparison; with nothing in it, the working tree as it is."""
+
+    git: str | None = Field(default=None, description="a ref, looked up in `repo`")
+    repo: str | None = Field(default=None, description="a repository; without it, this one")
+    checkout: str | None = Field(default=None, description="a folder as it is")
+    python: str | None = Field(default=None, description="interpreter of the ranks")
+    packages: list[str] | None = Field(
+        default=None, description="installed by pip for this arm alone"
+    )
+
+
 class SweepFile(_Section):
     """A sweep file. `base` is a partial RunSpec; settings may also be written with dots."""
 
@@ -55,3 +67,7 @@ class SweepFile(_Section):
     matrix: MatrixSection = MatrixSection()
     repeat: int = Field(default=1, ge=1, le=1000, description="runs of every cell")
     overrides: list[OverrideSection] = Field(default_factory=list)
+    arms: dict[str, ArmSection | str] = Field(
+        default_factory=dict, description="name -> where its code comes from; two or more"
+    )
+    interleave: bool = Field(default=False, description="run the arms in turn, block by block")

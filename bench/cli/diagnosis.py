@@ -23,6 +23,7 @@ _NEEDED = (
     "typer",
     "rich",
     "jinja2",
+    "junitparser",
     "psutil",
 )
 _EXTRAS = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from bench.record import FINISHED_GOOD
 from sweeps.progress import (
+    BlockLost,
     Progress,
     RunEnded,
     RunStarted,
@@ -69,20 +70,28 @@ def plain_line(event: Progress) -> str | None:
             f" {event.failed_before} failed before"
         )
     if isinstance(event, RunStarted):
-        return f"[{event.position}/{event.total}] {_name(event.cell, event.repeat)} ..."
+        return f"[{event.position}/{event.total}] {_name(event)} ..."
     if isinstance(event, RunEnded):
         reason = f": {event.reason}" if event.reason and event.state != "ok" else ""
         return (
-            f"[{event.position}/{event.total}] {_name(event.cell, event.repeat)}"
+            f"[{event.position}/{event.total}] {_name(event)}"
             f"  {event.state} in {event.seconds:.1f} s{reason}"
+        )
+    if isinstance(event, BlockLost):
+        what = "started again" if event.again else "given up, and its cell with it"
+        return (
+            f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
+            f" (attempt {event.attempt}): {what}"
         )
     if isinstance(event, SweepStopped):
         return f"stopped: {event.reason}"
     return None
 
 
-def _name(cell: str, repeat: int) -> str:
-    return f"{cell} (repeat {repeat})" if repeat else cell
+def _name(event: RunStarted | RunEnded) -> str:
+    which = [f"repeat {event.repeat}"] if event.repeat or event.arm else []
+    which += [f"arm {event.arm}"] if event.arm else []
+    return f"{event.cell} ({', '.join(which)})" if which else event.cell
 
 
 @contextlib.contextmanager
@@ -120,7 +129,7 @@ class _LiveDisplay:
             self._line(plain_line(event) or "", None)
             self._runs = self._bars.add_task("runs", total=event.to_run)
         elif isinstance(event, RunStarted):
-            name = _name(event.cell, event.repeat)
+            name = _name(event)
             self._steps = self._bars.add_task(f"{name} (starting)", total=event.steps)
         elif isinstance(event, StepReached):
             self._bars.update(self._steps, description=event.cell, completed=event.step)
@@ -129,7 +138,7 @@ class _LiveDisplay:
             self._bars.advance(self._runs)
             colour = "green" if event.state in FINISHED_GOOD else "red"
             self._line(plain_line(event) or "", colour)
-        elif isinstance(event, SweepStopped):
+        elif isinstance(event, BlockLost | SweepStopped):
             self._line(plain_line(event) or "", "yellow")
 
     def _line(self, text: str, style: str | None) -> None:

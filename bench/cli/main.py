@@ -54,11 +54,31 @@ SkipOption = Annotated[
 RepeatOption = Annotated[
     int | None, typer.Option("--repeat", min=1, max=1000, help="Runs of each cell.")
 ]
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar="NAME=WHAT",
+        help="A side of a comparison; WHAT is a git ref, . (the working tree), or pairs of"
+        " git: repo: checkout: python: packages: with commas between. Two or more.",
+    ),
+]
+InterleaveOption = Annotated[
+    bool, typer.Option("--interleave", help="Run the arms in turn, block by block.")
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, or a part of one that is unique.")
 ]
 
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE.yaml", help="Tolerances and requirements."),
+]
+
 DEFAULT_RESULTS = Path("results")
+
+baseline_app = typer.Typer(help="Named reference numbers.", no_args_is_help=True)
+app.add_typer(baseline_app, name="baseline")
 
 
 @app.command()
@@ -69,14 +89,16 @@ def plan(
     only: OnlyOption = None,
     skip: SkipOption = None,
     repeat: RepeatOption = None,
+    arm: ArmOption = None,
+    interleave: InterleaveOption = False,
     json: JsonOption = False,
 ) -> int:
     """Show the cells of a sweep and why others are pruned. Starts no process."""
     from bench.cli import planning
 
-    return planning.show_plan(
-        planning.Request(sweep, set_ or [], only or [], skip or [], repeat), as_json=json
-    )
+    arms = tuple(arm or ())
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    return planning.show_plan(request, as_json=json)
 
 
 @app.command()
@@ -88,6 +110,14 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     only: OnlyOption = None,
     skip: SkipOption = None,
     repeat: RepeatOption = None,
+    arm: ArmOption = None,
+    interleave: InterleaveOption = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of the order of interleaved arms.")
+    ] = None,
+    block_retries: Annotated[
+        int, typer.Option("--block-retries", min=0, help="Per block that a fault cost.")
+    ] = 2,
     force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run failed cells again.")
@@ -103,8 +133,11 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     """Run what is missing of a sweep; finished cells with the same config and code are kept."""
     from bench.cli import planning, running
 
-    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat)
-    options = running.Options(results, force, retry_failed, max_failures, report, json)
+    arms = tuple(arm or ())
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    options = running.Options(
+        results, force, retry_failed, max_failures, report, json, block_retries, seed
+    )
     return running.run_sweep(request, options)
 
 
@@ -152,21 +185,141 @@ def logs(
 @app.command()
 def compare(
     base: Annotated[str, typer.Argument(metavar="BASE", help="A sweep or cell to compare with.")],
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="The sweep or cell to judge.")],
+    head: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HEAD]", help="The sweep or cell to judge; left out: the arms of BASE."
+        ),
+    ] = None,
     *,
     ignore: Annotated[
         list[str] | None,
         typer.Option("--ignore", metavar="PATH", help="A setting or section to set aside."),
     ] = None,
+    policy: PolicyOption = None,
     form: Annotated[str, typer.Option("--format", metavar="[table|md]")] = "table",
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
-    """Compare two sweeps, cells (SWEEP:CELL) or runs as a table."""
+    """Compare two sweeps, cells (SWEEP:CELL), runs, or the arms of one sweep, with verdicts."""
     from bench.cli import evidence
 
-    asked = evidence.Comparing(base, head, tuple(ignore or ()), form, json)
+    asked = evidence.Comparing(base, head, tuple(ignore or ()), form, json, policy)
     return evidence.show_comparison(results, asked)
+
+
+@app.command()
+def gate(  # noqa: PLR0913 - every option of the command line is a parameter
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep id, or a sweep file.")],
+    *,
+    arm: ArmOption = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="SWEEP", help="Another sweep as base.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="NAME", help="A baseline, or its file.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="ARM", help="The arm to compare with.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="ARM", help="The arm to judge.")
+    ] = None,
+    policy: PolicyOption = None,
+    confirm: Annotated[
+        int, typer.Option("--confirm", min=0, help="More blocks to run before it fails.")
+    ] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Undecided is exit code 4.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown.")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Annotations and the step summary of GitHub Actions.")
+    ] = False,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Judge a sweep against its other arm, another sweep or a baseline; the exit code says it."""
+    from bench.cli import gating
+
+    asked = gating.Gating(
+        sweep,
+        tuple(arm or ()),
+        against,
+        baseline,
+        base,
+        head,
+        policy,
+        confirm,
+        strict,
+        junit,
+        markdown,
+        github,
+        json,
+    )
+    return gating.run_gate(results, asked)
+
+
+@app.command()
+def noise(
+    sweep: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SWEEP.yaml]", help="What to calibrate with; none: show."),
+    ] = None,
+    *,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, max=1000, help="Blocks of two runs per cell.")
+    ] = 10,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Measure how far identical code seems to be from itself here (A/A), or show what is known."""
+    from bench.cli import calibrating, planning
+
+    if sweep is None:
+        return calibrating.show_noise(results, as_json=json)
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat)
+    return calibrating.run_noise(request, results, as_json=json)
+
+
+@baseline_app.command("save")
+def baseline_save(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A new name.")],
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep that was run.")],
+    *,
+    arm: Annotated[str | None, typer.Option("--arm", help="One arm of it.")] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Keep the numbers of a sweep as a small JSON file."""
+    from bench.cli import baselines
+
+    return baselines.save(results, name, sweep, arm=arm, as_json=json)
+
+
+@baseline_app.command("list")
+def baseline_list(*, results: ResultsOption = DEFAULT_RESULTS, json: JsonOption = False) -> int:
+    """Show every baseline with its age and hardware."""
+    from bench.cli import baselines
+
+    return baselines.show_list(results, as_json=json)
+
+
+@baseline_app.command("promote")
+def baseline_promote(
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="A baseline, or its file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name it takes over.")],
+    *,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in its history.")] = "",
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Let one baseline take the place of another; that is written into it."""
+    from bench.cli import baselines
+
+    return baselines.promote_to(results, candidate, name, why=reason, as_json=json)
 
 
 @app.command()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import sweeps
 from bench.cli import console, exit_codes
+from bench.errors import UsageError
+from bench.launch.arm.request import ArmRequest
 from bench.resolve import Machine
+from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
 from sweeps.plan import Plan, make_plan, sweep_cells
 from sweeps.selection import parse_assignments, parse_selection
@@ -23,14 +26,20 @@ class Request:
     only: list[str]
     skip: list[str]
     repeat: int | None
+    arms: tuple[str, ...] = ()
+    interleave: bool = False
 
 
 @dataclass(frozen=True)
 class RequestedPlan:
-    """The plan of the whole sweep, and the part of it that was selected."""
+    """The plan of the whole sweep, and the part of it that was selected.
+
+    `arms` are what is asked for; the plans name them only once they are prepared.
+    """
 
     whole: Plan
     chosen: Plan
+    arms: tuple[ArmRequest, ...] = ()
 
 
 def requested_plan(request: Request) -> RequestedPlan:
@@ -40,11 +49,22 @@ def requested_plan(request: Request) -> RequestedPlan:
         UsageError: the file, an option or a cell is wrong.
     """
     definition = load_sweep(sweep_file(request.sweep))
+    arms = parse_arm_options(request.arms) or definition.arms
+    interleave = request.interleave or definition.interleave
+    if interleave and not arms:
+        raise UsageError(
+            "--interleave runs arms in turn, and there are none; add them, as in --arm base=main"
+            " --arm head=."
+        )
     fixed = parse_assignments(request.assignments)
     cells = sweep_cells(definition, fixed)
     selection = parse_selection(request.only, request.skip, cells)
     whole = make_plan(definition, Machine.detect(), fixed=fixed, repeat=request.repeat)
-    return RequestedPlan(whole, whole.selected(c.id for c in cells if selection.keeps(c)))
+    if request.arms:
+        # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
+        whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in arms)}")
+    whole = replace(whole, interleaved=interleave)
+    return RequestedPlan(whole, whole.selected(c.id for c in cells if selection.keeps(c)), arms)
 
 
 def sweep_file(named: Path) -> Path:
@@ -57,12 +77,27 @@ def sweep_file(named: Path) -> Path:
 
 def show_plan(request: Request, *, as_json: bool) -> int:
     """Print the plan."""
-    plan = requested_plan(request).chosen
+    asked = requested_plan(request)
+    plan = asked.chosen
     if as_json:
-        console.data_json(plan.to_document())
+        arms = [{"name": arm.name, "description": arm.described()} for arm in asked.arms]
+        console.data_json(plan.to_document() | {"arms": arms})
     else:
-        console.data(plan_text(plan))
+        parts = [arms_text(asked)] if asked.arms else []
+        console.data("\n\n".join([plan_text(plan), *parts]))
     return exit_codes.OK
+
+
+def arms_text(asked: RequestedPlan) -> str:
+    """The arms for people, and the order of their runs."""
+    rows = [(arm.name, arm.described()) for arm in asked.arms]
+    order = (
+        "block by block, the first arm of each block drawn at random"
+        if asked.chosen.interleaved
+        else "all runs of the first arm, then all of the next (not interleaved)"
+    )
+    runs = asked.chosen.runs * len(asked.arms)
+    return f"{console.columns(('arm', 'code'), rows)}\n\n{runs} runs with all arms: {order}"
 
 
 def plan_text(plan: Plan) -> str:

@@ -8,12 +8,15 @@ from pathlib import Path
 from threading import Event
 
 from bench.cli import console, exit_codes
+from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.planning import Request, pruned_text, requested_plan
-from bench.launch import code_identity, launch
+from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
+from bench.errors import UsageError
 from bench.store import ResultsStore
+from sweeps.execution import Sides
 from sweeps.plan import Plan
-from sweeps.runner import RunOptions, SweepOutcome, run_plan
+from sweeps.resume import PastRun
+from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,19 @@ class Options:
     max_failures: int | None
     report: bool
     as_json: bool
+    block_retries: int = DEFAULT_BLOCK_RETRIES
+    seed: int | None = None
 
 
 def run_sweep(request: Request, options: Options) -> int:
     """Plan, run what is missing, and say what came out."""
     plans = requested_plan(request)
+    _check_options(plans, options)
     store = ResultsStore.open(options.results, create=True)
+    plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
-    outcome = _run(plans.chosen, plans.whole, store, options)
+    outcome = run_planned(plans, sides, store, options)
     code = outcome_code(plans.chosen, outcome)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
@@ -53,18 +60,33 @@ def run_sweep(request: Request, options: Options) -> int:
     return code
 
 
-def _run(plan: Plan, whole: Plan, store: ResultsStore, options: Options) -> SweepOutcome:
+def _check_options(plans: RequestedPlan, options: Options) -> None:
+    if options.seed is not None and not plans.chosen.interleaved:
+        raise UsageError(
+            "--seed decides the order of interleaved arms; add --interleave, or leave it out"
+        )
+
+
+def run_planned(
+    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
+) -> SweepOutcome:
+    """Run what is missing, with progress on stderr; Ctrl-C ends the current run and the rest."""
     from bench.cli.live_display import progress_display
 
     stop = Event()
     with stop_on_signals(stop), progress_display(sys.stderr) as publish:
-        return run_plan(
-            plan,
+        return run_sides(
+            plans.chosen,
             store,
-            launch=launch,
-            code_identity=code_identity,
-            options=RunOptions(options.force, options.retry_failed, options.max_failures),
-            whole=whole,
+            sides=sides,
+            options=RunOptions(
+                options.force,
+                options.retry_failed,
+                options.max_failures,
+                options.block_retries,
+                options.seed,
+            ),
+            whole=plans.whole,
             stop=stop,
             publish=publish,
         )
@@ -93,18 +115,27 @@ def closing_lines(plan: Plan, outcome: SweepOutcome) -> list[str]:
         f" {len(outcome.failed)} failed, {outcome.not_started} not started"
     ]
     lines += [
-        f"  {run.cell} (repeat {run.repeat}): {run.state}: {run.reason or 'no reason was recorded'}"
+        f"  {_name(run)}: {run.state}: {run.reason or 'no reason was recorded'}"
         f" -- mfsdp-bench logs {run.run_id.rpartition('/')[2]}"
         for run in outcome.failed
     ]
     lines += [
-        f"  {run.cell} (repeat {run.repeat}): no time is reported: {run.reason}"
+        f"  {_name(run)}: no time is reported: {run.reason}"
         for run in outcome.good
         if run.state == "unstable"
     ]
+    if outcome.lost:
+        lines.append(
+            f"{len(outcome.lost)} runs do not count: their blocks lost another run, or were stopped"
+        )
     if outcome.failed_before:
         lines.append("runs that failed before are not repeated unasked: add --retry-failed")
     return lines
+
+
+def _name(run: PastRun) -> str:
+    arm = f", arm {run.arm}" if run.arm else ""
+    return f"{run.cell} (repeat {run.repeat}{arm})"
 
 
 def _outcome_document(plan: Plan, outcome: SweepOutcome, code: int) -> dict[str, object]:
@@ -115,6 +146,7 @@ def _outcome_document(plan: Plan, outcome: SweepOutcome, code: int) -> dict[str,
         "ran": [asdict(run) for run in outcome.ran],
         "done_before": [asdict(run) for run in outcome.done_before],
         "failed_before": [asdict(run) for run in outcome.failed_before],
+        "lost": [asdict(run) for run in outcome.lost],
         "not_started": outcome.not_started,
         "pruned": [
             {"id": cell.id, "rule": cell.rule, "reason": cell.reason} for cell in plan.pruned

@@ -8,7 +8,7 @@ from typing import Any
 from bench.cli import console, exit_codes
 from bench.derive.summary import summarise
 from bench.errors import UsageError
-from bench.record import RunRecord
+from bench.record import RunRecord, RunStatus
 from bench.store import ResultsStore
 
 _UNITS = {
@@ -56,9 +56,9 @@ def _text(record: RunRecord) -> str:
     rows: list[tuple[str, str]] = [
         ("run", record.run_id),
         ("state", status.state + (f": {status.reason}" if status.reason else "")),
-        ("sweep, cell", f"{status.sweep or '-'}, {status.cell or '-'} (repeat {status.repeat})"),
+        ("sweep, cell", f"{status.sweep or '-'}, {status.cell or '-'} ({_which(status)})"),
         ("started, ended", f"{status.started_utc or '-'}, {status.ended_utc or '-'}"),
-        ("code", status.code or "-"),
+        ("code", f"{status.code or '-'} ({_PROOFS[status.code_proof]})"),
         ("model", f"{resolved.shape.preset}, {resolved.shape.parameters:,} parameters"),
         ("engine", f"{resolved.engine.name}, {resolved.strategy}"),
         (
@@ -84,6 +84,20 @@ def _text(record: RunRecord) -> str:
     rows += [(f"memory: {name}", f"{size:,} bytes") for name, size in _memory(summary)]
     rows += [("problem", problem) for problem in record.problems]
     return console.columns(("what", "value"), rows)
+
+
+def _which(status: RunStatus) -> str:
+    parts = [f"repeat {status.repeat}"]
+    parts += [f"arm {status.arm}"] if status.arm else []
+    parts += [f"attempt {status.attempt} at its block"] if status.attempt else []
+    return ", ".join(parts)
+
+
+_PROOFS = {
+    "proven": "proven by every rank",
+    "mismatch": "not what the ranks found",
+    None: "not proven",
+}
 
 
 def _memory(summary: Any) -> list[tuple[str, int]]:

@@ -21,7 +21,8 @@ from sweeps.resume import planned_runs, remembered
 class RunLine:
     """The newest record of one planned run; `missing` has none.
 
-    `current` is False where the code has changed since: `run` will repeat it.
+    `current` is False where the code has changed since: `run` will repeat it. For an arm, since the
+    plan was made, as its code is looked at only when it is prepared.
     """
 
     cell: str
@@ -30,6 +31,7 @@ class RunLine:
     current: bool
     run_id: str
     reason: str
+    arm: str | None = None
 
 
 def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
@@ -75,22 +77,34 @@ def _readable_plan(store: ResultsStore, name: str, *, strict: bool) -> Plan | No
 
 def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
     newest = {
-        (record.resolved.config_hash, record.status.repeat): record
+        (record.resolved.config_hash, record.status.repeat, record.status.arm): record
         for record in records
-        if record.status.arm is None
+        # Runs made one by one and runs of blocks never stand in for each other.
+        if (record.status.attempt is not None) == plan.interleaved
     }
-    code_now = remembered(code_identity)
+    codes: dict[tuple[str | None, str], str] = {
+        (arm.name, cell): code for arm in plan.arms for cell, code in arm.codes.items()
+    }
+    if not plan.arms:
+        code_now = remembered(code_identity)
+        codes = {(None, cell.id): code_now(cell.resolved) for cell in plan.cells}
     result = []
     for run in planned_runs(plan):
-        record = newest.get((run.cell.resolved.config_hash, run.repeat))
+        record = newest.get((run.cell.resolved.config_hash, run.repeat, run.arm))
         if record is None:
-            result.append(RunLine(run.cell.id, run.repeat, "missing", True, "", ""))
-            continue
-        status = record.status
-        current = status.code == code_now(run.cell.resolved)
-        result.append(
-            RunLine(run.cell.id, run.repeat, status.state, current, record.run_id, status.reason)
-        )
+            line = RunLine(run.cell.id, run.repeat, "missing", True, "", "", run.arm)
+        else:
+            status = record.status
+            line = RunLine(
+                run.cell.id,
+                run.repeat,
+                status.state,
+                status.code == codes.get((run.arm, run.cell.id)),
+                record.run_id,
+                status.reason,
+                run.arm,
+            )
+        result.append(line)
     return result
 
 
@@ -108,7 +122,7 @@ def _overview(plans: Sequence[Plan], lines: dict[str, list[RunLine]]) -> str:
 def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
     rows = [
         (
-            line.cell,
+            f"{line.cell} [{line.arm}]" if line.arm else line.cell,
             str(line.repeat),
             line.state if line.current else f"{line.state} (code changed)",
             line.run_id or "-",

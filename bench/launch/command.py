@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import bench
 from bench.launch.nccl_logs import nccl_variables
+from bench.launch.rank_code import RankCode, own_code
+from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
 from bench.spec import ResolvedRun
 from bench.worker.process import CHECKOUT_VARIABLE
 
+WORKER_MODULE = "bench.worker"
 RUN_DIR_VARIABLE = "MFSDP_BENCH_RUN_DIR"
 
 # Left over when the harness itself was started by torchrun or by a job step: they would make the
@@ -32,26 +33,28 @@ _FOREIGN = (
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_")
 
 
-def checkout_root() -> Path:
-    """The folder that holds the packages this process runs from."""
-    return Path(bench.__file__).resolve().parent.parent
+def agent_command(resolved: ResolvedRun, run_dir: Path, code: RankCode | None = None) -> list[str]:
+    """Argument vector of the agent; its parent is this process.
 
-
-def agent_command(resolved: ResolvedRun, run_dir: Path, worker_module: str) -> list[str]:
-    """Argument vector of the agent; its parent is this process."""
+    Agent and ranks are those of `code`; what a rank runs first is this harness's own module.
+    """
     return [
-        sys.executable,
+        (code or own_code()).python,
         "-m",
         "bench.launch.agent",
         str(os.getpid()),
         str(resolved.launch.ranks),
-        worker_module,
+        rank_entry.__name__.rpartition(".")[2],
         str(run_dir),
     ]
 
 
 def rank_environment(
-    resolved: ResolvedRun, run_dir: Path, inherited: Mapping[str, str]
+    resolved: ResolvedRun,
+    run_dir: Path,
+    inherited: Mapping[str, str],
+    code: RankCode | None = None,
+    worker_module: str = WORKER_MODULE,
 ) -> dict[str, str]:
     """Environment of the agent and the ranks: inherited, then the harness's, then the run's own."""
     variables = {
@@ -59,27 +62,40 @@ def rank_environment(
         for name, value in inherited.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
-    return variables | launch_variables(resolved, run_dir, inherited)
+    variables |= launch_variables(resolved, run_dir, inherited, code)
+    return variables | {rank_entry.WORKER_VARIABLE: worker_module}
 
 
 def launch_variables(
-    resolved: ResolvedRun, run_dir: Path, inherited: Mapping[str, str]
+    resolved: ResolvedRun,
+    run_dir: Path,
+    inherited: Mapping[str, str],
+    code: RankCode | None = None,
 ) -> dict[str, str]:
     """What the launch adds to the inherited environment."""
-    root = str(checkout_root())
+    code = code or own_code()
     threads = str(resolved.launch.threads_per_rank)
     added = {
         # This checkout, and not a folder named `bench` where the user happens to stand.
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH")))),
-        CHECKOUT_VARIABLE: root,
+        "PYTHONPATH": python_path(code, inherited),
         RUN_DIR_VARIABLE: str(run_dir),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
     }
+    if not code.paths:
+        # Where an arm brings packages of its own, the proof of each rank says where from.
+        added[CHECKOUT_VARIABLE] = str(code.root)
     if resolved.launch.device == "cpu":
         added["CUDA_VISIBLE_DEVICES"] = ""
         # gloo resolves the host name to find its interface, which fails on machines whose name
         # resolves to nothing; all ranks are on this one.
         added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
     return added | resolved.launch.env | nccl_variables(resolved)
+
+
+def python_path(code: RankCode, inherited: Mapping[str, str]) -> str:
+    """PYTHONPATH of the ranks: the arm's own packages, its checkout, the entry, then the rest."""
+    entry = Path(rank_entry.__file__).resolve().parent
+    before = (*(str(path) for path in code.paths), str(code.root), str(entry))
+    return os.pathsep.join(filter(None, (*before, inherited.get("PYTHONPATH"))))

@@ -10,15 +10,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.launch.command import checkout_root, launch_variables
+from bench.launch.command import launch_variables
 from bench.launch.git_state import git_state
+from bench.launch.rank_code import RankCode, own_code
 from bench.resolve.environment_names import SETTABLE_PREFIXES
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from bench.store.redaction import redact
 from bench.store.run_folder import utc_now
 
-_PACKAGES = (
+PACKAGES = (
     "mfsdp-bench",
     "torch",
     "numpy",
@@ -36,13 +37,16 @@ _SHOWN_PREFIXES = (*SETTABLE_PREFIXES, "KMP_", "SLURM_", "TORCHINDUCTOR_")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def collect_environment(resolved: ResolvedRun, run_dir: Path) -> dict[str, Any]:
+def collect_environment(
+    resolved: ResolvedRun, run_dir: Path, code: RankCode | None = None
+) -> dict[str, Any]:
     """Facts found without torch, as plain JSON data; what cannot be found is None.
 
     The versions that only a rank knows (CUDA, the NCCL that was loaded) are in its runtime.json,
     which becomes the entry `runtime`.
     """
     machine = Machine.detect()
+    code = code or own_code()
     return {
         "collected_utc": utc_now(),
         "hostname": machine.hostname,
@@ -55,19 +59,19 @@ def collect_environment(resolved: ResolvedRun, run_dir: Path) -> dict[str, Any]:
             for gpu in machine.cuda_devices
         ],
         "nvidia_driver": _first_line(_NVIDIA_DRIVER),
-        "python": platform.python_version(),
-        "packages": package_versions(),
-        "git": git_state(checkout_root()),
+        "python": code.versions()[1],
+        "packages": dict(code.pinned.versions) if code.pinned else package_versions(),
+        "git": git_state(code.root),
         "argv": sys.argv,
         "variables": shown_variables(os.environ),
-        "set_by_launch": redact(_set_by_launch(resolved, run_dir)),
+        "set_by_launch": redact(_set_by_launch(resolved, run_dir, code)),
     }
 
 
 def package_versions() -> dict[str, str]:
     """Versions of the packages that can change a number, of those that are installed."""
     versions = {}
-    for name in _PACKAGES:
+    for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -82,8 +86,8 @@ def shown_variables(variables: Mapping[str, str]) -> dict[str, Any]:
     return redacted
 
 
-def _set_by_launch(resolved: ResolvedRun, run_dir: Path) -> dict[str, str]:
-    added = launch_variables(resolved, run_dir, os.environ)
+def _set_by_launch(resolved: ResolvedRun, run_dir: Path, code: RankCode) -> dict[str, str]:
+    added = launch_variables(resolved, run_dir, os.environ, code)
     return {name: value for name, value in added.items() if name != "PYTHONPATH"}
 
 

@@ -8,14 +8,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from bench.launch.command import agent_command, rank_environment
+from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
+from bench.launch.command import WORKER_MODULE, agent_command, rank_environment
 from bench.launch.environment import collect_environment
 from bench.launch.heartbeat import Heartbeat
 from bench.launch.kernel_memory import out_of_memory_kills
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.process_tree import end_run
+from bench.launch.rank_code import RankCode, own_code
 from bench.launch.watch import Ending, Limits, Watch
 from bench.record import RunStatus
 from bench.spec import ResolvedRun
@@ -33,8 +35,9 @@ def launch(
     *,
     stop: threading.Event,
     on_step: Callable[[int], None] | None = None,
-    worker_module: str = "bench.worker",
+    worker_module: str = WORKER_MODULE,
     limits: Limits = _DEFAULT_LIMITS,
+    code: RankCode | None = None,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -47,31 +50,44 @@ def launch(
         on_step: called in this thread with the number of steps that all ranks have finished.
         worker_module: what each rank runs, as `python -m`.
         limits: times of the launcher.
+        code: what the ranks must import; None is the code of this process.
 
     Raises:
         StoreFullError: the status could not be written; every process is gone all the same.
     """
+    code = code or own_code()
+    ranks = resolved.launch.ranks
     with folder:
-        folder.write_environment(collect_environment(resolved, folder.path))
+        folder.write_environment(collect_environment(resolved, folder.path, code))
+        expect_code(resolved, folder, code, worker_module)
         try:
-            outcome = _run(
-                resolved, folder, worker_module, stop=stop, on_step=on_step, limits=limits
-            )
+            agent = _Agent(agent_command(resolved, folder.path, code), worker_module, code)
+            outcome = _run(resolved, folder, agent, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
-            _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"))
+            _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
             raise
         outcome = _judged(folder, outcome)
+        proofs = read_proofs(folder, ranks)
         # The reader falls back to runtime.json, so this copy must not cost a full disk the status.
         with contextlib.suppress(StoreFullError):
-            environment = collect_environment(resolved, folder.path)
-            folder.write_environment(environment | {"runtime": folder.read_runtime()})
-        return _write_final(folder, outcome)
+            environment = collect_environment(resolved, folder.path, code)
+            folder.write_environment(environment | {"runtime": keep_proofs(folder, proofs)})
+        return _write_final(folder, outcome, verdict(proofs, ranks))
+
+
+@dataclass(frozen=True)
+class _Agent:
+    """How the agent is started."""
+
+    command: list[str]
+    worker_module: str
+    code: RankCode
 
 
 def _run(
     resolved: ResolvedRun,
     folder: RunFolder,
-    worker_module: str,
+    how: _Agent,
     *,
     stop: threading.Event,
     on_step: Callable[[int], None] | None,
@@ -81,7 +97,7 @@ def _run(
     kills_before = out_of_memory_kills()
     ranks = range(resolved.launch.ranks)
     heartbeat = Heartbeat([folder.steps_path(rank) for rank in ranks], time.monotonic())
-    agent = _start_agent(resolved, folder, worker_module)
+    agent = _start_agent(resolved, folder, how)
     ended = threading.Event()
     threading.Thread(target=_wait_for, args=(agent, ended), daemon=True).start()
     ending: Ending | None = None
@@ -106,17 +122,15 @@ def _run(
     return classify(evidence)
 
 
-def _start_agent(
-    resolved: ResolvedRun, folder: RunFolder, worker_module: str
-) -> subprocess.Popen[bytes]:
+def _start_agent(resolved: ResolvedRun, folder: RunFolder, how: _Agent) -> subprocess.Popen[bytes]:
     """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
     with (folder.logs_path / AGENT_LOG).open("ab") as log:
         return subprocess.Popen(
-            agent_command(resolved, folder.path, worker_module),
+            how.command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=rank_environment(resolved, folder.path, os.environ),
+            env=rank_environment(resolved, folder.path, os.environ, how.code, how.worker_module),
             start_new_session=True,
         )
 
@@ -142,7 +156,7 @@ def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:
     return replace(outcome, state="unstable", reason=summary.steady.reason)
 
 
-def _write_final(folder: RunFolder, outcome: Outcome) -> RunStatus:
+def _write_final(folder: RunFolder, outcome: Outcome, proof: Verdict | None) -> RunStatus:
     status = folder.status.model_copy(
         update={
             "state": outcome.state,
@@ -150,6 +164,7 @@ def _write_final(folder: RunFolder, outcome: Outcome) -> RunStatus:
             "failed_rank": outcome.failed_rank,
             "exit_code": outcome.exit_code,
             "ended_utc": utc_now(),
+            "code_proof": proof,
         }
     )
     folder.write_status(status)

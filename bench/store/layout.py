@@ -4,13 +4,16 @@ results/
   SCHEMA                 integer version of everything below
   runner.lock            held by the one runner of the folder
   runs/<slug>-<cfg12>/<UTC>-<rand4>/
-    spec.json            ResolvedRun                       written once, first
+    spec.json            ResolvedRun, as the code of the run's arm knows it     written first
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     steps.rank<N>.jsonl  one line per step, appended by rank N alone
-    logs/                agent.log, agent.json, rank<N>.log
+    logs/                agent.log, agent.json, rank<N>.log,
+                         expected_code.json, code_proof.rank<N>.json
     nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json
+  arms/                  worktrees and packages of arms; may be removed, it is made again
+  baselines/<name>.json  noise/<hardware-key>.json
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from bench.store.errors import NotAResultsFolderError
 SCHEMA = "SCHEMA"
 RUNS = "runs"
 SWEEPS = "sweeps"
+BASELINES = "baselines"
+NOISE = "noise"
 LOGS = "logs"
 NCCL = "nccl"
 PLAN = "plan.json"

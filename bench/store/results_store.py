@@ -15,6 +15,7 @@ from bench.record import RunRecord, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
+from bench.store.documents import NamedDocuments
 from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.reading import read_json_object, read_record, read_status
@@ -49,6 +50,16 @@ class ResultsStore:
         layout.open_layout(root, create=create)
         return cls(root)
 
+    @property
+    def baselines(self) -> NamedDocuments:
+        """Named reference numbers, `baselines/<name>.json`."""
+        return NamedDocuments(self.root / layout.BASELINES, "baseline")
+
+    @property
+    def noise(self) -> NamedDocuments:
+        """A/A calibrations, `noise/<hardware-key>.json`."""
+        return NamedDocuments(self.root / layout.NOISE, "noise calibration")
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the one runner of this folder.
@@ -78,6 +89,7 @@ class ResultsStore:
         repeat: int,
         arm: str | None,
         code: str,
+        attempt: int | None = None,
     ) -> RunFolder:
         """Make the folder of a run that is about to start; the caller owns it until `close`.
 
@@ -91,6 +103,7 @@ class ResultsStore:
             cell=cell,
             repeat=repeat,
             arm=arm,
+            attempt=attempt,
             code=code,
             comparable_in_time=resolved.measure.comparable_in_time,
         )

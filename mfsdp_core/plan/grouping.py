@@ -54,7 +54,7 @@ def owner_of(units: Iterable[str]) -> str:
 def plan_buckets(parameters: Sequence[ParameterFacts], slices: int) -> list[BucketPlan]:
     """Buckets for `parameters` over `slices` ranks, in registration order of their units.
 
-    A bucket is named `<unit>/<number>`, the root's unit being `root`.
+    A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     """
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for index, facts in enumerate(parameters):
@@ -69,6 +69,6 @@ def plan_buckets(parameters: Sequence[ParameterFacts], slices: int) -> list[Buck
             count = number.get(unit, 0)
             number[unit] = count + 1
             layout = build_layout([parameters[i].shape for i in members], slices)
-            name = f"{unit or 'root'}/{count}"
+            name = f"{unit or '(root)'}/{count}"
             plans.append(BucketPlan(name, unit, dtype, requires_grad, members, layout))
     return plans

@@ -113,10 +113,10 @@ def build_context(
     root = Unit(ROOT, module, place=None)
     units = [Unit(name, child, place) for place, (name, child) in enumerate(unit_modules)]
     by_name = {unit.name: unit for unit in (root, *units)}
-    parameters = _collect(module)
+    collected = _collect(module, {id(unit.module): unit.name for unit in units})
+    parameters = [managed for managed, _ in collected]
     pieces = environment.coordinate().pieces(config.strategy)
-    owner = {id(child): unit.name for unit in units for child in unit.module.modules()}
-    facts = [_facts(managed, owner) for managed in parameters]
+    facts = [_facts(managed, owners) for managed, owners in collected]
     factory = _GroupFactory(config, policy, environment)
     for plan in plan_buckets(facts, pieces):
         members = [parameters[index] for index in plan.members]
@@ -180,22 +180,52 @@ class _GroupFactory:
         )
 
 
-def _collect(module: nn.Module) -> list[ManagedParameter]:
-    """Physical parameters in registration order, each with all of its names and holders."""
-    names: dict[int, list[str]] = {}
-    holders: dict[int, list[tuple[nn.Module, str]]] = {}
-    raws: dict[int, nn.Parameter] = {}
-    for path, child in module.named_modules(remove_duplicate=True):
-        for attribute, parameter in child._parameters.items():
+@dataclass
+class _Found:
+    """One physical parameter, with every path that leads to it."""
+
+    raw: nn.Parameter
+    names: list[str]
+    units: list[str]
+    holders: dict[tuple[int, str], nn.Module]
+
+
+def _collect(
+    root: nn.Module, units: dict[int, str]
+) -> list[tuple[ManagedParameter, tuple[str, ...]]]:
+    """Physical parameters in registration order, and the unit of each of their names.
+
+    units: id of a unit's module -> its name. A module that is registered under several parents is
+    visited once per path, since its parameters may then belong to several units.
+    """
+    found: dict[int, _Found] = {}
+
+    def visit(module: nn.Module, path: str, unit: str) -> None:
+        unit = units.get(id(module), unit)
+        for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
             name = f"{path}.{attribute}" if path else attribute
             _refuse_unsupported(name, parameter)
-            raws[id(parameter)] = parameter
-            names.setdefault(id(parameter), []).append(name)
-            holders.setdefault(id(parameter), []).append((child, attribute))
+            entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
+            entry.names.append(name)
+            entry.units.append(unit)
+            entry.holders[id(module), attribute] = module
+        for attribute, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{path}.{attribute}" if path else attribute, unit)
+
+    visit(root, "", ROOT)
     return [
-        ManagedParameter(tuple(names[key]), tuple(holders[key]), raw) for key, raw in raws.items()
+        (
+            ManagedParameter(
+                tuple(entry.names),
+                tuple((holder, attribute) for (_, attribute), holder in entry.holders.items()),
+                entry.raw,
+            ),
+            tuple(entry.units),
+        )
+        for entry in found.values()
     ]
 
 
@@ -211,8 +241,7 @@ def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def _facts(managed: ManagedParameter, owner: dict[int, str]) -> ParameterFacts:
-    units = tuple(owner.get(id(holder), ROOT) for holder, _ in managed.holders)
+def _facts(managed: ManagedParameter, units: tuple[str, ...]) -> ParameterFacts:
     raw = managed.raw
     return ParameterFacts(
         managed.names, units, tuple(raw.shape), dtype_name(raw.dtype), raw.requires_grad

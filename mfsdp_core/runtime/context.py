@@ -19,14 +19,21 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.units import Unit
 
+_NO_BACKWARD = -1
 
-def inside_backward() -> bool:
-    """Whether autograd is running a graph now, as it is while activations are recomputed.
+
+def current_backward() -> int:
+    """Number of the graph that autograd is running on this thread, -1 outside of a backward pass.
 
     A flag set by a module's backward hook would not do: with reentrant checkpointing the recomputed
-    forward runs before that hook.
+    forward runs before that hook. Reentrant checkpointing also nests one graph in another.
     """
-    return bool(torch._C._current_graph_task_id() != -1)
+    return int(torch._C._current_graph_task_id())
+
+
+def inside_backward() -> bool:
+    """Whether autograd is running a graph now, as it is while activations are recomputed."""
+    return current_backward() != _NO_BACKWARD
 
 
 class ShardedContext:
@@ -49,7 +56,7 @@ class ShardedContext:
         self.events = events
         self.auto_sync = auto_sync
         self._sync_stack: list[bool] = []
-        self._backward_running = False
+        self._backward = _NO_BACKWARD
         self._forward_running = False
         self._gather_ahead_of: Unit | None = None
 
@@ -96,6 +103,9 @@ class ShardedContext:
 
     def before_backward(self, unit: Unit) -> None:
         """The first gradient has reached an output of `unit`."""
+        if unit is self.root and self._backward not in {_NO_BACKWARD, current_backward()}:
+            # The root's hook never fires in a nested graph: the pass that was running has raised.
+            self._abandon()
         self._begin_backward()
         unit.active_backwards += 1
         self.params.ready(unit)
@@ -107,11 +117,8 @@ class ShardedContext:
 
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
-        unit.active_backwards -= 1
-        if unit.active_backwards <= 0 and unit is not self.root:
-            unit.active_backwards = 0
-            self.params.release(unit)
-            unit.show_sharded()
+        unit.active_backwards = max(0, unit.active_backwards - 1)
+        self._release_if_spent(unit)
         self._gather_ahead()
 
     @torch.no_grad()
@@ -121,13 +128,31 @@ class ShardedContext:
         """Autograd has finished the gradient of one raw parameter."""
         self._begin_backward()
         self._gather_ahead()
-        self.grads.take(unit, buffers, index, raw, is_last=self.is_last_microbatch)
+        # A nested graph is a part of the pass: the same parameters may receive gradients again
+        # from another part, so what can be reduced only once waits for the end of the whole.
+        whole_pass = current_backward() == self._backward
+        is_last = self.is_last_microbatch and whole_pass
+        self.grads.take(unit, buffers, index, raw, is_last=is_last)
+        if not unit.missing:
+            self._release_if_spent(unit)
 
     def finish_gradients(self) -> None:
         """Issue every reduction the cycle still owes, wait for all, and attach the results."""
+        self.recover()
         self.grads.issue_rest()
         self.grads.land_all()
         self.grads.attach()
+
+    def _release_if_spent(self, unit: Unit) -> None:
+        """Free the unit's weights once nothing in the graph can need them any more.
+
+        Both conditions are needed. Complete input gradients alone leave out what is computed from
+        weights only (a product of two weights, say), complete weight gradients alone leave out
+        input gradients through frozen weights. Otherwise the end of the pass frees them.
+        """
+        if unit is not self.root and not unit.active_backwards and not unit.missing:
+            self.params.release(unit)
+            unit.show_sharded()
 
     def _gather_ahead(self) -> None:
         """Start the gathers of the unit that follows in backward order, once."""
@@ -135,14 +160,22 @@ class ShardedContext:
         if unit is not None:
             self.params.prefetch(unit, "backward")
 
+    def begin_cycle(self) -> None:
+        """Forget the gradients of the cycle that ends here."""
+        self.recover()
+        self.grads.reset()
+
     def _begin_pass(self) -> None:
-        if self._forward_running or self._backward_running:
-            self._recover()
+        self.recover()
+        for unit in (self.root, *self.units):
+            for group in unit.groups:
+                for managed in group.parameters:
+                    managed.check_unchanged()
         self._forward_running = True
 
     def _begin_backward(self) -> None:
-        if not self._backward_running:
-            self._backward_running = True
+        if self._backward == _NO_BACKWARD:
+            self._backward = current_backward()
             self.grads.begin_backward()
             engine = Variable._execution_engine
             engine.queue_callback(self._end_backward)
@@ -156,7 +189,7 @@ class ShardedContext:
 
     def _settle(self) -> None:
         """Back to rest: nothing running, shards visible, only persistent weights materialised."""
-        self._backward_running = False
+        self._backward = _NO_BACKWARD
         self._forward_running = False
         self._gather_ahead_of = None
         self.params.release_all()
@@ -164,8 +197,17 @@ class ShardedContext:
             unit.active_backwards = 0
             unit.show_sharded()
 
-    def _recover(self) -> None:
-        """A pass ended with an exception; drop what it left under way."""
-        with torch.no_grad():
-            self.grads.abandon()
-            self._settle()
+    @torch.no_grad()
+    def recover(self) -> None:
+        """Drop what a pass that ended with an exception has left under way, if one has.
+
+        Does nothing while autograd runs: activations are recomputed inside a pass.
+        """
+        failed = self._forward_running or self._backward != _NO_BACKWARD
+        if failed and not inside_backward():
+            self._abandon()
+
+    @torch.no_grad()
+    def _abandon(self) -> None:
+        self.grads.abandon()
+        self._settle()

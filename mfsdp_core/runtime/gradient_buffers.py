@@ -82,6 +82,8 @@ class GradientBuffers:
         self._bucket: FullBuffer | None = None
         self._pending: Reduction | None = None
         self.state = GradientState.ACCUMULATING
+        # Counts changes of the reduced gradient, so that it is attached once per change.
+        self.revision = 0
         # What the optimizer is handed: all of it, this rank's slice, or its outer piece.
         self._inner_reduced = self.reduced = self._allocate_accumulator()
         self._outer: OuterReduction | None = None
@@ -207,6 +209,7 @@ class GradientBuffers:
         elif not (pending.in_place and result is pending.own):
             self._inner_reduced.copy_(result)
         self._landed = True
+        self.revision += 1
         self._publish_landing("add" if adds else "copy", pending.own)
         self._pending = None
         self._bucket = None
@@ -223,6 +226,7 @@ class GradientBuffers:
         """Wait for the outer stage, if one is under way."""
         if self._outer is not None:
             self._outer.land()
+            self.revision += 1
 
     def reset(self) -> None:
         """Begin a new cycle: everything accumulated so far is forgotten."""
@@ -244,6 +248,7 @@ class GradientBuffers:
     def scale(self, factor: float) -> None:
         """Multiply the reduced gradient."""
         self.reduced.mul_(factor)
+        self.revision += 1
 
     def _issue_bucket(self, bucket: FullBuffer) -> None:
         self._zero_missing(bucket)

@@ -11,6 +11,8 @@ post-accumulate-grad hook    -> gradient_ready, once per backward pass and param
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.units import Unit
 
 
@@ -31,47 +34,63 @@ def attach_hooks(context: ShardedContext) -> None:
 
 
 def _hook_module(context: ShardedContext, unit: Unit) -> None:
-    def before(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
+    def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
         context.before_forward(unit)
+        if torch.is_grad_enabled():
+            # Now, since the module may change its inputs in place.
+            inputs = _differentiable((args, kwargs))
+            if inputs:
+                _on_gradient(inputs, "all", lambda: context.after_backward(unit))
 
-    def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             outputs = _differentiable(output)
             if outputs:
                 _on_gradient(outputs, "any", lambda: context.before_backward(unit))
-                inputs = _differentiable((args, kwargs))
-                if inputs:
-                    _on_gradient(inputs, "all", lambda: context.after_backward(unit))
         context.after_forward(unit)
 
     unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-    unit.module.register_forward_hook(after, with_kwargs=True)
+    unit.module.register_forward_hook(after)
 
 
 def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
+    """Parameter hooks hold their targets weakly.
+
+    Python's collector cannot see into them, so a strong reference would keep the model for ever.
+    """
+    model = weakref.ref(context)
+    owner = weakref.ref(unit)
     for group in unit.groups:
-        buffers = group.gradients
-        if buffers is None:
+        if group.gradients is None:
             continue
+        target = weakref.ref(group.gradients)
         for index, managed in enumerate(group.parameters):
 
             def ready(
-                raw: torch.Tensor, index: int = index, buffers: Any = buffers, unit: Unit = unit
+                raw: torch.Tensor,
+                index: int = index,
+                target: weakref.ref[GradientBuffers] = target,
             ) -> None:
-                context.gradient_ready(unit, buffers, index, raw)  # type: ignore[arg-type]
+                alive, buffers, unit = model(), target(), owner()
+                if alive is not None and buffers is not None and unit is not None:
+                    alive.gradient_ready(unit, buffers, index, raw)  # type: ignore[arg-type]
 
             managed.raw.register_post_accumulate_grad_hook(ready)
 
 
 def _differentiable(tree: Any) -> list[torch.Tensor]:
-    return [
-        leaf
-        for leaf in tree_leaves(tree)
-        # A parameter handed on as an input outlives the pass; hooks on it would pile up.
-        if isinstance(leaf, torch.Tensor)
-        and leaf.requires_grad
-        and not isinstance(leaf, nn.Parameter)
-    ]
+    """Tensors that require a gradient, in containers and dataclasses.
+
+    A parameter handed on as an input outlives the pass; hooks on it would pile up.
+    """
+    found: list[torch.Tensor] = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad and not isinstance(leaf, nn.Parameter):
+                found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += _differentiable([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
+    return found
 
 
 def _on_gradient(tensors: list[torch.Tensor], mode: str, moment: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -32,6 +33,18 @@ class ManagedParameter:
     holders: tuple[tuple[nn.Module, str], ...]
     raw: nn.Parameter
     sharded: nn.Parameter = field(init=False)
+
+    def check_unchanged(self) -> None:
+        """Refuse a `requires_grad` that was changed after sharding.
+
+        Raises:
+            LifecycleError: buffers were built for the other value.
+        """
+        if self.sharded.requires_grad != self.raw.requires_grad:
+            raise LifecycleError(
+                f"requires_grad of {self.names[0]} became {self.sharded.requires_grad} after "
+                "sharding. Freeze or unfreeze parameters before fully_shard_model."
+            )
 
     def show_raw(self) -> None:
         """Let modules see the compute weight."""
@@ -68,6 +81,7 @@ class ParameterGroup:
         self._mesh = mesh
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
+        self._attached: int | None = None
         self._adopt_parameters()
 
     @property
@@ -101,10 +115,12 @@ class ParameterGroup:
         """Set `.grad` of the sharded parameters.
 
         A view of the reduced gradient where its dtype is that of the main weights, else a cast copy
-        that lives until `zero_grad`.
+        that lives until `zero_grad`. What has been attached is left alone until another reduction
+        lands: the caller may have clipped, unscaled or removed it.
         """
-        if self.gradients is None:
+        if self.gradients is None or self._attached == self.gradients.revision:
             return
+        self._attached = self.gradients.revision
         reduced = self.gradients.reduced
         if self.dtypes.casts_gradient:
             reduced = self._allocator.acquire(self._cast_key(reduced)).copy_(reduced)
@@ -128,6 +144,7 @@ class ParameterGroup:
         for managed in self.parameters:
             managed.sharded.grad = None
         self.gradients.reset()
+        self._attached = None
         if self.dtypes.casts_gradient:
             self._allocator.release(self._cast_key(self.gradients.reduced))
 

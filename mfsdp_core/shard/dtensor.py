@@ -61,6 +61,20 @@ def as_dtensor(
     )
 
 
+def without_offset(shard: DTensor) -> DTensor:
+    """The same shard, over the same memory, in a form that torch can serialise and copy.
+
+    torch gives a DTensor the storage offset of its local tensor, and then fails to pickle it where
+    that is not zero, as it is for most shards of a flat buffer.
+    """
+    local = shard.to_local()
+    fresh = as_dtensor(
+        local.new_empty(0), tuple(shard.shape), shard.device_mesh, tuple(shard.placements)
+    )
+    fresh._local_tensor = local
+    return fresh
+
+
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor behind a shard of this package; a plain tensor is returned as it is.
 

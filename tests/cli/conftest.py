@@ -179,5 +179,5 @@ class World:
 @pytest.fixture
 def world(tmp_path, in_process, cli, monkeypatch) -> World:
     made = World(tmp_path, in_process, cli)
-    monkeypatch.setattr("bench.cli.running.launch", made.launch)
+    monkeypatch.setattr("bench.cli.arm_preparation.launch", made.launch)
     return made

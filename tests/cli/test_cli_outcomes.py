@@ -8,23 +8,24 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import outcomes_of_gates  # noqa: F401 - its scenarios register themselves
+import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
+from outcome_scenarios import SCENARIOS, TWO_CELLS, World, scenario
 
 README = Path(__file__).parents[2] / "bench" / "README.md"
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
 
-TWO_CELLS = "name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n"
 ONE_PRUNED = "name: two\nmatrix: {product: {launch.device: [cpu, cuda]}}\n"
 ALL_PRUNED = "name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_batch: 128}\n"
 
 # Runs the command line with ranks stood in for by a run that waits for Ctrl-C and sends it.
 INTERRUPTED = """
 import os, signal, sys
-from bench.cli import running
+from bench.cli import arm_preparation
 def launch(resolved, folder, *, stop, on_step=None):
     for _ in range({count}):
         os.kill(os.getpid(), signal.SIGINT)
@@ -32,23 +33,10 @@ def launch(resolved, folder, *, stop, on_step=None):
     status = folder.status.model_copy(update={{"state": "interrupted"}})
     folder.write_status(status)
     return status
-running.launch = launch
+arm_preparation.launch = launch
 from bench.cli.main import run_command_line
 sys.exit(run_command_line(sys.argv[1:]))
 """
-
-World = Any  # the fixture `world` of conftest.py
-Scenario = Callable[[World], int]
-SCENARIOS: dict[tuple[str, str], Scenario] = {}
-
-
-def scenario(verb: str, *outcomes: str) -> Callable[[Scenario], Scenario]:
-    def register(function: Scenario) -> Scenario:
-        for outcome in outcomes:
-            SCENARIOS[verb, outcome] = function
-        return function
-
-    return register
 
 
 def table() -> list[Any]:

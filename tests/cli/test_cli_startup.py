@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-VERBS = ["plan", "run", "status", "show", "logs", "compare", "report", "nccl", "doctor", "schema"]
+VERBS = ["plan", "run", "status", "show", "logs", "compare", "gate", "noise", "baseline"]
+VERBS += ["report", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 
 LOADED_BY = """

@@ -77,8 +77,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "    patched: Any = optimizer\n"
                 "    for parameter in _parameters(optimizer):\n"
                 "        parameter.grad = torch.zeros_like(parameter)\n"
-                "    base_step()\n"
-                "    base_zero_grad()\n",
+                "    optimizer.step()\n"
+                "    optimizer.zero_grad()\n",
             ),
         ),
     ),

@@ -151,7 +151,7 @@ def collectives_per_bucket(inner: str, outer: str, microbatches: int) -> dict[st
         subject.run_cycle(microbatches, cycle=cycle)
         optimizer.step()
         optimizer.zero_grad()
-    records = [r for r in subject.model.wire_log if not r.bucket.startswith("root")]
+    records = [r for r in subject.model.wire_log if not r.bucket.startswith("(root)")]
     counted = Counter(f"{r.operation} {r.group}" for r in records)
     buckets = len({r.bucket for r in records})
     return {key: count / buckets for key, count in counted.items()}

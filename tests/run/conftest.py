@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,3 +107,26 @@ def run_cells_fixture() -> RunCells:
 def free_port() -> int:
     """A TCP port that was free a moment ago."""
     return _free_port()
+
+
+@pytest.fixture
+def make_wheel() -> Callable[[Path, str, str, Mapping[str, str]], Path]:
+    """`make_wheel(folder, name, version, files)`: installing it needs no build and no network."""
+    return _wheel
+
+
+def _wheel(folder: Path, name: str, version: str, files: Mapping[str, str]) -> Path:
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path

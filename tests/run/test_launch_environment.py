@@ -65,9 +65,10 @@ def test_a_cuda_rank_keeps_the_devices_that_the_shell_chose() -> None:
 
 
 def test_the_agent_is_told_its_parent_its_ranks_its_worker_and_its_folder() -> None:
-    command = agent_command(RUN, RUN_DIR, "bench.worker")
+    command = agent_command(RUN, RUN_DIR)
     assert command[:3] == [sys.executable, "-m", "bench.launch.agent"]
-    assert command[3:] == [str(os.getpid()), "2", "bench.worker", str(RUN_DIR)]
+    assert command[3:] == [str(os.getpid()), "2", "mfsdp_bench_rank", str(RUN_DIR)]
+    assert rank_environment(RUN, RUN_DIR, {})["MFSDP_BENCH_WORKER"] == "bench.worker"
 
 
 def test_only_the_variables_of_the_allow_list_are_shown_and_no_secret() -> None:

@@ -1,0 +1,240 @@
+"""`gate`: verdicts by a policy, an exit code, and what CI systems want to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.cli import console, exit_codes
+from bench.cli.planning import Request, requested_plan, sweep_file
+from bench.derive.hardware import HardwareKey
+from bench.errors import NothingMeasuredError, UsageError
+from bench.store import ResultsStore
+from bench.store.atomic import reporting_failed_writes, write_text_atomically
+from bench.store.documents import read_document
+from reports import gate_text, github
+from reports.baseline import Baseline, read_baseline
+from reports.gate import GateResult, gate
+from reports.junit import to_junit
+from reports.noise import NoiseCalibration
+from reports.pairing import Sides, sides_of_arms, sides_of_baseline, sides_of_sweeps
+from reports.policy import Policy, parse_policy
+from sweeps.document import read_document as read_yaml
+from sweeps.plan import Plan
+from sweeps.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Gating:
+    """What `gate` was asked for.
+
+    sweep: an id, or a sweep file. arms: as for `run`, to find the sweep that was run with them.
+    against, baseline, or neither: then two arms of the sweep, `base_arm` and `head_arm`.
+    """
+
+    sweep: str
+    arms: tuple[str, ...] = ()
+    against: str | None = None
+    baseline: str | None = None
+    base_arm: str | None = None
+    head_arm: str | None = None
+    policy: Path | None = None
+    confirm: int = 0
+    strict: bool = False
+    junit: Path | None = None
+    markdown: Path | None = None
+    github: bool = False
+    as_json: bool = False
+
+
+def run_gate(results: Path, asked: Gating) -> int:
+    """Judge, print, write what was asked for, and return the exit code."""
+    if asked.against and asked.baseline:
+        raise UsageError("--against and --baseline both name what to compare with; give one")
+    if asked.confirm and (asked.against or asked.baseline):
+        raise UsageError("--confirm runs more blocks of two arms; it needs a sweep with arms")
+    policy = read_policy(asked.policy)
+    store = ResultsStore.open(results, create=False)
+    sweep = sweep_id(store, asked.sweep, asked.arms)
+    result = _judged(store, sweep, asked, policy)
+    if asked.confirm and result.regressed:
+        result = _confirmed(results, store, sweep, asked, policy)
+    now = datetime.now(UTC)
+    if asked.as_json:
+        code = gate_code(result, strict=asked.strict)
+        console.data_json(gate_text.to_data(result, now) | {"exit_code": code})
+    else:
+        console.data(gate_text.to_terminal(result, now).rstrip("\n"))
+    _write_files(result, asked, now)
+    return _ending(result, asked)
+
+
+def gate_code(result: GateResult, *, strict: bool) -> int:
+    """3 a cell without a number, 1 regressed, 5 nothing comparable, 4 undecided and strict."""
+    codes = [exit_codes.OK]
+    if result.failed:
+        codes.append(exit_codes.NOTHING_MEASURED)
+    if result.regressed:
+        codes.append(exit_codes.REQUIREMENT_NOT_MET)
+    if result.nothing_comparable and not result.failed:
+        codes.append(exit_codes.NOT_COMPARABLE)
+    if strict and result.undecided:
+        codes.append(exit_codes.INCONCLUSIVE)
+    return exit_codes.worst(codes)
+
+
+def read_policy(path: Path | None) -> Policy:
+    """The policy of a file, or the default one.
+
+    Raises:
+        UsageError: the file cannot be read, or is wrong; with lines.
+    """
+    if path is None:
+        return Policy()
+    document = read_yaml(path)
+    return parse_policy(document.data, document.line, document.source)
+
+
+def sweep_id(store: ResultsStore, named: str, arms: tuple[str, ...]) -> str:
+    """The id that `named` (an id or a sweep file) and its arms have in the results folder.
+
+    Raises:
+        UsageError: neither.
+    """
+    if not arms and (named in store.sweeps() or any(store.records(sweep=named))):
+        return named
+    file = sweep_file(Path(named))
+    if not file.exists():
+        known = store.sweeps()
+        raise UsageError(
+            f"{named!r} is neither a sweep file nor a sweep in {store.root} "
+            f"({', '.join(known) or 'none'}){did_you_mean(named, known)}"
+        )
+    return requested_plan(_request(named, arms)).whole.id
+
+
+def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
+    """Finds the noise calibration of a kind of hardware; reads each file once."""
+    known: dict[HardwareKey, NoiseCalibration | None] = {}
+
+    def find(key: HardwareKey) -> NoiseCalibration | None:
+        if key not in known:
+            document = store.noise.find(key.slug)
+            known[key] = None if document is None else NoiseCalibration.from_document(document)
+        return known[key]
+
+    return find
+
+
+def load_baseline(store: ResultsStore, named: str) -> Baseline:
+    """A baseline by its name, or from a JSON file of any place.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+        NotComparableError: it has another schema.
+    """
+    path = Path(named)
+    if path.suffix == ".json":
+        return read_baseline(read_document(path, "baseline"), named)
+    return read_baseline(store.baselines.read(named), f"baseline {named}")
+
+
+def _judged(store: ResultsStore, sweep: str, asked: Gating, policy: Policy) -> GateResult:
+    sides = _sides(store, sweep, asked)
+    if sweep != asked.sweep:  # a file was named: annotations can point at it
+        sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
+    return gate(sides, policy, calibrations(store))
+
+
+def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:
+    if asked.baseline is not None:
+        kept = load_baseline(store, asked.baseline)
+        return sides_of_baseline(store, kept.name, kept.cells, sweep, asked.head_arm)
+    if asked.against is not None:
+        return sides_of_sweeps(store, asked.against, sweep, arms=(asked.base_arm, asked.head_arm))
+    return sides_of_arms(store, sweep, asked.base_arm, asked.head_arm)
+
+
+def _request(named: str, arms: tuple[str, ...], blocks: int | None = None) -> Request:
+    return Request(Path(named), [], [], [], blocks, arms)
+
+
+def _confirmed(
+    results: Path, store: ResultsStore, sweep: str, asked: Gating, policy: Policy
+) -> GateResult:
+    """Run `asked.confirm` more blocks and judge all blocks together."""
+    from bench.cli import running
+
+    if not sweep_file(Path(asked.sweep)).exists():
+        raise UsageError(
+            f"--confirm runs more blocks, so it needs the sweep file and its arms, found the id "
+            f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --confirm N"
+        )
+    plan = Plan.from_document(store.read_plan(sweep))
+    if not plan.interleaved:
+        raise UsageError(f"--confirm runs more blocks, and {sweep} was not run with --interleave")
+    blocks = max((cell.repeats for cell in plan.cells), default=0) + asked.confirm
+    console.note(
+        f"regressed; running {asked.confirm} more blocks of every cell before it is believed"
+    )
+    request = replace(_request(asked.sweep, asked.arms, blocks), interleave=True)
+    code = running.run_sweep(
+        request,
+        running.Options(
+            results,
+            force=False,
+            retry_failed=False,
+            max_failures=None,
+            report=False,
+            as_json=False,
+        ),
+    )
+    if code == exit_codes.INTERRUPTED:
+        raise KeyboardInterrupt
+    return _judged(store, sweep, asked, policy)
+
+
+def _write_files(result: GateResult, asked: Gating, now: datetime) -> None:
+    markdown = gate_text.to_markdown(result, now)
+    if asked.junit is not None:
+        _write(asked.junit, to_junit(result, strict=asked.strict))
+    if asked.markdown is not None:
+        _write(asked.markdown, markdown)
+    if asked.github:
+        for line in github.annotation_lines(result):
+            console.note(line) if asked.as_json else console.data(line)
+        place = os.environ.get("GITHUB_STEP_SUMMARY")
+        if place:
+            _append(Path(place), markdown)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with reporting_failed_writes(path):
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(path.absolute(), text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
+
+
+def _append(path: Path, markdown: str) -> None:
+    try:
+        size = path.stat().st_size if path.exists() else 0
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(github.summary(markdown, size))
+    except OSError as error:
+        console.note(f"warning: the step summary {path} cannot be written: {error.strerror}")
+
+
+def _ending(result: GateResult, asked: Gating) -> int:
+    code = gate_code(result, strict=asked.strict)
+    if result.undecided and not asked.strict:
+        count = len(result.of("inconclusive"))
+        console.note(f"warning: {count} required comparisons are undecided (--strict makes it 4)")
+    if result.failed and not result.judgements:
+        reasons = "; ".join(f"{cell}: {why}" for cell, why in result.sides.failed[:5])
+        raise NothingMeasuredError(f"nothing was measured: {reasons}")
+    return code

@@ -1,0 +1,87 @@
+"""Blocks: the runs of one cell that belong together, one of every arm, made one after another.
+
+A comparison pairs the arms block by block, so a block counts only as a whole: where one arm is
+missing or has failed, the others of that block are left out too. Everything needed is in the
+records themselves; no plan is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from bench.record import FINISHED_GOOD, RunRecord
+
+Block = dict[str, RunRecord]
+"""Arm -> its run."""
+
+
+def complete_blocks(
+    records: Iterable[RunRecord], arms: Sequence[str] | None = None
+) -> dict[str, list[Block]]:
+    """Cell -> its complete blocks, in the order of their numbers (`status.repeat`).
+
+    A block is complete if every arm has a run in it that finished (`ok` or `unstable`) and whose
+    record is whole. Of an interleaved block that was started several times, the newest complete
+    attempt counts; runs of different attempts are never put together. Blocks of an older
+    configuration or of older code than the newest complete block of the cell are left out: they
+    measured something else. A cell without a complete block has an empty list.
+
+    Args:
+        records: runs of one sweep, in any order; those without an arm are ignored.
+        arms: the arms that a block needs; None is every arm that the cell has a record of.
+    """
+    by_cell: dict[str, list[RunRecord]] = {}
+    for record in sorted(records, key=_age):
+        status = record.status
+        if status.arm is not None and (arms is None or status.arm in arms):
+            by_cell.setdefault(status.cell or record.resolved.slug, []).append(record)
+    return {cell: _blocks(members, arms) for cell, members in by_cell.items()}
+
+
+def is_interleaved(block: Mapping[str, RunRecord]) -> bool:
+    """Whether the runs of a block were made in turn, as one attempt at the block."""
+    attempts = {record.status.attempt for record in block.values()}
+    return len(attempts) == 1 and None not in attempts
+
+
+def arm_order(block: Mapping[str, RunRecord]) -> tuple[str, ...]:
+    """The arms of a block in the order in which they ran."""
+    return tuple(sorted(block, key=lambda arm: _age(block[arm])))
+
+
+def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Block]:
+    """Complete blocks of one cell, `members` being its runs, oldest first."""
+    wanted = set(arms) if arms is not None else {str(record.status.arm) for record in members}
+    attempts: dict[tuple[str, int, int | None], Block] = {}
+    for record in members:
+        if record.status.state in FINISHED_GOOD and record.is_whole:
+            status = record.status
+            key = (record.resolved.config_hash, status.repeat, status.attempt)
+            attempts.setdefault(key, {})[str(status.arm)] = record
+    complete = [block for block in attempts.values() if set(block) == wanted]
+    if not complete:
+        return []
+    complete.sort(key=_block_age)
+    current = _measured(complete[-1])
+    # Later attempts come later in the list and replace earlier ones of the same number.
+    by_number = {_number(block): block for block in complete if _measured(block) == current}
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def _measured(block: Block) -> tuple[bool, dict[str, tuple[str, str]]]:
+    """What a block is about: how it was run, and the configuration and code of every arm."""
+    sides = {arm: (r.resolved.config_hash, r.status.code) for arm, r in block.items()}
+    return is_interleaved(block), sides
+
+
+def _number(block: Block) -> int:
+    return next(iter(block.values())).status.repeat
+
+
+def _age(record: RunRecord) -> tuple[str, str]:
+    """Sorts by start; the run id's time stamp has milliseconds, as `started_utc` has."""
+    return record.status.started_utc, record.run_id.rpartition("/")[2]
+
+
+def _block_age(block: Block) -> tuple[str, str]:
+    return max(_age(record) for record in block.values())

@@ -1,0 +1,1 @@
+"""Preparing the arms of a comparison: checkouts, interpreters, packages, all before any run."""

@@ -1,0 +1,37 @@
+"""What an arm is asked to be, before anything of it is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ArmRequest:
+    """One named side of a comparison.
+
+    git: a ref of `repo` (None: the repository of this checkout). checkout: a folder as it is.
+    With neither, the working tree that this process runs from, as it is. python: interpreter of
+    the ranks. packages: what pip installs for this arm alone, as pip understands it.
+    """
+
+    name: str
+    git: str | None = None
+    repo: Path | None = None
+    checkout: Path | None = None
+    python: Path | None = None
+    packages: tuple[str, ...] = ()
+
+    def described(self) -> str:
+        """The arm in a few words, without any path."""
+        parts = []
+        if self.git is not None:
+            parts.append(f"git {self.git}" + (f" of {self.repo.name}" if self.repo else ""))
+        elif self.checkout is not None:
+            parts.append(f"checkout {self.checkout.name}")
+        else:
+            parts.append("working tree")
+        if self.python is not None:
+            parts.append("its own interpreter")
+        parts += [Path(pin).name for pin in self.packages]
+        return ", ".join(parts)

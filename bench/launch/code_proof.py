@@ -1,0 +1,78 @@
+"""The launcher's side of the proof of code: what ranks must import, and what they said they did.
+
+Before the ranks start, the expectation is written into the run folder; each rank compares itself
+with it and leaves its proof (`rank_entry/mfsdp_bench_rank.py`). Afterwards the proofs go into
+runtime.json, and the verdict into the status: the record says which code was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, Literal
+
+from bench.launch.command import WORKER_MODULE
+from bench.launch.rank_code import RankCode, expected_code
+from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED
+from bench.spec import ResolvedRun
+from bench.store import RunFolder, StoreFullError
+from bench.store.atomic import write_json_atomically, write_text_atomically
+from bench.store.layout import RUNTIME, SPEC
+from bench.store.reading import read_json_object
+
+Verdict = Literal["proven", "mismatch"]
+
+
+def expect_code(
+    resolved: ResolvedRun, folder: RunFolder, code: RankCode, worker_module: str
+) -> None:
+    """Write what the ranks compare themselves with, and the spec as their `bench` understands it.
+
+    Raises:
+        StoreFullError: no space.
+    """
+    # The worker would load the same a moment later; a stand-in for it may need no torch.
+    engine = f"bench.engines.{resolved.engine.name}"
+    imports = ("bench.worker.rank", engine) if worker_module == WORKER_MODULE else ()
+    write_json_atomically(folder.path / EXPECTED, expected_code(resolved, code, imports))
+    if code.unknown_settings:
+        document = resolved.model_dump(mode="json")
+        for place in code.unknown_settings:
+            _drop(document, place)
+        write_text_atomically(folder.path / SPEC, json.dumps(document, indent=2) + "\n")
+
+
+def _drop(document: dict[str, Any], place: tuple[str, ...]) -> None:
+    section = document
+    for key in place[:-1]:
+        section = section[key]
+    section.pop(place[-1], None)
+
+
+def read_proofs(folder: RunFolder, ranks: int) -> dict[int, dict[str, Any]]:
+    """The proof of every rank that left one."""
+    found = {
+        rank: read_json_object(folder.logs_path / f"code_proof.rank{rank}.json", [])
+        for rank in range(ranks)
+    }
+    return {rank: proof for rank, proof in found.items() if proof is not None}
+
+
+def verdict(proofs: dict[int, dict[str, Any]], ranks: int) -> Verdict | None:
+    """`mismatch` if a rank said so, `proven` if all ranks agree, None if some said nothing."""
+    if any(proof.get("problems") for proof in proofs.values()):
+        return "mismatch"
+    return "proven" if len(proofs) == ranks else None
+
+
+def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Put the proofs into runtime.json, which the ranks have left; returns its content.
+
+    A full disk costs this copy, and not the status that is still to be written.
+    """
+    runtime = folder.read_runtime()
+    if proofs:
+        runtime |= {"code_proof": {str(rank): proof for rank, proof in proofs.items()}}
+        with contextlib.suppress(StoreFullError):
+            write_json_atomically(folder.path / RUNTIME, runtime)
+    return runtime

@@ -1,0 +1,253 @@
+"""What every rank runs first: it shows which code it imports, and goes on only if that is right.
+
+Standard library only, and found by its own folder on PYTHONPATH: it belongs to the harness that
+started the run, while `bench` in this process may be that of another commit. As
+`python -m mfsdp_bench_rank --probe` it says the same of an interpreter before anything is started.
+
+The launcher leaves `logs/expected_code.json` in the run folder:
+    arm        name of the arm, or null
+    import     modules to load before looking (what the worker would load anyway)
+    packages   name -> patterns, and, where known, root (folder that holds it), sha256, files; what
+               follows an @ in the name tells two looks at one package apart
+    distributions   name -> version, and folder it must come from (packages installed for an arm)
+The answer is `logs/code_proof.rank<N>.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+WORKER_VARIABLE = "MFSDP_BENCH_WORKER"
+EXPECTED = "logs/expected_code.json"
+
+
+class WrongCodeError(Exception):
+    """This rank imports other code than its arm's."""
+
+
+def main() -> None:
+    """Prove the code of this rank, then run the worker as `python -m` would."""
+    run_dir = sys.argv[1]
+    prove(Path(run_dir))
+    worker = os.environ[WORKER_VARIABLE]
+    sys.argv = [worker, run_dir]
+    runpy.run_module(worker, run_name="__main__", alter_sys=True)
+
+
+def prove(run_dir: Path) -> None:
+    """Write the proof of this rank.
+
+    Raises:
+        WrongCodeError: what is imported is not what the launcher expects.
+    """
+    expected = json.loads((run_dir / EXPECTED).read_text())
+    # Once before anything is loaded, so that the wrong code does not run at all; once afterwards,
+    # about what was loaded.
+    _judge(run_dir, expected)
+    for module in expected["import"]:
+        importlib.import_module(module)
+    _judge(run_dir, expected)
+
+
+def _judge(run_dir: Path, expected: dict[str, Any]) -> None:
+    proof = collect(expected)
+    problems = differences(expected, proof)
+    proof["problems"] = problems
+    rank = os.environ.get("RANK", "0")
+    for package in proof["packages"].values():
+        package.pop("files", None)  # the hash over all of them stays
+    (run_dir / "logs" / f"code_proof.rank{rank}.json").write_text(json.dumps(proof, indent=2))
+    if problems:
+        side = f"arm {expected['arm']}" if expected["arm"] else "this run"
+        raise WrongCodeError(f"the code of this rank is not that of {side}: {'; '.join(problems)}")
+
+
+def collect(expected: dict[str, Any]) -> dict[str, Any]:
+    """What this process imports, as plain data."""
+    return {
+        "arm": expected["arm"],
+        "python": platform.python_version(),
+        "torch": torch_version(),
+        "packages": {
+            name: located(name.partition("@")[0], wanted["patterns"])
+            for name, wanted in expected["packages"].items()
+        },
+        "distributions": {name: distribution(name) for name in expected["distributions"]},
+    }
+
+
+def located(package: str, patterns: list[str]) -> dict[str, Any]:
+    """Where `package` is imported from, and a hash of its files that match `patterns`."""
+    place = origin(package)
+    if place is None:
+        return {
+            "file": None,
+            "root": None,
+            "sha256": None,
+            "modules": 0,
+            "elsewhere": [],
+            "files": {},
+        }
+    root = place.parent.parent if place.name == "__init__.py" else place.parent
+    files = file_hashes(root, patterns)
+    loaded = loaded_files(package)
+    return {
+        "file": str(place),
+        "root": str(root),
+        "sha256": combined(files),
+        "modules": len(loaded),
+        "elsewhere": [str(file) for file in loaded if not file.is_relative_to(root)],
+        "files": files,
+    }
+
+
+def loaded_files(package: str) -> list[Path]:
+    """Files of the modules of `package` that this process has loaded."""
+    members = [
+        getattr(module, "__file__", None)
+        for name, module in sorted(sys.modules.items())
+        if name.partition(".")[0] == package
+    ]
+    return [Path(file).resolve() for file in members if file is not None]
+
+
+def origin(package: str) -> Path | None:
+    """File of a package: as loaded, or as it would be."""
+    loaded = getattr(sys.modules.get(package), "__file__", None)
+    if loaded is None:
+        spec = importlib.util.find_spec(package)
+        loaded = spec.origin if spec is not None else None
+    return Path(loaded).resolve() if loaded is not None else None
+
+
+def file_hashes(root: Path, patterns: list[str]) -> dict[str, str]:
+    """Path below `root` -> SHA-256, of the files that match and no pattern with `!` takes out."""
+    files = {p.relative_to(root).as_posix() for one in patterns if one[0] != "!"
+             for p in root.glob(one) if p.is_file()}  # fmt: skip
+    left_out = [one[1:] for one in patterns if one[0] == "!"]
+    return {
+        file: hashlib.sha256((root / file).read_bytes()).hexdigest()
+        for file in sorted(files)
+        if not file.startswith(tuple(left_out))
+    }
+
+
+def combined(files: dict[str, str]) -> str:
+    """One hash, of 16 hex digits, over names and contents."""
+    digest = hashlib.sha256()
+    for file, content in sorted(files.items()):
+        digest.update(f"{file}\0{content}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def torch_version() -> str | None:
+    """Version as torch says it itself, without loading it."""
+    loaded = getattr(sys.modules.get("torch"), "__version__", None)
+    if loaded is not None:
+        return str(loaded)
+    place = origin("torch")
+    if place is None:
+        return None
+    try:
+        return str(runpy.run_path(str(place.with_name("version.py")))["__version__"])
+    except (OSError, KeyError):
+        return distribution("torch")["version"]
+
+
+def distribution(name: str) -> dict[str, str | None]:
+    """Version of an installed package and the folder it is in."""
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return {"version": None, "folder": None}
+    return {"version": found.version, "folder": str(Path(str(found.locate_file(""))).resolve())}
+
+
+def differences(expected: dict[str, Any], proof: dict[str, Any]) -> list[str]:
+    """What is not as expected, in words."""
+    found = [
+        _package_difference(name, wanted, proof["packages"][name])
+        for name, wanted in expected["packages"].items()
+    ]
+    for name, wanted in expected["distributions"].items():
+        there = proof["distributions"][name]
+        found += [_difference(f"{key} of {name}", wanted, there, key) for key in wanted]
+    found += [_difference(name, expected, proof, name) for name in ("torch", "python")]
+    return [problem for problem in found if problem is not None]
+
+
+def _difference(what: str, wanted: dict[str, Any], found: dict[str, Any], key: str) -> str | None:
+    if wanted.get(key) in (None, found[key]):
+        return None
+    return f"{what} is {found[key]}, expected {wanted[key]}"
+
+
+def _package_difference(name: str, wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
+    if wanted.get("root") not in (None, found["root"]):
+        return f"{name} is imported from {found['root'] or 'nowhere'}, expected {wanted['root']}"
+    if wanted.get("root") is not None and found["elsewhere"]:
+        return f"{name} has loaded {found['elsewhere'][0]}, expected all below {wanted['root']}"
+    if wanted.get("sha256") in (None, found["sha256"]):
+        return None
+    files = wanted.get("files") or {}
+    names = sorted({*files, *found["files"]})
+    changed = [file for file in names if files.get(file) != found["files"].get(file)]
+    where = f" ({', '.join(changed[:3])} changed)" if files and changed else ""
+    return f"{name} has hash {found['sha256']}, expected {wanted['sha256']}{where}"
+
+
+def probe() -> None:
+    """Answer the questions on stdin about this interpreter, as JSON on stdout."""
+    asked = json.load(sys.stdin)
+    missing = [name for name in asked["needed"] if origin(name) is None]
+    answer = {
+        **collect(asked),
+        "missing": missing,
+        "versions": {
+            name: version
+            for name in asked["versions"]
+            if (version := distribution(name)["version"])
+        },
+        "schema_version": None,
+        "unreadable": {},
+        "error": None,
+    }
+    if not missing:
+        try:
+            answer |= _read_specs(asked["specs"])
+        except Exception as error:
+            answer["error"] = f"{type(error).__name__}: {error}"
+    json.dump(answer, sys.stdout)
+
+
+def _read_specs(specs: dict[str, str]) -> dict[str, Any]:
+    """Which specs the `bench` of this interpreter cannot read: name -> [place, kind, message]."""
+    from pydantic import ValidationError
+
+    from bench.record import SCHEMA_VERSION
+    from bench.spec import ResolvedRun
+
+    unreadable: dict[str, list[list[Any]]] = {}
+    for name, text in specs.items():
+        try:
+            ResolvedRun.model_validate_json(text)
+        except ValidationError as error:
+            unreadable[name] = [[list(e["loc"]), e["type"], e["msg"]] for e in error.errors()]
+    return {"schema_version": SCHEMA_VERSION, "unreadable": unreadable}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--probe"]:
+        probe()
+    else:
+        main()

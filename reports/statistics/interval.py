@@ -1,0 +1,93 @@
+"""Intervals that contain exactly the changes that the permutation test does not reject.
+
+Inverting the test needs no search. A sign flip of the blocks in a set S moves the mean of
+(differences - x) at least as far up as it was exactly when the mean over S is at most x. So x is
+rejected from below when few of the 2^n - 1 subset means are at most x, and the interval runs from
+the k-th smallest to the k-th largest subset mean (Hartigan 1969, "typical values"). For two
+unpaired samples the same holds with the sets S that are swapped between the sides (Pitman 1937).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from reports.statistics.permutation import MOST_EXACT, RANDOM_REARRANGEMENTS, SEED
+
+Interval = tuple[float, float]
+
+
+def paired_interval(differences: Sequence[float], alpha: float) -> Interval | None:
+    """The changes that `sign_flip_p` does not reject at `alpha`, None if it never could.
+
+    Exact for differences that are symmetric around the true change.
+
+    Args:
+        differences: log head - log base, one per block.
+        alpha: 0.05 for a 95 % interval.
+    """
+    return trimmed(subset_means(differences), alpha)
+
+
+def unpaired_interval(
+    base: Sequence[float], head: Sequence[float], alpha: float
+) -> Interval | None:
+    """The shifts that `two_sample_p` does not reject at `alpha`, None if it never could."""
+    return trimmed(swap_means(base, head), alpha)
+
+
+def subset_means(values: Sequence[float]) -> np.ndarray:
+    """Means of all non-empty subsets of `values`, sorted: shape (2^n - 1,), or of drawn subsets."""
+    if 2 ** len(values) > MOST_EXACT:
+        return _drawn_subset_means(np.asarray(values, dtype=float))
+    sums, counts = np.zeros(1), np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums, sums + value])
+        counts = np.concatenate([counts, counts + 1])
+    return np.sort(sums[1:] / counts[1:])
+
+
+def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
+    """(sum over A - sum over B) / |A| for all A of head, B of base, |A| = |B| > 0; sorted."""
+    if math.comb(len(base) + len(head), len(head)) > MOST_EXACT:
+        return _drawn_swap_means(np.asarray(base, dtype=float), np.asarray(head, dtype=float))
+    found = []
+    for size in range(1, min(len(base), len(head)) + 1):
+        out = np.array([sum(c) for c in itertools.combinations(head, size)])
+        into = np.array([sum(c) for c in itertools.combinations(base, size)])
+        found.append(np.subtract.outer(out, into).ravel() / size)
+    return np.sort(np.concatenate(found)) if found else np.zeros(0)
+
+
+def trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
+    """From the k-th smallest to the k-th largest; None where nothing can be cut."""
+    # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
+    cut = math.floor(alpha / 2 * (typical.size + 1) + 1e-9)
+    if cut < 1:
+        return None
+    return float(typical[cut - 1]), float(typical[-cut])
+
+
+def p_above(typical: np.ndarray, bound: float) -> float:
+    """One-sided p-value of "the true value is at most `bound`"; equal to the permutation test's."""
+    return float(1 + np.searchsorted(typical, bound, side="right")) / (typical.size + 1)
+
+
+def _drawn_subset_means(values: np.ndarray) -> np.ndarray:
+    chosen = np.random.default_rng(SEED).integers(0, 2, (RANDOM_REARRANGEMENTS, values.size)) == 1
+    chosen = chosen[chosen.any(axis=1)]
+    return np.sort((chosen @ values) / chosen.sum(axis=1))
+
+
+def _drawn_swap_means(base: np.ndarray, head: np.ndarray) -> np.ndarray:
+    pooled = np.concatenate([head, -base])
+    order = np.argsort(
+        np.random.default_rng(SEED).random((RANDOM_REARRANGEMENTS, pooled.size)), axis=1
+    )
+    to_head = order < head.size  # which positions are called head in a rearrangement
+    swapped = to_head != (np.arange(pooled.size) < head.size)
+    swapped = swapped[swapped.any(axis=1)]
+    return np.sort((swapped @ pooled) / (swapped.sum(axis=1) / 2))

@@ -1,0 +1,157 @@
+"""Arms as written: `--arm NAME=WHAT` and `arms:` of a sweep file.
+
+WHAT is `.` (the working tree this command runs from), a git ref, or KEY:VALUE pairs with commas
+between them:
+    git:REF  repo:PATH      a ref, of this repository or of another one
+    checkout:PATH           a folder as it is
+    python:INTERPRETER      for agent and ranks
+    packages:PIN            installed by pip for this arm alone; may be repeated
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.launch.arm.request import ArmRequest
+from sweeps.suggest import did_you_mean
+
+WORKING_TREE = "."
+MAX_ARMS = 8
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}\Z")
+_KEYS = ("git", "repo", "checkout", "python", "packages")
+_PAIR = re.compile(r"([a-z]+):(.*)\Z", re.DOTALL)
+
+
+class ArmError(UsageError):
+    """An arm that cannot be meant. The caller adds the line."""
+
+
+def parse_arm_options(texts: Iterable[str]) -> tuple[ArmRequest, ...]:
+    """The arms of `--arm NAME=WHAT`; paths are relative to the current folder.
+
+    Raises:
+        UsageError: a malformed or repeated arm, or only one.
+    """
+    arms = []
+    for text in texts:
+        name, separator, what = text.partition("=")
+        if not separator or not what.strip():
+            raise UsageError(
+                f"--arm {text}: expected NAME=WHAT, as in --arm base=main --arm head=."
+            )
+        try:
+            arms.append(read_arm(name.strip(), what.strip(), Path()))
+        except ArmError as error:
+            raise UsageError(f"--arm {text}: {error}") from None
+    problem = set_problem([arm.name for arm in arms])
+    if problem:
+        raise UsageError(f"--arm: {problem}")
+    return tuple(arms)
+
+
+def read_arm(name: str, written: object, folder: Path) -> ArmRequest:
+    """One arm, as a text or as the mapping of a sweep file.
+
+    Args:
+        name: of the arm.
+        written: WHAT, or its keys and values (`packages` then is a list).
+        folder: what relative paths are relative to.
+
+    Raises:
+        ArmError: a name or a value that cannot be meant.
+    """
+    if not _NAME.match(name):
+        raise ArmError(f"expected a name of up to 24 letters, digits and ._-, found {name!r}")
+    if not isinstance(written, str | Mapping):
+        raise ArmError(f"expected a git ref, `.` or a mapping of {', '.join(_KEYS)}")
+    values = _pairs(written) if isinstance(written, str) else dict(written)
+    for key, value in values.items():
+        _check_value(key, value)
+    if "git" in values and "checkout" in values:
+        raise ArmError("git and checkout exclude each other; keep one of them")
+    if "repo" in values and "git" not in values:
+        raise ArmError("repo says where a git ref is looked up, so it needs git:REF as well")
+    checkout = values.get("checkout")
+    return ArmRequest(
+        name=name,
+        git=values.get("git"),
+        repo=_path(values.get("repo"), folder),
+        checkout=None if checkout == WORKING_TREE else _path(checkout, folder),
+        python=_program(values.get("python"), folder),
+        packages=tuple(_pin(pin, folder) for pin in values.get("packages", ())),
+    )
+
+
+def set_problem(names: Sequence[str]) -> str | None:
+    """What is wrong with these names as the arms of one sweep; None if nothing is."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        return f"arm {twice[0]!r} is given twice; give each arm a name of its own"
+    if len(names) == 1:
+        return (
+            f"{names[0]!r} is the only arm; a comparison needs two, as in base=main and head=. (the"
+            " working tree)"
+        )
+    if len(names) > MAX_ARMS:
+        return f"{len(names)} arms; expected at most {MAX_ARMS}"
+    return None
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    if text == WORKING_TREE:
+        return {}
+    if _PAIR.match(text) is None:
+        return {"git": text}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        pair = _PAIR.match(part.strip())
+        if pair is None:
+            # A pin may hold commas of its own: `packages:torch>=2.11,<2.12`.
+            if next(reversed(values), "") != "packages":
+                raise ArmError(f"expected KEY:VALUE, found {part.strip()!r}")
+            values["packages"][-1] += f",{part.strip()}"
+            continue
+        key, value = pair.groups()
+        if key == "packages":
+            values.setdefault("packages", []).append(value)
+        elif key in values:
+            raise ArmError(f"{key} is given twice")
+        else:
+            values[key] = value
+    return values
+
+
+def _check_value(key: str, value: Any) -> None:
+    if key not in _KEYS:
+        raise ArmError(
+            f"unknown key {key!r}{did_you_mean(key, _KEYS) or '; expected ' + ', '.join(_KEYS)}"
+        )
+    texts = value if key == "packages" else [value]
+    if not isinstance(texts, list) or not texts:
+        raise ArmError(f"{key}: expected a list of at least one package, found {value!r}")
+    for text in texts:
+        if not isinstance(text, str) or not text.strip() or "\0" in text:
+            raise ArmError(f"{key}: expected a text, found {text!r}")
+        if text.startswith("-"):
+            raise ArmError(f"{key}: {text!r} would be read as an option; expected a plain value")
+
+
+def _path(value: str | None, folder: Path) -> Path | None:
+    return None if value is None else (folder / Path(value).expanduser()).absolute()
+
+
+def _program(value: str | None, folder: Path) -> Path | None:
+    """A bare name is looked up on PATH, anything else is a path."""
+    if value is None or "/" not in value:
+        return None if value is None else Path(value)
+    return _path(value, folder)
+
+
+def _pin(pin: str, folder: Path) -> str:
+    """A local package as an absolute path, anything else as pip understands it."""
+    place = folder / Path(pin).expanduser()
+    return str(place.absolute()) if "/" in pin and place.exists() else pin

@@ -1,0 +1,127 @@
+"""Which blocks of an interleaved plan are there already.
+
+A block is done only as a whole: every arm finished, in one attempt, with today's configuration and
+code. Otherwise all of it runs again, the arms that had finished included: they were measured at
+another time than what they are to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bench.record import FINISHED_GOOD, RunRecord
+from sweeps.interleave import PlannedBlock, planned_blocks
+from sweeps.plan import Plan
+from sweeps.resume import UNFINISHED, PastRun, PlannedRun
+
+# Anything else that fails (out of memory, NaN, unsupported) would fail again with the same code.
+FAULTS = frozenset({"crashed", "timeout", "hang", "interrupted"})
+
+Attempt = dict[str, RunRecord]
+"""Arm -> its newest run in one attempt at a block."""
+
+
+@dataclass(frozen=True)
+class MissingBlock:
+    """A block to run.
+
+    attempt: the number of its next attempt, counting all that were ever started. faults: attempts
+    that were lost with the code of today, and so count against the retries.
+    """
+
+    block: PlannedBlock
+    attempt: int = 1
+    faults: int = 0
+
+
+@dataclass(frozen=True)
+class BlocksProgressed:
+    """The blocks of a plan; done and failed as runs, one of every arm, or the one that failed."""
+
+    missing: tuple[MissingBlock, ...]
+    done: tuple[PastRun, ...]
+    failed: tuple[PastRun, ...]
+
+
+def compare_blocks(
+    plan: Plan,
+    records: Iterable[RunRecord],
+    code_of: Callable[[PlannedRun], str],
+    *,
+    retries: int,
+    retry_failed: bool = False,
+) -> BlocksProgressed:
+    """Sort the blocks of `plan` by what `records` (oldest first, of this sweep) say.
+
+    Args:
+        plan: an interleaved plan.
+        records: all runs of the sweep.
+        code_of: names the code of a run today.
+        retries: how often a block that a fault cost is started again.
+        retry_failed: start failed blocks again too.
+    """
+    by_block: dict[tuple[str, int], list[RunRecord]] = {}
+    for record in records:
+        if record.status.attempt is not None:
+            key = (record.resolved.config_hash, record.status.repeat)
+            by_block.setdefault(key, []).append(record)
+    missing: list[MissingBlock] = []
+    done: list[PastRun] = []
+    failed: list[PastRun] = []
+    for block in planned_blocks(plan):
+        found = by_block.get((block.cell.resolved.config_hash, block.number), [])
+        attempts = _attempts(block, found, code_of)
+        complete = next((a for a in reversed(attempts) if is_complete(block, a)), None)
+        if complete is not None:
+            done += [_past(block, complete[arm]) for arm in block.order]
+            continue
+        lost = [run for attempt in attempts if (run := _failure(attempt)) is not None]
+        started = max((int(record.status.attempt or 0) for record in found), default=0)
+        if lost and not retry_failed and _is_final(lost, retries):
+            failed.append(_past(block, lost[-1]))
+        else:
+            faults = 0 if retry_failed else len(lost)
+            missing.append(MissingBlock(block, started + 1, faults))
+    return BlocksProgressed(tuple(missing), tuple(done), tuple(failed))
+
+
+def is_complete(block: PlannedBlock, attempt: Attempt) -> bool:
+    """Every arm of the block finished, and its record is whole."""
+    return all(
+        arm in attempt and attempt[arm].status.state in FINISHED_GOOD and attempt[arm].is_whole
+        for arm in block.order
+    )
+
+
+def _attempts(
+    block: PlannedBlock, found: Iterable[RunRecord], code_of: Callable[[PlannedRun], str]
+) -> list[Attempt]:
+    """The attempts at a block, oldest first, without runs of other code."""
+    codes = {arm: code_of(PlannedRun(block.cell, block.number, arm)) for arm in block.order}
+    attempts: dict[int, Attempt] = {}
+    for record in found:
+        status = record.status
+        if status.arm is not None and codes.get(status.arm) == status.code:
+            attempts.setdefault(int(status.attempt or 0), {})[status.arm] = record
+    return [attempts[number] for number in sorted(attempts)]
+
+
+def _failure(attempt: Attempt) -> RunRecord | None:
+    """The run that cost an attempt; None if it was stopped, or measured other code by mistake."""
+    for record in attempt.values():
+        status = record.status
+        if status.code_proof != "mismatch" and status.state not in {*FINISHED_GOOD, *UNFINISHED}:
+            return record
+    return None
+
+
+def _is_final(lost: list[RunRecord], retries: int) -> bool:
+    return lost[-1].status.state not in FAULTS or len(lost) > retries
+
+
+def _past(block: PlannedBlock, record: RunRecord) -> PastRun:
+    status = record.status
+    return PastRun(
+        block.cell.id, block.number, record.run_id, status.state, status.reason, status.arm
+    )

@@ -1,0 +1,124 @@
+"""Making one run of a plan: its folder, its launch, its progress, its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Event
+from typing import Protocol
+
+from bench.record import RunStatus
+from bench.spec import ResolvedRun
+from bench.store.results_store import ResultsStore
+from bench.store.run_folder import RunFolder
+from sweeps.progress import RunEnded, RunStarted, StepReached, Subscriber
+from sweeps.resume import CodeIdentity, PastRun, PlannedRun, remembered
+
+
+class Launch(Protocol):
+    """`bench.launch.launch`: starts the ranks of a run and blocks until its record is written."""
+
+    def __call__(
+        self,
+        resolved: ResolvedRun,
+        folder: RunFolder,
+        *,
+        stop: Event,
+        on_step: Callable[[int], None] | None = None,
+    ) -> RunStatus:
+        """Run `resolved` in `folder`."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How the runs of one arm are started, and what names their code."""
+
+    launch: Launch
+    code_identity: CodeIdentity
+
+
+Sides = Mapping[str | None, Side]
+"""By arm; None is the side of a sweep without arms."""
+
+
+@dataclass(frozen=True)
+class RunMaker:
+    """Makes the runs of one sweep."""
+
+    sweep: str
+    store: ResultsStore
+    sides: Sides
+    stop: Event
+    publish: Subscriber
+
+    def code_of(self, run: PlannedRun) -> str:
+        """Identity of the code that `run` measures."""
+        return self.sides[run.arm].code_identity(run.cell.resolved)
+
+    def code_before(self) -> Callable[[PlannedRun], str]:
+        """As `code_of`, asked once per engine and arm: for looking at what is there already.
+
+        A run that starts is asked anew, as files may change while a sweep runs.
+        """
+        sides = {arm: remembered(side.code_identity) for arm, side in self.sides.items()}
+        return lambda run: sides[run.arm](run.cell.resolved)
+
+    def run(
+        self, run: PlannedRun, position: int, total: int, attempt: int | None = None
+    ) -> PastRun:
+        """Run it, and say how it ended.
+
+        Args:
+            run: what to run.
+            position: of `total`, for the progress.
+            total: runs of this call.
+            attempt: at the interleaved block that the run belongs to.
+
+        Raises:
+            NothingMeasuredError: the results folder cannot be written (a full disk).
+        """
+        cell, resolved, side = run.cell.id, run.cell.resolved, self.sides[run.arm]
+        folder = self.store.new_run(
+            resolved,
+            sweep=self.sweep,
+            cell=cell,
+            repeat=run.repeat,
+            arm=run.arm,
+            attempt=attempt,
+            code=self.code_of(run),
+        )
+        steps = resolved.train.steps
+
+        def on_step(step: int) -> None:
+            self.publish(StepReached(cell, step, steps))
+
+        with folder:
+            self.publish(
+                RunStarted(cell, run.repeat, position, total, steps, folder.run_id, run.arm)
+            )
+            begun = time.monotonic()
+            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step)
+        seconds = time.monotonic() - begun
+        self.publish(
+            RunEnded(
+                cell,
+                run.repeat,
+                position,
+                total,
+                folder.run_id,
+                status.state,
+                status.reason,
+                seconds,
+                run.arm,
+            )
+        )
+        return PastRun(
+            cell,
+            run.repeat,
+            folder.run_id,
+            status.state,
+            status.reason,
+            run.arm,
+            wrong_code=status.code_proof == "mismatch",
+        )

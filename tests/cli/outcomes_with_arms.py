@@ -1,0 +1,59 @@
+"""Outcomes of `plan` and `run` with arms. Their ranks are stood in for; the arms are prepared."""
+
+from __future__ import annotations
+
+from outcome_scenarios import TWO_CELLS, World, scenario
+
+SAME = ("--arm", "base=.", "--arm", "head=.")
+
+
+@scenario("plan", "arms, on the command line or in the file")
+def _(world: World) -> int:
+    assert world.run("plan", world.file(TWO_CELLS), *SAME) == 0
+    assert "4 runs with all arms" in world.out
+    assert "not interleaved" in world.out
+    return world.run("plan", world.file(f"{TWO_CELLS}arms: {{base: main, head: .}}\n"))
+
+
+@scenario("run", "arms in turn, all runs ok")
+def _(world: World) -> int:
+    asked = (*SAME, "--interleave", "--repeat", "2", "--seed", "5")
+    code = world.run("run", world.file(TWO_CELLS), *asked)
+    assert "8 of 8 runs finished" in world.err
+    assert "all arms run the same code" in world.err
+    assert world.run("status", "two-base-vs-head", "--json") == 0
+    return code
+
+
+@scenario("run", "an interleaved block that was lost for good")
+def _(world: World) -> int:
+    world.states = {"ddp": "crashed"}
+    code = world.run("run", world.file(TWO_CELLS), *SAME, "--interleave", "--block-retries", "1")
+    assert "block 0 lost, arm" in world.err
+    assert "given up, and its cell with it" in world.err
+    return code
+
+
+@scenario("run", "an arm that cannot be prepared")
+def _(world: World) -> int:
+    for wrong in ("head=no-such-ref", "head=checkout:missing", "head=python:/dev/null"):
+        assert world.run("run", world.file(TWO_CELLS), "--arm", "base=.", "--arm", wrong) == 2
+        assert "arm head: " in world.err
+        assert list(world.store.records()) == []
+    return 2
+
+
+@scenario("run", "arms that make no comparison, or options that need arms")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    assert world.run("run", file, "--arm", "base=.") == 2
+    assert world.run("run", file, "--arm", "base=.", "--arm", "base=main") == 2
+    assert world.run("run", file, "--interleave") == 2
+    return world.run("run", file, *SAME, "--seed", "1")
+
+
+@scenario("run", "another seed than the one that was recorded")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    assert world.run("run", file, *SAME, "--interleave", "--seed", "1") == 0
+    return world.run("run", file, *SAME, "--interleave", "--seed", "2")

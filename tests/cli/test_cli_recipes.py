@@ -1,0 +1,158 @@
+"""The commands of docs/recipes, run by a shell in a clone of a repository, without ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "docs" / "recipes"
+PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports", "docs", "pyproject.toml")
+
+# `mfsdp-bench` with runs that cost nothing: 10 ms per step, equal losses.
+COMMAND = """#!{python}
+import sys
+sys.path.insert(0, {root!r})
+from bench.cli import arm_preparation
+from bench.cli.main import run_command_line
+from bench.record import StepSample
+
+def launch(resolved, folder, **_):
+    folder.write_environment({{"cpu_name": "Example CPU", "cpu_count": 2}})
+    arm, block = folder.status.arm, folder.status.repeat
+    for rank in range(resolved.launch.ranks):
+        for step in range(1, resolved.train.steps + 1):
+            level = 11.0 if arm == {slow!r} else 10.0
+            level *= 1 + 0.001 * ((block * 7 + len(arm or "")) % 5)
+            folder.append_step(rank, StepSample(step, level, 2.0, 1.0, 1e-3, 128, 64, 1))
+    status = folder.status.model_copy(update={{"state": "ok"}})
+    folder.write_status(status)
+    return status
+
+arm_preparation.launch = launch
+sys.exit(run_command_line(sys.argv[1:]))
+"""
+
+
+class Clone:
+    """A clone with an `origin/main`, and `.venv/bin/mfsdp-bench` in it."""
+
+    def __init__(self, folder: Path, slow: str = "") -> None:
+        origin = folder / "origin"
+        origin.mkdir()
+        for name in PACKAGES:
+            if (ROOT / name).is_dir():
+                shutil.copytree(
+                    ROOT / name, origin / name, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            else:
+                shutil.copy(ROOT / name, origin / name)
+        (origin / ".gitignore").write_text("__pycache__/\nresults/\n.venv/\n")
+        self.summary = folder / "summary.md"
+        self.folder = folder / "clone"
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        for command in (
+            ["git", "init", "-q", "-b", "main", str(origin)],
+            ["git", "-C", str(origin), "add", "."],
+            ["git", *identity, "-C", str(origin), "commit", "-qm", "a"],
+            ["git", "clone", "-q", str(origin), str(self.folder)],
+        ):
+            subprocess.run(command, check=True, timeout=60, capture_output=True)
+        command = self.folder / ".venv" / "bin" / "mfsdp-bench"
+        command.parent.mkdir(parents=True)
+        command.write_text(COMMAND.format(python=sys.executable, root=str(self.folder), slow=slow))
+        command.chmod(0o755)
+
+    def shell(self, text: str) -> subprocess.CompletedProcess[str]:
+        """Run `text` as CI does, with what GitHub and GitLab set."""
+        given = {
+            "BASE": "origin/main",
+            "GITHUB_STEP_SUMMARY": str(self.summary),
+            "PYTHONPATH": str(self.folder),
+        }
+        return subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", text],
+            cwd=self.folder,
+            env=os.environ | given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+def document(name: str) -> Any:
+    return YAML(typ="safe", pure=True).load((RECIPES / name).read_text())
+
+
+def github_commands() -> list[str]:
+    steps = document("github-actions.yml")["jobs"]["gate"]["steps"]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def gitlab_commands() -> list[str]:
+    job = document("gitlab-ci.yml")["gate"]
+    return [*job["before_script"], *job["script"]]
+
+
+def without_installation(commands: list[str]) -> list[str]:
+    """`make venv` installs from the network; what it makes is stood in for."""
+    assert commands[0].strip() == "make venv"
+    return commands[1:]
+
+
+def test_the_commands_for_github_pass_and_write_summary_and_junit(clone):
+    for command in without_installation(github_commands()):
+        done = clone.shell(command)
+        assert done.returncode == 0, done.stderr
+    assert "PASSED" in done.stdout
+    assert "PASSED" in clone.summary.read_text()
+    assert ET.parse(clone.folder / "results" / "gate.xml").getroot().get("failures") == "0"
+
+
+def test_the_commands_for_github_fail_with_annotations_where_head_is_slower(tmp_path):
+    clone = Clone(tmp_path, slow="head")
+    run, judge = without_installation(github_commands())
+    assert clone.shell(run).returncode == 0
+    done = clone.shell(judge)
+    assert done.returncode == 1, done.stderr
+    assert "running 4 more blocks" in done.stderr
+    assert (
+        done.stdout.count("::error file=docs/recipes/three_cells.yaml,title=step_time regressed::")
+        == 3
+    )
+    assert "REGRESSED" in clone.summary.read_text()
+    assert ET.parse(clone.folder / "results" / "gate.xml").getroot().get("failures") == "3"
+
+
+def test_the_commands_for_gitlab_pass_and_write_the_junit_file_that_the_job_names(clone):
+    for command in without_installation(gitlab_commands()):
+        done = clone.shell(command)
+        assert done.returncode == 0, done.stderr
+    named = document("gitlab-ci.yml")["gate"]["artifacts"]["reports"]["junit"]
+    assert (clone.folder / named).is_file()
+
+
+def test_the_commands_of_the_page_run_in_their_order(clone):
+    page = (RECIPES / "README.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        done = clone.shell(block)
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    assert "noise floor" in done.stdout
+    assert "were not interleaved" in done.stdout

@@ -1,0 +1,290 @@
+"""Models, passes and calls that a simple implementation gets wrong; each was found by trying."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import io
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mfsdp_core import (
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard_model,
+    fully_shard_optimizer,
+    gather_full,
+)
+from mfsdp_core.errors import LifecycleError
+from oracle.models import Block, loss
+from oracle.ranks import RankPool, mesh
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, shard
+
+pytestmark = pytest.mark.processes
+
+NAME = "aligned_stack"
+
+
+def bf16_gradients_of_two_cycles(strategy: str) -> tuple[float, list[float]]:
+    """Length of a clipped SGD step, and gradient errors of two cycles with `.grad` a cast copy."""
+    subject = shard(
+        NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy()
+    )
+    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=1.0))
+    errors = []
+    for cycle in range(2):
+        subject.run_cycle(1, cycle)
+        expected = expected_gradient(NAME, 2, 1, torch.bfloat16, cycle)
+        if cycle == 0:  # the weights move between cycles
+            errors.append(relative_difference(subject.full_gradient(), expected))
+        before = subject.full_parameters()
+        gradient = subject.full_gradient()
+        clip_grad_norm_(subject.model, 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = {key: before[key] - value for key, value in subject.full_parameters().items()}
+        length = torch.stack([value.norm() for value in moved.values()]).norm()
+        norm = torch.stack([value.norm() for value in gradient.values()]).norm()
+        scaled = {key: value * (1e-3 / norm) for key, value in gradient.items()}
+        errors.append(relative_difference(moved, scaled))
+    return float(length), errors
+
+
+def half_a_model_under_the_name_root(strategy: str) -> float:
+    """A unit whose attribute is called `root`, beside parameters that the real root owns."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.root = Block(width=8, hidden=16)
+            self.other = Block(width=8, hidden=16)
+            self.plain = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.plain(self.other(self.root(x)))
+
+    return error_against_one_process(Named, strategy)
+
+
+def module_shared_by_units(strategy: str) -> float:
+    """One module instance inside two units, and another inside a unit and the root."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(2))
+            self.blocks[1].up = self.blocks[0].up
+            self.norm = self.blocks[0].norm
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return self.norm(x)
+
+    return error_against_one_process(Shared, strategy)
+
+
+def weights_from_weights(strategy: str) -> float:
+    """A unit that multiplies two weights, changes its input in place and returns a dataclass."""
+
+    @dataclasses.dataclass
+    class Output:
+        value: torch.Tensor
+
+    class Merged(Block):
+        def __init__(self) -> None:
+            super().__init__(width=8, hidden=16)
+            self.low = nn.Parameter(torch.ones(8, 2) / 4)
+            self.high = nn.Parameter(torch.ones(2, 8) / 4)
+
+        def forward(self, x: torch.Tensor) -> Output:
+            merged = x.clone() @ (self.low @ self.high)
+            x += super().forward(merged)
+            return Output(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Merged() for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.clone().requires_grad_() * 1
+            for block in self.blocks:
+                x = block(x).value
+            return x
+
+    return error_against_one_process(Model, strategy)
+
+
+def called_twice_in_nested_graphs(strategy: str) -> float:
+    """One unit, twice under reentrant checkpointing, in the only microbatch of a cycle."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block(width=8, hidden=16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.clone().requires_grad_()
+            for _ in range(2):
+                x = checkpoint(self.block, x, use_reentrant=True)
+            return x
+
+    return error_against_one_process(Twice, strategy)
+
+
+def error_against_one_process(factory: Any, strategy: str) -> float:
+    """Largest relative gradient error on two ranks, two cycles, auto-sync on."""
+    torch.manual_seed(11)
+    reference = factory().double()
+    torch.manual_seed(11)
+    model = fully_shard_model(
+        factory().double(),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=[Block],
+        zero_dp_strategy=strategy,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    rank, worst = mesh(2).get_local_rank("dp"), 0.0
+    for cycle in range(2):
+        inputs = [
+            torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(s))
+            for s in (10 * cycle, 10 * cycle + 1)
+        ]
+        reference.zero_grad()
+        for value in inputs:
+            (loss(reference(value)) / 2).backward()
+        loss(model(inputs[rank])).backward()
+        for (name, found), (_, wanted) in zip(
+            model.named_parameters(), reference.named_parameters(), strict=True
+        ):
+            full = gather_full(found.grad)
+            worst = max(worst, relative_difference({name: full}, {name: wanted.grad}))
+        model.zero_grad_buffer()
+    return worst
+
+
+def after_a_failed_pass() -> tuple[bool, float, bool]:
+    """Backward of a second forward after the first one's backward raised; shards after a failed
+    forward; then a retry without zero_grad."""
+    subject = shard(NAME, 2, 2, torch.float64)
+    first, second = subject.forward(0), subject.forward(1)
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError
+
+    hook = subject.model.module.blocks[1].register_forward_pre_hook(fail)
+    with pytest.raises(ArithmeticError):
+        subject.forward()
+    hook.remove()
+    shown = all(hasattr(p.data, "device_mesh") for p in subject.model.parameters())
+    first.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        first.backward()
+    second.backward()
+    subject.model.finish_grad_sync()
+    gradients = all(p.grad is not None for p in subject.model.parameters())
+    subject.model.zero_grad_buffer()
+    subject.run_cycle(2, cycle=1)
+    expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
+    return shown, relative_difference(subject.full_gradient(), expected), gradients
+
+
+def refused_changes() -> list[str]:
+    subject = shard(NAME, 3, 2)
+    messages = []
+    for change in (
+        subject.model.double,
+        lambda: copy.deepcopy(subject.model),
+        lambda: (subject.model.module.last.requires_grad_(False), subject.forward()),
+    ):
+        with pytest.raises(LifecycleError) as error:
+            change()
+        messages.append(str(error.value))
+    return messages
+
+
+def saved_and_copied(strategy: str) -> bool:
+    """A state dict through torch.save and deepcopy, loaded into another model."""
+    source, target = shard(NAME, strategy, 4), shard(NAME, strategy, 4)
+    with torch.no_grad():
+        for parameter in source.model.parameters():
+            parameter.mul_(1.5)
+    stream = io.BytesIO()
+    torch.save(source.model.state_dict(), stream)
+    copied = copy.deepcopy(source.model.state_dict())
+    target.model.load_state_dict(copied)
+    wanted, found = source.full_parameters(), target.full_parameters()
+    return stream.tell() > 0 and all(torch.equal(wanted[key], found[key]) for key in wanted)
+
+
+def alive_after_deletion(strategy: str) -> list[bool]:
+    subject = shard(NAME, strategy, 2)
+    optimizer = fully_shard_optimizer(torch.optim.Adam(subject.model.parameters()))
+    subject.run_cycle(1)
+    optimizer.step()
+    model = subject.model
+    watched = [
+        weakref.ref(model),
+        weakref.ref(model.module),
+        weakref.ref(model._context.units[0].groups[0].weights),
+    ]
+    del model, subject, optimizer
+    gc.collect()
+    return [reference() is not None for reference in watched]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_the_caller_did_to_a_cast_gradient_survives_the_step(
+    ranks: RankPool, strategy: str
+) -> None:
+    for length, errors in ranks.run(bf16_gradients_of_two_cycles, strategy):
+        assert length == pytest.approx(1e-3, rel=1e-3)
+        assert max(errors) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        half_a_model_under_the_name_root,
+        module_shared_by_units,
+        weights_from_weights,
+        called_twice_in_nested_graphs,
+    ],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_unusual_modules_get_the_gradient_of_one_process(
+    ranks: RankPool, strategy: str, case: Any
+) -> None:
+    assert max(ranks.run(case, strategy)) < 1e-12
+
+
+def test_a_failed_pass_is_forgotten_by_whatever_comes_next(ranks: RankPool) -> None:
+    for shown, error, gradients in ranks.run(after_a_failed_pass):
+        assert shown
+        assert gradients
+        assert error < 1e-12
+
+
+def test_changes_that_buffers_cannot_follow_are_refused(ranks: RankPool) -> None:
+    for cast, copied, frozen in ranks.run(refused_changes):
+        assert "cannot change its dtype or device" in cast
+        assert "cannot be copied" in copied
+        assert "requires_grad of last.weight became False" in frozen
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_state_dict_can_be_saved_and_copied(ranks: RankPool, strategy: str) -> None:
+    assert ranks.run(saved_and_copied, strategy) == [True] * 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_r20_a_deleted_model_is_gone(ranks: RankPool, strategy: str) -> None:
+    assert ranks.run(alive_after_deletion, strategy) == [[False] * 3] * 4

@@ -1,0 +1,132 @@
+"""Baselines: what they keep, how they read back, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import resolved_run
+
+from bench.errors import NotComparableError, NothingMeasuredError, UsageError
+from bench.spec import TrainSpec
+from reports.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
+from reports.cell_evidence import cell_evidence
+from reports.gate import gate
+from reports.pairing import cells_of, sides_of_baseline
+from reports.policy import DEFAULT_RULES, Policy, Rule
+
+SAVED = "2026-03-01T10:00:00.000Z"
+
+
+def saved(store, name: str = "main", sweep: str = "gate"):
+    cells = [cell_evidence(cell) for cell in cells_of(store, sweep, None)]
+    return make_baseline(name, sweep, SAVED, cells)
+
+
+def reread(baseline):
+    return read_baseline(json.loads(baseline.to_text()), "main.json")
+
+
+def test_what_is_saved_reads_back(store):
+    record_arms(store, {None: Arm()}, blocks=3)
+    baseline = saved(store)
+    again = reread(baseline)
+    assert [cell.config_hash for cell in again.cells] == [
+        cell.config_hash for cell in baseline.cells
+    ]
+    for ours, theirs in zip(baseline.cells, again.cells, strict=True):
+        assert list(theirs.step_milliseconds.values()) == pytest.approx(
+            list(ours.step_milliseconds.values()), abs=1e-3
+        )
+        assert (theirs.curves, theirs.memory, theirs.hardware) == (
+            ours.curves,
+            ours.memory,
+            ours.hardware,
+        )
+
+
+def test_it_is_small_enough_to_be_reviewed(store):
+    long = resolved_run(
+        "mfsdp", "optim", train=TrainSpec(steps=400, global_batch=4, micro_batch=2, seq_len=128)
+    )
+    record_arms(store, {None: Arm()}, blocks=3, cells={"long": long})
+    text = saved(store).to_text()
+    assert len(text.splitlines()) < 60
+    assert len(text) < 4000
+    curve = reread(saved(store)).cells[0].curves[0]
+    assert len(curve.steps) == CURVE_POINTS
+    assert (curve.steps[0], curve.steps[-1]) == (1, 400)
+
+
+def test_a_thinned_curve_still_tells_bitwise_equality(store):
+    long = resolved_run(
+        "mfsdp", "optim", train=TrainSpec(steps=200, global_batch=4, micro_batch=2, seq_len=128)
+    )
+    record_arms(store, {None: Arm()}, blocks=2, cells={"long": long})
+    kept = reread(saved(store))
+    bitwise = Policy({**DEFAULT_RULES, "loss": Rule("required", None, "both", "bitwise")})
+    same = gate(sides_of_baseline(store, "main", kept.cells, "gate"), bitwise, lambda _: None)
+    assert not same.of("regressed")
+    record_arms(store, {None: Arm(loss_shift=1e-12)}, sweep="moved", blocks=2, cells={"long": long})
+    moved = gate(sides_of_baseline(store, "main", kept.cells, "moved"), bitwise, lambda _: None)
+    assert [j.metric for j in moved.of("regressed")] == ["loss"]
+
+
+def test_cells_are_matched_by_configuration(store):
+    record_arms(store, {None: Arm()}, blocks=2, cells={"a": CELLS["ddp"], "b": CELLS["zero1"]})
+    kept = saved(store).cells
+    record_arms(store, {None: Arm()}, sweep="new", blocks=2, cells={"b": CELLS["ddp"]})
+    sides = sides_of_baseline(store, "main", kept, "new")
+    assert [(pair.label, pair.base.name) for pair in sides.pairs] == [("b", "a")]
+    assert ("b", "only in baseline main") in sides.not_comparable
+
+
+def test_a_promotion_is_written_into_the_history(store):
+    record_arms(store, {None: Arm()}, blocks=2)
+    first = promote(saved(store, "a"), None, "main", "2026-03-02", "")
+    second = promote(saved(store, "b"), first, "main", "2026-03-09", "fewer copies")
+    assert second.name == "main"
+    assert len(second.history) == 2
+    assert second.history[1].startswith("2026-03-09: b (gate, commit 0123456789ab): fewer copies")
+    assert reread(second).history == second.history
+
+
+def test_a_promotion_refuses_other_hardware_and_lost_configurations(store):
+    record_arms(store, {None: Arm()}, blocks=2)
+    record_arms(store, {None: Arm(hardware={"cpu_name": "B"})}, sweep="there", blocks=2)
+    record_arms(store, {None: Arm()}, sweep="less", blocks=2, cells={"ddp": CELLS["ddp"]})
+    main = saved(store)
+    with pytest.raises(NotComparableError, match="hardware differs"):
+        promote(saved(store, "x", "there"), main, "main", SAVED, "")
+    with pytest.raises(NotComparableError, match="zero1, zero3 is not in x"):
+        promote(saved(store, "x", "less"), main, "main", SAVED, "")
+    assert promote(main, saved(store, "x", "less"), "x", SAVED, "").name == "x"  # more is welcome
+
+
+def test_a_sweep_of_two_kinds_of_hardware_is_no_baseline(store):
+    record_arms(store, {None: Arm()}, blocks=1, cells={"ddp": CELLS["ddp"]})
+    here = cells_of(store, "gate", None)
+    record_arms(store, {None: Arm(hardware={"cpu_name": "B"})}, sweep="b", blocks=1)
+    mixed = [cell_evidence(cell) for cell in [*here, *cells_of(store, "b", None)]]
+    with pytest.raises(NotComparableError, match="different hardware: B, 2 cores"):
+        make_baseline("main", "gate", SAVED, mixed)
+    with pytest.raises(NothingMeasuredError):
+        make_baseline("main", "gate", SAVED, [])
+
+
+def test_another_schema_is_not_comparable_and_damage_is_a_usage_error(store):
+    record_arms(store, {None: Arm()}, blocks=1)
+    document = json.loads(saved(store).to_text())
+    with pytest.raises(NotComparableError, match="baseline schema version 7"):
+        read_baseline(document | {"baseline_version": 7}, "main.json")
+    broken = [
+        {"cells": []},
+        {"cells": [{}]},
+        {"hardware": None},
+        {"cells": [document["cells"][0] | {"step_milliseconds": [-1]}]},
+        {"cells": [document["cells"][0] | {"losses": [{"digest": "x"}]}]},
+    ]
+    for damage in broken:
+        with pytest.raises(UsageError, match="save it again"):
+            read_baseline(document | damage, "main.json")

@@ -1,0 +1,91 @@
+"""The loss gate: bitwise, or against the spread of repeats."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from reports.cell_evidence import LossCurve
+from reports.loss_gate import SPREAD_FACTOR, judge_loss
+
+STEPS = 40
+
+
+def curve(
+    shift: float = 0.0, *, from_step: int = 1, noise: float = 0.0, seed: int = 0
+) -> LossCurve:
+    rng = random.Random(seed)
+    return LossCurve.of(
+        [
+            (2 + 3 * 0.9**step) * (1 + (shift if step >= from_step else 0.0) + rng.gauss(0, noise))
+            for step in range(1, STEPS + 1)
+        ]
+    )
+
+
+def test_equal_curves_are_bitwise_equal():
+    assert judge_loss([curve(), curve()], [curve()], "bitwise", 0.0).verdict == "equivalent"
+
+
+def test_one_bit_is_a_difference_and_the_first_step_that_has_it_is_named():
+    found = judge_loss([curve()], [curve(), curve(1e-15, from_step=17)], "bitwise", 1e-5)
+    assert found.verdict == "regressed"
+    assert found.first_divergent_step == 17
+    assert "first divergent step 17" in found.reason
+
+
+def test_nothing_is_held_to_a_base_that_does_not_repeat_itself_bitwise():
+    found = judge_loss([curve(), curve(1e-9, from_step=3)], [curve()], "bitwise", 0.0)
+    assert found.verdict == "inconclusive"
+    assert "repeats of the base are not bitwise equal (first divergent step 3)" in found.reason
+
+
+def test_a_curve_within_the_spread_of_repeats_is_equal():
+    base = [curve(noise=0.01, seed=seed) for seed in range(4)]
+    found = judge_loss(base, [curve(noise=0.01, seed=9)], "spread", 1e-5)
+    assert found.verdict == "equivalent"
+    assert found.bound == pytest.approx(SPREAD_FACTOR * found.spread)
+    assert "n=4" in found.reason
+
+
+def test_a_jump_beyond_the_spread_is_found_with_its_first_step():
+    base = [curve(noise=1e-4, seed=seed) for seed in range(3)]
+    found = judge_loss(base, [curve(0.01, from_step=21, noise=1e-4, seed=9)], "spread", 1e-5)
+    assert (found.verdict, found.first_divergent_step) == ("regressed", 21)
+
+
+def test_a_lower_loss_is_a_difference_too():
+    assert judge_loss([curve()], [curve(-0.01)], "spread", 1e-5).verdict == "regressed"
+
+
+def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
+    base = [curve(noise=0.002, seed=seed) for seed in range(3)]
+    head = curve(0.009, noise=0.002, seed=9)
+    found = judge_loss(base, [head], "spread", 1e-5)
+    assert found.distance < found.bound
+    assert found.area > SPREAD_FACTOR * found.area_spread
+    assert found.verdict == "regressed"
+
+
+def test_the_worst_head_run_counts():
+    assert judge_loss([curve()], [curve(), curve(0.01)], "spread", 1e-5).verdict == "regressed"
+
+
+def test_without_repeats_the_bound_is_the_tolerance_and_that_is_said():
+    found = judge_loss([curve()], [curve(1e-6)], "spread", 1e-5)
+    assert (found.verdict, found.bound, found.spread) == ("equivalent", 1e-5, None)
+    assert "no repeats" in found.reason
+
+
+def test_a_loss_that_is_no_number_diverges_at_its_step():
+    broken = LossCurve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
+    found = judge_loss([curve()], [broken], "spread", 1e-5)
+    assert (found.verdict, found.first_divergent_step) == ("regressed", 5)
+
+
+def test_different_numbers_of_steps_are_no_match():
+    short = LossCurve.of(curve().values[:30])
+    found = judge_loss([curve()], [short], "spread", 1e-5)
+    assert (found.verdict, "30, 40" in found.reason) == ("regressed", True)
+    assert judge_loss([curve()], [LossCurve.of([])], "spread", 1.0).verdict == "regressed"

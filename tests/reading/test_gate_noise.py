@@ -1,0 +1,117 @@
+"""Noise calibrations: the floor, its age, and that no tolerance falls below it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+
+from bench.errors import NothingMeasuredError, UsageError
+from reports.gate import gate
+from reports.gate_text import to_terminal
+from reports.noise import NoiseCalibration, age_in_words, calibrate
+from reports.pairing import sides_of_arms
+from reports.policy import Policy
+
+MEASURED = "2026-03-01T10:00:00.000Z"
+NOW = datetime(2026, 3, 4, 10, 0, tzinfo=UTC)
+
+
+def calibrated(store, *, noise: float = 0.02, blocks: int = 8, **arms: Arm) -> NoiseCalibration:
+    record_arms(store, {"a": Arm(), "b": Arm()} | arms, sweep="aa", noise=noise, blocks=blocks)
+    pairs = sides_of_arms(store, "aa", "a", "b").pairs
+    return calibrate([(p.base, p.head) for p in pairs], sweep="aa", measured_utc=MEASURED)
+
+
+def test_the_floor_is_the_largest_change_that_identical_code_could_not_exclude(store):
+    found = calibrated(store)
+    for cell in found.cells:
+        assert cell.low < cell.change < cell.high
+        assert cell.floor == pytest.approx(max(cell.high, 1 / (1 + cell.low) - 1))
+    assert 0.002 < found.floor(CELLS["ddp"].config_hash) < 0.1
+
+
+def test_a_configuration_that_was_not_calibrated_gets_the_largest_floor(store):
+    found = calibrated(store)
+    assert found.floor("another") == max(cell.floor for cell in found.cells)
+
+
+def test_a_noisier_machine_has_a_higher_floor(store, tmp_path):
+    from bench.store import ResultsStore
+
+    quiet = calibrated(ResultsStore.open(tmp_path / "quiet", create=True), noise=0.002)
+    assert quiet.floor("any") < calibrated(store, noise=0.05).floor("any")
+
+
+def test_it_reads_back_as_it_was_written(store):
+    found = calibrated(store)
+    assert NoiseCalibration.from_document(found.to_document()) == found
+
+
+def test_code_that_differs_is_no_calibration(store):
+    with pytest.raises(UsageError, match="not the same code"):
+        calibrated(store, b=Arm(code="code-2"))
+
+
+def test_five_blocks_give_no_floor(store):
+    with pytest.raises(NothingMeasuredError, match="at least 6 blocks"):
+        calibrated(store, blocks=5)
+
+
+def test_no_tolerance_falls_below_the_floor(store):
+    calibration = calibrated(store, noise=0.05)
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.03)}, noise=0.001)
+    sides = sides_of_arms(store, "gate", None, None)
+    without = gate(sides, Policy(), lambda _: None)
+    with_floor = gate(sides, Policy(), lambda _: calibration)
+    assert without.regressed
+    assert not with_floor.regressed
+    times = [j for j in with_floor.judgements if j.metric == "step_time"]
+    assert all(j.floor and j.tolerance > 0.02 for j in times)
+    assert "(noise)" in to_terminal(with_floor, NOW)
+
+
+def test_a_floor_below_the_tolerance_changes_nothing(store):
+    calibration = calibrated(store, noise=0.001)
+    record_arms(store, {"base": Arm(), "head": Arm()}, noise=0.001)
+    result = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: calibration)
+    assert {j.tolerance for j in result.judgements if j.metric == "step_time"} == {0.02}
+
+
+def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(store):
+    calibration = calibrated(store)
+    record_arms(store, {"base": Arm(), "head": Arm()})
+    sides = sides_of_arms(store, "gate", None, None)
+    assert "has no noise calibration" in to_terminal(gate(sides, Policy(), lambda _: None), NOW)
+    text = to_terminal(gate(sides, Policy(), lambda _: calibration), NOW)
+    assert "calibrated 3 days ago" in text
+    assert "older than" not in text
+
+
+def test_an_old_calibration_asks_for_a_new_one(store):
+    assert "older than 30 days" in calibrated(store).describe(NOW + timedelta(days=40))
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [(0.0, "0 minutes ago"), (1 / 24, "60 minutes ago"), (0.5, "12 hours ago"), (3, "3 days ago")],
+)
+def test_ages_are_told_in_words(days, words):
+    assert age_in_words(days) == words
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"noise_version": 2},
+        {"cells": []},
+        {"cells": [{}]},
+        {"hardware": {"kind": "cpu"}},
+        {"measured_utc": "yesterday"},
+    ],
+)
+def test_a_damaged_calibration_is_refused_with_the_remedy(store, damage):
+    document = calibrated(store).to_document() | damage
+    with pytest.raises(UsageError, match=r"calibrat(e|ion).* again"):
+        NoiseCalibration.from_document(document)

@@ -1,0 +1,97 @@
+"""The policy file: tolerances, directions, required or advisory; refusals with lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.cli.gating import read_policy
+from bench.errors import UsageError
+from reports.policy import DEFAULT_RULES, Policy
+
+ROOT = Path(__file__).parents[2]
+WHOLE = """\
+alpha: 0.01
+metrics:
+  step_time: {tolerance: 3%, gate: advisory}
+  throughput: {tolerance: 0.05}
+  memory: {tolerance: 1%, direction: both}
+  loss: {mode: bitwise}
+  wire_bytes: {gate: off}
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path):
+    def read(text: str) -> Policy:
+        path = tmp_path / "gates.yaml"
+        path.write_text(text)
+        return read_policy(path)
+
+    return read
+
+
+def test_every_key_is_read(policy):
+    found = policy(WHOLE)
+    assert found.alpha == 0.01
+    rules = found.rules
+    assert (rules["step_time"].tolerance, rules["step_time"].gate) == (0.03, "advisory")
+    assert (rules["throughput"].tolerance, rules["throughput"].gate) == (0.05, "required")
+    assert (rules["memory"].tolerance, rules["memory"].direction) == (0.01, "both")
+    assert rules["loss"].mode == "bitwise"
+    assert [name for name, _ in found.active()] == ["step_time", "throughput", "memory", "loss"]
+    assert all(rule.named for rule in rules.values())
+
+
+def test_the_policies_of_the_documentation_are_read(policy):
+    page = (ROOT / "reports" / "README.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in [*blocks, (ROOT / "docs" / "recipes" / "gates.yaml").read_text()]:
+        assert policy(block).rules["step_time"].tolerance == 0.03
+
+
+def test_what_is_left_out_keeps_its_default(policy):
+    found = policy("metrics:\n  step_time: {tolerance: 3%}\n")
+    assert found.rules["memory"] == DEFAULT_RULES["memory"]
+    assert found.alpha == 0.05
+    assert found.rules["step_time"].gate == "required"
+
+
+def test_without_a_file_memory_bytes_and_loss_are_strict_and_time_has_two_per_cent():
+    rules = read_policy(None).rules
+    assert rules["step_time"].tolerance == 0.02
+    assert (rules["memory"].tolerance, rules["wire_bytes"].tolerance) == (0.005, 0.0)
+    assert rules["throughput"].gate == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("metrics:\n  stepp_time: {}\n", r"gates.yaml:2: unknown key 'stepp_time'"),
+        ("metrics:\n  memory:\n    tolerence: 1%\n", r"gates.yaml:3: unknown key 'tolerence'"),
+        ("metrics:\n  memory: {tolerance: -1%}\n", r"gates.yaml:2: tolerance: expected a fraction"),
+        ("metrics:\n  memory: {tolerance: true}\n", r"found True"),
+        ("metrics:\n  memory: {tolerance: 2000%}\n", r"expected a fraction from 0 to 10"),
+        ("metrics:\n  memory: {gate: must}\n", r"gate: expected one of required, advisory, off"),
+        ("metrics:\n  memory: 2%\n", r"memory: expected a mapping"),
+        ("metrics: [memory]\n", r"gates.yaml:1: expected metrics with their rules"),
+        ("metrics:\n  loss: {direction: lower_is_better}\n", r"moves is a change either way"),
+        ("metrics:\n  memory: {mode: bitwise}\n", r"unknown key 'mode'"),
+        ("alpha: 0\n", r"alpha must be above 0"),
+        ("alpha: 0.9\n", r"gates.yaml:1: alpha: expected a fraction from 0 to 0.5"),
+        ("- a\n", r"expected a mapping"),
+        ("a: [\n", r"not valid YAML"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_its_line(policy, text, message):
+    with pytest.raises(UsageError, match=message):
+        policy(text)
+
+
+def test_every_problem_is_named_at_once(policy):
+    with pytest.raises(UsageError) as refused:
+        policy("alfa: 1\nmetrics:\n  memory: {gate: must}\n  speed: {}\n")
+    assert [line.split(":")[1] for line in str(refused.value).splitlines()] == ["1", "3", "4"]

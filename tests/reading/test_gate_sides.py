@@ -1,0 +1,210 @@
+"""Which runs a gate compares, what it refuses, and what it hands to people and CI systems."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from xml.etree import ElementTree as ET
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+
+from bench.errors import UsageError
+from reports import github
+from reports.gate import GateResult, gate
+from reports.gate_text import headline, to_data, to_markdown, to_terminal
+from reports.junit import to_junit
+from reports.pairing import cells_of, sides_of_arms, sides_of_sweeps
+from reports.policy import DEFAULT_RULES, Policy, Rule
+
+NOW = datetime(2026, 3, 4, tzinfo=UTC)
+OTHER = {"cpu_name": "Another CPU"}
+
+
+def judged(sides, **rules: Rule) -> GateResult:
+    return gate(sides, Policy({**DEFAULT_RULES, **rules}), lambda _: None)
+
+
+@pytest.fixture
+def slower(store) -> GateResult:
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, noise=0.003)
+    return judged(sides_of_arms(store, "gate", None, None))
+
+
+def test_interleaved_arms_are_paired_block_by_block(slower):
+    assert all(pair.paired for pair in slower.sides.pairs)
+    times = [j for j in slower.judgements if j.metric == "step_time"]
+    assert [j.cell for j in times] == list(CELLS)
+    assert {j.verdict for j in times} == {"regressed"}
+
+
+def test_arms_run_one_after_the_other_are_not_paired(store):
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, interleaved=False)
+    result = judged(sides_of_arms(store, "gate", None, None))
+    assert not any(pair.paired for pair in result.sides.pairs)
+    assert "were not interleaved" in to_terminal(result, NOW)
+
+
+def test_a_block_that_lost_a_run_is_left_out_and_that_is_said(store):
+    record_arms(store, {"base": Arm(), "head": Arm(states={3: "crashed"})})
+    sides = sides_of_arms(store, "gate", None, None)
+    assert all(len(pair.base.step_milliseconds) == 7 for pair in sides.pairs)
+    assert "ddp: 1 of its blocks are not complete and are left out" in sides.notes
+
+
+def test_arms_are_base_and_head_or_the_first_two_or_named(store):
+    record_arms(store, {"old": Arm(), "new": Arm(slower=1.1), "third": Arm()}, blocks=2)
+    assert sides_of_arms(store, "gate", None, None).head == "gate [new]"
+    assert sides_of_arms(store, "gate", "third", "old").base == "gate [third]"
+    assert sides_of_arms(store, "gate", None, "old").base == "gate [new]"
+    with pytest.raises(UsageError, match="no arm 'nwe'; arms: old, new, third"):
+        sides_of_arms(store, "gate", None, "nwe")
+    with pytest.raises(UsageError, match="both arm 'old'"):
+        sides_of_arms(store, "gate", "old", "old")
+
+
+def test_a_sweep_without_arms_has_nothing_to_compare_within(store):
+    record_arms(store, {None: Arm()}, blocks=2)
+    with pytest.raises(UsageError, match="has 0 arms; a comparison within one sweep needs two"):
+        sides_of_arms(store, "gate", None, None)
+
+
+def test_one_arm_of_a_sweep_can_stand_for_it(store):
+    record_arms(store, {"base": Arm(), "head": Arm()}, blocks=2)
+    assert [cell.name for cell in cells_of(store, "gate", "head")] == list(CELLS)
+    assert [cell.name for cell in cells_of(store, "gate:ddp [base]", None)] == ["ddp [base]"]
+    with pytest.raises(UsageError, match="was run with the arms base, head; name one of them"):
+        cells_of(store, "gate", None)
+
+
+def test_two_sweeps_are_compared_without_pairs(store):
+    record_arms(store, {None: Arm()}, sweep="before", noise=0.003)
+    record_arms(store, {None: Arm(slower=1.1)}, sweep="after", noise=0.003)
+    result = judged(sides_of_sweeps(store, "before", "after"))
+    assert result.regressed
+    assert "9 comparisons" not in to_terminal(result, NOW)
+    assert "3 comparisons of runs that were not interleaved" in to_terminal(result, NOW)
+
+
+def test_other_hardware_is_refused_cell_by_cell(store):
+    record_arms(store, {None: Arm()}, sweep="before", blocks=2)
+    record_arms(store, {None: Arm(hardware=OTHER)}, sweep="after", blocks=2)
+    result = judged(sides_of_sweeps(store, "before", "after"))
+    assert result.nothing_comparable
+    assert headline(result).startswith("NOT COMPARABLE")
+    assert "Another CPU" in dict(result.sides.not_comparable)["ddp"]
+
+
+def test_a_planned_cell_that_has_not_run_has_failed(store):
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells={"ddp": CELLS["ddp"]})
+    plan = store.read_plan("gate")
+    plan["cells"].append(plan["cells"][0] | {"id": "more", "config_hash": "0" * 12})
+    store.write_plan("gate", plan)
+    result = judged(sides_of_arms(store, "gate", None, None))
+    assert result.failed
+    assert result.sides.failed == (("more", "it was planned and has not run"),)
+
+
+def test_bytes_that_one_engine_does_not_count_are_passed_over_unless_they_are_asked_for(store):
+    single = {"single": CELLS["ddp"].model_copy(update={"engine": CELLS["ddp"].engine})}
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells=single)
+    for file in store.root.glob("runs/*/*/steps.rank*.jsonl"):
+        file.write_text(re.sub(r'"wire_bytes": \d+', '"wire_bytes": null', file.read_text()))
+    sides = sides_of_arms(store, "gate", None, None)
+    assert not judged(sides).failed
+    asked = judged(sides, wire_bytes=Rule("required", 0.0, "lower_is_better", named=True))
+    assert asked.failed
+    assert "FAILED TO MEASURE: 1 unmeasured" in headline(asked)
+
+
+def test_a_resident_set_is_not_held_to_half_a_per_cent(store):
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells={"ddp": CELLS["ddp"]})
+    for file in store.root.glob("runs/*/*/memory.json"):
+        file.unlink()
+    memory = [
+        j
+        for j in judged(sides_of_arms(store, "gate", None, None)).judgements
+        if j.metric == "memory"
+    ]
+    assert [(j.detail, j.tolerance) for j in memory] == [("RSS peak", 0.05)]
+
+
+def test_the_three_numbers_of_speed_are_always_together(slower):
+    for text in (to_terminal(slower, NOW), to_markdown(slower, NOW)):
+        for name in ("time change", "throughput change", "throughput ratio"):
+            assert f"{name}: head" in text
+    for one in to_data(slower, NOW)["judgements"]:
+        known = [one[key] is None for key in ("time_change", "throughput_change")]
+        assert known == [one["throughput_ratio"] is None] * 2
+    for case in ET.fromstring(to_junit(slower)).iter("testcase"):
+        if case.get("name") == "step_time":
+            text = case.find("failure").get("message")
+            assert "time change +" in text
+            assert "throughput change -" in text
+            assert "throughput ratio 0." in text
+
+
+def test_the_data_is_plain_json(slower):
+    data = json.loads(json.dumps(to_data(slower, NOW)))
+    assert (data["passed"], data["policy"]) == (False, "the default policy")
+    assert {one["verdict"] for one in data["judgements"]} == {"regressed", "equivalent"}
+    assert data["pruned"][0]["cell"] == "cuda"
+
+
+def test_junit_has_a_case_per_cell_and_metric_and_skips_what_was_pruned(slower):
+    suite = ET.fromstring(to_junit(slower)).find("testsuite")
+    cases = {(c.get("classname"), c.get("name")): c for c in suite.iter("testcase")}
+    assert len(cases) == 3 * 4 + 1
+    assert cases["ddp", "step_time"].find("failure") is not None
+    assert cases["ddp", "memory"].find("failure") is None
+    assert "too-few-devices" in cases["cuda", "pruned"].find("skipped").get("message")
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("3", "0", "1")
+
+
+def test_junit_of_undecided_cells_is_skipped_and_with_strict_a_failure(store):
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.3)}, blocks=3)
+    result = judged(sides_of_arms(store, "gate", None, None))
+    assert ET.fromstring(to_junit(result)).get("failures") == "0"
+    assert ET.fromstring(to_junit(result, strict=True)).get("failures") == "3"
+
+
+def test_junit_of_a_cell_without_a_number_is_an_error(store):
+    record_arms(store, {"base": Arm(), "head": Arm(states={0: "hang"})}, blocks=1)
+    result = judged(sides_of_arms(store, "gate", None, None))
+    assert ET.fromstring(to_junit(result)).get("errors") == "3"
+
+
+def test_annotations_are_one_line_each_and_escape_what_github_would_obey(store):
+    cells = {"100%,a:b\n::error::x": CELLS["ddp"]}
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.2)}, cells=cells)
+    lines = github.annotation_lines(judged(sides_of_arms(store, "gate", None, None)))
+    assert len(lines) == 1
+    assert lines[0].startswith("::error file=gate.yaml,title=step_time regressed::100%25,a:b ")
+    assert "\n" not in lines[0]
+
+
+def test_undecided_and_advisory_findings_are_warnings(store):
+    record_arms(store, {"base": Arm(), "head": Arm(more_memory=1.1)}, blocks=3)
+    sides = sides_of_arms(store, "gate", None, None)
+    lines = github.annotation_lines(
+        judged(sides, memory=Rule("advisory", 0.005, "lower_is_better"))
+    )
+    assert {line.split(" ")[0] for line in lines} == {"::warning"}
+    assert any("memory regressed (advisory)" in line for line in lines)
+
+
+def test_a_summary_stays_within_what_github_accepts():
+    long = "| row |\n" * 200_000
+    cut = github.summary(long)
+    assert len(cut.encode()) <= 1024 * 1024
+    assert cut.endswith("(cut off)\n")
+    assert github.summary("short") == "short"
+    assert len(github.summary(long, 1024 * 1024)) < 20
+
+
+def test_markdown_shows_hostile_names_literally(store):
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells={"<b>|@all": CELLS["ddp"]}, blocks=2)
+    text = to_markdown(judged(sides_of_arms(store, "gate", None, None)), NOW)
+    assert "<b>" not in text
+    assert "@all" not in text

@@ -1,0 +1,172 @@
+"""The arithmetic below verdicts: exact tests, their intervals, multiplicity, sample sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from reports.statistics.bootstrap import paired_bootstrap, unpaired_bootstrap
+from reports.statistics.estimate import estimate_paired, estimate_unpaired
+from reports.statistics.interval import p_above, paired_interval, subset_means, unpaired_interval
+from reports.statistics.multiplicity import adjusted
+from reports.statistics.permutation import MOST_EXACT, sign_flip_p, two_sample_p
+from reports.statistics.sample_size import (
+    smallest_deciding_n,
+    smallest_paired_p,
+    smallest_unpaired_p,
+)
+
+DIFFERENCES = st.lists(st.floats(-0.2, 0.2), min_size=2, max_size=8, unique=True)
+
+
+def flips(differences: list[float]) -> float:
+    """Two-sided p by writing out every sign flip, without the code under test."""
+    observed = sum(differences)
+    sums = [
+        sum(sign * value for sign, value in zip(signs, differences, strict=True))
+        for signs in itertools.product((1, -1), repeat=len(differences))
+    ]
+    upper = sum(value >= observed - 1e-12 for value in sums) / len(sums)
+    lower = sum(value <= observed + 1e-12 for value in sums) / len(sums)
+    return min(1.0, 2 * min(upper, lower))
+
+
+@settings(max_examples=40, deadline=None)
+@given(DIFFERENCES)
+def test_the_sign_flip_test_counts_every_flip(differences):
+    assert sign_flip_p(differences) == pytest.approx(flips(differences))
+
+
+def test_the_unpaired_test_counts_every_split():
+    base, head = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
+    assert two_sample_p(base, head) == pytest.approx(2 / math.comb(6, 3))
+    assert two_sample_p(base, head, alternative="greater") == pytest.approx(1 / 20)
+
+
+@pytest.mark.parametrize("n", [6, 8, 10])
+def test_the_paired_interval_holds_exactly_what_the_test_does_not_reject(n):
+    rng = np.random.default_rng(n)
+    for _ in range(10):
+        differences = list(rng.standard_t(3, n) * 0.01 + 0.004)
+        low, high = paired_interval(differences, 0.05)
+        for inside in (low + 1e-9, high - 1e-9, fmean(differences)):
+            assert sign_flip_p(differences, null=inside) > 0.05
+        for outside in (low - 1e-9, high + 1e-9):
+            assert sign_flip_p(differences, null=outside) <= 0.05
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 6), (5, 7)])
+def test_the_unpaired_interval_holds_exactly_what_the_test_does_not_reject(n, m):
+    rng = np.random.default_rng(n * m)
+    for _ in range(5):
+        base, head = rng.normal(size=n), rng.normal(size=m) + 1.0
+        low, high = unpaired_interval(base, head, 0.05)
+        for inside in (low + 1e-9, high - 1e-9):
+            assert two_sample_p(base, head, null=inside) > 0.05
+        for outside in (low - 1e-9, high + 1e-9):
+            assert two_sample_p(base, head, null=outside) <= 0.05
+
+
+def test_one_sided_p_values_come_from_the_same_rearrangements():
+    rng = np.random.default_rng(3)
+    differences = list(rng.normal(0.01, 0.02, 9))
+    for bound in (-0.02, 0.0, 0.01, 0.03):
+        expected = sign_flip_p(differences, null=bound, alternative="greater")
+        assert p_above(subset_means(differences), bound) == pytest.approx(expected)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(11)
+    draws = rng.standard_t(3, (2000, 8)) * 0.01 + 0.03
+    covered = sum(low <= 0.03 <= high for low, high in (paired_interval(d, 0.05) for d in draws))
+    exact = 1 - 12 / 256
+    assert covered / 2000 == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 2000))
+
+
+def test_bca_is_too_narrow_at_eight_blocks_and_therefore_decides_nothing():
+    rng = np.random.default_rng(5)
+    draws = rng.normal(0.0, 0.01, (300, 8))
+    missed = sum(not low <= 0 <= high for low, high in (paired_bootstrap(d, 0.05) for d in draws))
+    assert missed / 300 > 0.07
+
+
+def test_bootstrap_intervals_lie_around_the_estimate():
+    rng = np.random.default_rng(6)
+    base, head = rng.normal(0, 0.01, 20), rng.normal(0.05, 0.01, 20)
+    low, high = unpaired_bootstrap(base, head, 0.05)
+    assert low < fmean(head) - fmean(base) < high
+    assert unpaired_bootstrap([1.0], [1.0, 2.0], 0.05) is None
+    assert paired_bootstrap([0.1, 0.1, 0.1], 0.05) is None
+
+
+def test_three_against_three_can_never_be_significant():
+    assert smallest_unpaired_p(3, 3) == pytest.approx(0.10)
+    assert smallest_unpaired_p(4, 4) == pytest.approx(2 / 70)
+    assert estimate_unpaired([1, 1.01, 1.02], [50, 51, 52]).interval is None
+    assert estimate_unpaired([1, 1.01, 1.02], [50, 51, 52]).p_no_change == pytest.approx(0.10)
+
+
+def test_five_blocks_can_never_be_significant_and_six_can():
+    assert smallest_paired_p(5) == pytest.approx(0.0625)
+    assert smallest_paired_p(6) == pytest.approx(0.03125)
+    assert estimate_paired([1] * 5, [2, 2.1, 2.2, 2.3, 2.4]).interval is None
+    assert estimate_paired([1] * 6, [2, 2.1, 2.2, 2.3, 2.4, 2.5]).interval is not None
+
+
+@pytest.mark.parametrize(
+    ("paired", "tests", "needed"),
+    [(True, 1, 6), (True, 3, 7), (True, 12, 9), (False, 1, 4), (False, 12, 6)],
+)
+def test_the_smallest_n_that_could_decide(paired, tests, needed):
+    assert smallest_deciding_n(0.05, paired=paired, tests=tests) == needed
+    smallest = smallest_paired_p if paired else lambda n: smallest_unpaired_p(n, n)
+    assert smallest(needed) <= 0.05 / tests < smallest(needed - 1)
+
+
+def test_many_cells_are_adjusted_by_benjamini_and_hochberg():
+    assert adjusted([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.5])
+    assert adjusted([]) == []
+
+
+def test_a_ratio_is_symmetric_between_faster_and_slower():
+    base, head = [1.0, 1.1, 0.9, 1.05, 1.0, 0.97], [1.2, 1.25, 1.1, 1.3, 1.21, 1.17]
+    there, back = estimate_paired(base, head), estimate_paired(head, base)
+    assert there.ratio * back.ratio == pytest.approx(1.0)
+    assert there.interval == pytest.approx((-back.interval[1], -back.interval[0]))
+    assert there.p_beyond(0.02) == pytest.approx(back.p_beyond(0.02))
+
+
+def test_equivalence_is_two_one_sided_tests():
+    differences = [0.001, -0.002, 0.0015, -0.0005, 0.0012, -0.0011, 0.0004, -0.0007]
+    found = estimate_paired([1.0] * 8, [math.exp(d) for d in differences])
+    below = sign_flip_p(differences, null=0.02, alternative="less")
+    above = sign_flip_p(differences, null=-0.02, alternative="greater")
+    assert found.p_not_equivalent(0.02) == pytest.approx(max(below, above))
+    assert found.p_not_equivalent(0.0001) > 0.05
+
+
+def test_many_blocks_draw_rearrangements_and_stay_close_to_the_t_interval():
+    rng = np.random.default_rng(8)
+    differences = rng.normal(0.01, 0.01, 40)
+    assert MOST_EXACT < 2**40
+    low, high = paired_interval(list(differences), 0.05)
+    wanted = stats.t.interval(0.95, 39, differences.mean(), stats.sem(differences))
+    assert (low, high) == pytest.approx(wanted, abs=4e-4)
+    assert paired_interval(list(differences), 0.05) == (low, high)  # nothing is left to chance
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_time_that_is_no_positive_number_is_refused(bad):
+    with pytest.raises(ValueError, match="positive finite"):
+        estimate_paired([1.0, bad], [1.0, 1.0])
+    with pytest.raises(ValueError, match="both sides"):
+        estimate_paired([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="need a run"):
+        estimate_unpaired([], [1.0])

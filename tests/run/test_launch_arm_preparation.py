@@ -1,0 +1,329 @@
+"""Arms before anything runs: worktrees, packages, interpreters, and every refusal. No rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.launch import code_identity
+from bench.launch.arm.prepare import PreparedArm, prepare_arms
+from bench.launch.arm.request import ArmRequest
+from bench.launch.arm.unknown_settings import unknown_settings
+from bench.launch.rank_code import checkout_root, expected_code
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import EngineSpec, LaunchSpec, RunSpec
+
+CELLS = {
+    name: resolve_anywhere(RunSpec(engine=EngineSpec(name=name), launch=LaunchSpec(ranks=2)))
+    for name in ("mfsdp", "fsdp2")
+}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """The code of this checkout as a repository of two commits; the second changes the core."""
+    root = tmp_path / "project"
+    skip = shutil.ignore_patterns("__pycache__")
+    for package in ("bench", "mfsdp_core"):
+        shutil.copytree(checkout_root() / package, root / package, ignore=skip)
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "first")
+    git(root, "tag", "first")
+    core = root / "mfsdp_core" / "errors.py"
+    core.write_text(core.read_text() + "\nCHANGED = 1\n")
+    git(root, "commit", "-q", "-a", "-m", "second")
+    return root
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "results" / "arms"
+
+
+def prepared(cache: Path, **request) -> PreparedArm:
+    return prepare_arms([ArmRequest("x", **request)], CELLS, cache)[0]
+
+
+def refusal(cache: Path, **request) -> str:
+    with pytest.raises(UsageError) as refused:
+        prepared(cache, **request)
+    return str(refused.value)
+
+
+def test_the_working_tree_is_this_checkout_with_this_interpreter(cache: Path) -> None:
+    arm = prepared(cache)
+    assert (arm.code.root, arm.code.python, arm.code.paths) == (checkout_root(), sys.executable, ())
+    for resolved in CELLS.values():
+        assert code_identity(resolved, code=arm.code) == code_identity(resolved)
+
+
+def test_a_ref_becomes_a_clean_worktree_of_its_commit(cache: Path, repository: Path) -> None:
+    (repository / "mfsdp_core" / "errors.py").write_text("raise SystemExit('not committed')\n")
+    arm = prepared(cache, git="first", repo=repository)
+    assert arm.commit == git(repository, "rev-parse", "first")
+    assert arm.dirty_hash is None
+    assert arm.code.root.is_relative_to(cache)
+    assert "CHANGED" not in (arm.code.root / "mfsdp_core" / "errors.py").read_text()
+    assert "not committed" in (repository / "mfsdp_core" / "errors.py").read_text()
+
+
+def test_a_changed_core_changes_the_code_of_mfsdp_cells_alone(
+    cache: Path, repository: Path
+) -> None:
+    first, second = (prepared(cache, git=ref, repo=repository).code for ref in ("first", "main"))
+    same = {
+        name: code_identity(run, code=first) == code_identity(run, code=second)
+        for name, run in CELLS.items()
+    }
+    assert same == {"mfsdp": False, "fsdp2": True}
+
+
+def test_a_commit_is_checked_out_once_and_used_again(cache: Path, repository: Path) -> None:
+    root = prepared(cache, git="main", repo=repository).code.root
+    marker = root.stat().st_ino
+    assert prepared(cache, git="main", repo=repository).code.root.stat().st_ino == marker
+    commit = git(repository, "rev-parse", "main")
+    assert prepared(cache, git=commit[:9], repo=repository).code.root == root
+    assert len(git(repository, "worktree", "list").splitlines()) == 2
+
+
+def test_a_project_in_a_folder_of_a_larger_repository_is_found(
+    cache: Path, repository: Path
+) -> None:
+    (repository / "inner").mkdir()
+    for package in ("bench", "mfsdp_core"):
+        git(repository, "mv", package, f"inner/{package}")
+    git(repository, "commit", "-q", "-m", "moved")
+    root = prepared(cache, git="main", repo=repository / "inner").code.root
+    assert root.name == "inner"
+    assert prepared(cache, git="main", repo=repository / "inner").code.root == root
+    assert "has no folder inner" in refusal(cache, git="first", repo=repository / "inner")
+
+
+def test_a_worktree_whose_folder_was_removed_is_pruned_and_made_again(
+    cache: Path, repository: Path
+) -> None:
+    root = prepared(cache, git="first", repo=repository).code.root
+    shutil.rmtree(cache)
+    assert prepared(cache, git="first", repo=repository).code.root == root
+    assert git(repository, "worktree", "list").count("\n") == 1
+
+
+def test_a_prepared_worktree_that_was_edited_is_refused(cache: Path, repository: Path) -> None:
+    root = prepared(cache, git="first", repo=repository).code.root
+    (root / "mfsdp_core" / "errors.py").write_text("pass\n")
+    message = refusal(cache, git="first", repo=repository)
+    assert "has changes (M mfsdp_core/errors.py)" in message
+    assert "Remove that folder" in message
+
+
+def test_compiled_files_are_no_change_of_a_worktree(cache: Path, repository: Path) -> None:
+    root = prepared(cache, git="first", repo=repository).code.root
+    (root / "bench" / "__pycache__").mkdir(exist_ok=True)
+    (root / "bench" / "__pycache__" / "spec.cpython-311.pyc").write_bytes(b"")
+    assert prepared(cache, git="first", repo=repository).code.root == root
+    (root / "bench" / "models" / "added.py").write_text("pass\n")
+    assert "has changes (?? bench/models/added.py)" in refusal(cache, git="first", repo=repository)
+
+
+def test_a_git_hook_that_starts_a_run_does_not_mislead_git(
+    cache: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    assert prepared(cache, git="first", repo=repository).code.root.is_dir()
+
+
+def test_a_checkout_is_taken_as_it_is_with_its_changes(cache: Path, repository: Path) -> None:
+    clean = prepared(cache, checkout=repository)
+    (repository / "mfsdp_core" / "errors.py").write_text("pass\n")
+    dirty = prepared(cache, checkout=repository)
+    assert (clean.dirty_hash, dirty.commit) == (None, clean.commit)
+    assert dirty.dirty_hash is not None
+    assert code_identity(CELLS["mfsdp"], code=dirty.code) != code_identity(
+        CELLS["mfsdp"], code=clean.code
+    )
+
+
+def test_what_is_pinned_does_not_follow_later_edits(cache: Path, repository: Path) -> None:
+    arm = prepared(cache, checkout=repository)
+    before = code_identity(CELLS["mfsdp"], code=arm.code)
+    (repository / "mfsdp_core" / "errors.py").write_text("pass\n")
+    assert code_identity(CELLS["mfsdp"], code=arm.code) == before
+
+
+def test_unknown_refs_and_places_are_refused(cache: Path, repository: Path, tmp_path: Path) -> None:
+    assert "knows no commit 'nowhere'" in refusal(cache, git="nowhere", repo=repository)
+    (tmp_path / "plain").mkdir()
+    assert "is not in a git repository" in refusal(cache, git="main", repo=tmp_path / "plain")
+    assert "is not a folder" in refusal(cache, git="main", repo=tmp_path / "missing")
+    assert "there is no folder" in refusal(cache, checkout=tmp_path / "missing")
+    assert "holds no Python package" in refusal(cache, checkout=tmp_path / "plain")
+    assert "is no program that can be run" in refusal(cache, python=tmp_path / "python")
+
+
+def test_every_arm_is_looked_at_before_the_first_is_made(cache: Path, repository: Path) -> None:
+    requests = [ArmRequest("a", git="first", repo=repository), ArmRequest("b", git="nowhere")]
+    with pytest.raises(UsageError, match="arm b: git knows no commit"):
+        prepare_arms(requests, CELLS, cache)
+    assert not cache.exists()
+
+
+def test_a_commit_that_cannot_run_ranks_is_refused(cache: Path, repository: Path) -> None:
+    git(repository, "rm", "-q", "-r", "bench/launch")
+    git(repository, "commit", "-q", "-m", "without")
+    assert "it has no launch/agent.py" in refusal(cache, git="main", repo=repository)
+
+
+def test_a_bench_of_another_record_format_is_refused(cache: Path, repository: Path) -> None:
+    record = repository / "bench" / "record.py"
+    record.write_text(record.read_text().replace("SCHEMA_VERSION = 1", "SCHEMA_VERSION = 99"))
+    assert "writes records of schema 99, this one reads schema 1" in refusal(
+        cache, checkout=repository
+    )
+
+
+def test_a_bench_that_cannot_be_imported_is_refused(cache: Path, repository: Path) -> None:
+    (repository / "bench" / "spec.py").write_text("raise RuntimeError('half a merge')\n")
+    assert "RuntimeError: half a merge" in refusal(cache, checkout=repository)
+
+
+def without_setting(repository: Path) -> None:
+    spec = repository / "bench" / "spec.py"
+    lines = spec.read_text().splitlines(keepends=True)
+    spec.write_text("".join(line for line in lines if "double_buffer" not in line))
+
+
+def test_a_setting_that_came_later_is_left_out_while_it_has_its_default(
+    cache: Path, repository: Path
+) -> None:
+    without_setting(repository)
+    arm = prepared(cache, checkout=repository)
+    assert arm.code.unknown_settings == {("engine", "double_buffer")}
+
+
+def test_a_cell_that_uses_a_setting_that_came_later_is_refused() -> None:
+    engine = CELLS["mfsdp"].engine.model_copy(update={"double_buffer": True})
+    cells = {"c": CELLS["mfsdp"].model_copy(update={"engine": engine})}
+    problems = {"c": [[["engine", "double_buffer"], "extra_forbidden", "not permitted"]]}
+    with pytest.raises(UsageError) as refused:
+        unknown_settings(problems, cells, "arm base")
+    assert "arm base: its bench cannot run cell c: engine.double_buffer = True" in str(
+        refused.value
+    )
+
+
+def test_a_setting_that_is_no_longer_understood_is_refused() -> None:
+    problems = {"mfsdp": [[["engine", "allocator"], "literal_error", "expected another"]]}
+    with pytest.raises(UsageError, match=r"engine\.allocator = 'storage_resize': expected another"):
+        unknown_settings(problems, CELLS, "arm base")
+
+
+def test_an_interpreter_without_torch_is_refused(cache: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty", with_pip=False)
+    message = refusal(cache, python=tmp_path / "empty" / "bin" / "python")
+    assert "has no torch, pydantic, psutil, numpy" in message
+
+
+def test_a_program_that_is_no_interpreter_is_refused(cache: Path) -> None:
+    assert "/bin/true" in refusal(cache, python=Path("/bin/true"))
+
+
+def test_another_interpreter_with_what_ranks_need_is_used(cache: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "other", with_pip=False)
+    (site,) = (tmp_path / "other").glob("lib/python*/site-packages")
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "ours.pth").write_text("\n".join(ours))
+    arm = prepared(cache, python=tmp_path / "other" / "bin" / "python")
+    assert arm.code.python == str(tmp_path / "other" / "bin" / "python")
+    assert arm.code.versions() == prepared(cache).code.versions()
+
+
+def fake_torch(make_wheel, folder: Path, version: str) -> Path:
+    files = {
+        "torch/__init__.py": "raise ImportError('this torch is only looked at')\n",
+        "torch/version.py": f"__version__ = '{version}'\n",
+        "torch/distributed/fsdp/api.py": f"VERSION = '{version}'\n",
+    }
+    return make_wheel(folder, "torch", version, files)
+
+
+def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path, make_wheel) -> None:
+    wheels = [fake_torch(make_wheel, tmp_path / "wheels", version) for version in ("98.0", "99.0")]
+    requests = [ArmRequest(f"torch{n}", packages=(str(w),)) for n, w in enumerate(wheels)]
+    old, new = prepare_arms(requests, CELLS, cache)
+    assert [arm.code.versions()[0] for arm in (old, new)] == ["98.0", "99.0"]
+    assert [arm.code.pinned.distributions["torch"]["version"] for arm in (old, new)] == [
+        "98.0",
+        "99.0",
+    ]
+    codes = [code_identity(CELLS["fsdp2"], code=arm.code) for arm in (old, new)]
+    assert len({*codes, code_identity(CELLS["fsdp2"])}) == 3
+    wanted = expected_code(CELLS["fsdp2"], new.code, ())
+    assert wanted["torch"] == "99.0"
+    assert wanted["distributions"]["torch"]["folder"] == str(new.code.paths[0])
+
+
+def test_packages_are_installed_once_until_they_change(
+    cache: Path, tmp_path: Path, make_wheel
+) -> None:
+    files = {"tiny_engine.py": "VALUE = 1\n"}
+    pin = str(make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", files))
+    folder = prepared(cache, packages=(pin,)).code.paths[0]
+    assert (folder / "tiny_engine.py").read_text() == "VALUE = 1\n"
+    born = folder.stat().st_ino
+    assert prepared(cache, packages=(pin,)).code.paths[0].stat().st_ino == born
+    make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", {"tiny_engine.py": "VALUE = 2\n"})
+    again = prepared(cache, packages=(pin,)).code.paths[0]
+    assert (again / "tiny_engine.py").read_text() == "VALUE = 2\n"
+
+
+def test_a_package_that_cannot_be_installed_is_refused_and_leaves_nothing(
+    cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.whl").write_text("no wheel")
+    assert "pip could not install" in refusal(cache, packages=(str(tmp_path / "broken.whl"),))
+    assert list((cache / "packages").iterdir()) == []
+
+
+def test_an_engine_of_another_repository_is_put_first_and_hashed(
+    cache: Path, tmp_path: Path
+) -> None:
+    engine = tmp_path / "engine" / "src" / "their_engine"
+    engine.mkdir(parents=True)
+    (engine / "__init__.py").write_text("VALUE = 1\n")
+    first = prepared(cache, checkout=tmp_path / "engine").code
+    assert (first.root, first.paths) == (checkout_root(), (tmp_path / "engine" / "src",))
+    (engine / "__init__.py").write_text("VALUE = 2\n")
+    second = prepared(cache, checkout=tmp_path / "engine").code
+    run = CELLS["fsdp2"]
+    assert code_identity(run, code=first) != code_identity(run, code=second)
+    json.dumps(expected_code(run, second, ()))
+
+
+def test_the_probe_looks_at_the_arm_and_not_at_the_current_folder(
+    cache: Path, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "bench").mkdir(parents=True)
+    (tmp_path / "here" / "bench" / "__init__.py").write_text("raise SystemExit('wrong')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(checkout_root()), str(tmp_path / "here")])
+    )
+    assert prepared(cache, git="first", repo=repository).code.root.is_relative_to(cache)

@@ -1,0 +1,201 @@
+"""Arms on real ranks: each runs its own code and proves it; wrong code never becomes a number."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.derive.blocks import complete_blocks, is_interleaved
+from bench.launch import Limits, code_identity, launch
+from bench.launch.arm.prepare import prepare_arms
+from bench.launch.arm.request import ArmRequest
+from bench.launch.rank_code import RankCode, checkout_root
+from bench.record import RunRecord, RunStatus
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
+from bench.store import ResultsStore
+from sweeps.plan import Plan
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+LIMITS = Limits(tick_seconds=0.1, grace_seconds=1.0)
+ARMS = {"base", "head"}
+SWEEP = """\
+name: two
+base: {engine.name: mfsdp, train.steps: 4}
+"""
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def copy_of_this_checkout(root: Path) -> Path:
+    for package in ("bench", "mfsdp_core", "sweeps", "reports"):
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(checkout_root() / package, root / package, ignore=skip)
+    return root
+
+
+def run_in(root: Path, code: RankCode, *, worker: str = "bench.worker") -> RunRecord:
+    """A run of one rank, on the code of an arm."""
+    resolved = resolve_anywhere(
+        RunSpec(
+            engine=EngineSpec(name="single"),
+            train=TrainSpec(steps=3),
+            launch=LaunchSpec(ranks=1),
+        )
+    )
+    store = ResultsStore.open(root / "results", create=True)
+    folder = store.new_run(
+        resolved,
+        sweep="s",
+        cell="c",
+        repeat=0,
+        arm=code.arm,
+        code=code_identity(resolved, code=code),
+    )
+    stop = threading.Event()
+    launch(resolved, folder, stop=stop, worker_module=worker, limits=LIMITS, code=code)
+    return store.read(folder.run_id)
+
+
+def arm_of(root: Path, **request) -> RankCode:
+    cells = {"c": resolve_anywhere(RunSpec(launch=LaunchSpec(ranks=2)))}
+    return prepare_arms([ArmRequest("head", **request)], cells, root / "arms")[0].code
+
+
+def test_a_file_that_changed_after_the_arm_was_prepared_fails_the_run(tmp_path: Path) -> None:
+    checkout = copy_of_this_checkout(tmp_path / "copy")
+    code = arm_of(tmp_path, checkout=checkout)
+    loop = checkout / "bench" / "loop.py"
+    loop.write_text(loop.read_text() + "\n# one more line\n")
+    record = run_in(tmp_path, code)
+    assert (record.status.state, record.status.code_proof) == ("crashed", "mismatch")
+    assert "the code of this rank is not that of arm head" in record.status.reason
+    assert "bench/loop.py changed" in record.status.reason
+    assert record.steps == {}
+    assert record.environment["runtime"]["code_proof"]["0"]["problems"]
+
+
+def test_a_rank_that_would_import_another_checkout_fails_the_run(tmp_path: Path) -> None:
+    code = arm_of(tmp_path, checkout=copy_of_this_checkout(tmp_path / "copy"))
+    record = run_in(tmp_path, replace(code, paths=(checkout_root(),)))
+    assert (record.status.state, record.status.code_proof) == ("crashed", "mismatch")
+    assert f"bench is imported from {checkout_root()}" in record.status.reason
+
+
+def test_packages_of_an_arm_are_in_the_proof_and_must_stay_what_they_were(
+    tmp_path: Path, make_wheel
+) -> None:
+    files = {"tiny_engine.py": "VALUE = 1\n"}
+    pin = make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", files)
+    code = arm_of(tmp_path, packages=(str(pin),))
+    record = run_in(tmp_path, code)
+    assert record.status.code_proof == "proven", record.status.reason
+    (proof,) = record.environment["runtime"]["code_proof"].values()
+    assert proof["distributions"]["tiny_engine"]["version"] == "1.0"
+    shutil.rmtree(code.paths[0])
+    record = run_in(tmp_path, code)
+    assert (record.status.state, record.status.code_proof) == ("crashed", "mismatch")
+    assert "version of tiny_engine is None, expected 1.0" in record.status.reason
+
+
+def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> None:
+    checkout = copy_of_this_checkout(tmp_path / "copy")
+    spec = checkout / "bench" / "spec.py"
+    lines = spec.read_text().splitlines(keepends=True)
+    spec.write_text("".join(line for line in lines if "double_buffer" not in line))
+    record = run_in(tmp_path, arm_of(tmp_path, checkout=checkout))
+    assert record.status.state in {"ok", "unstable"}, record.status.reason
+    assert record.status.code_proof == "proven"
+    assert record.resolved.engine.double_buffer is False
+
+
+def command_line(results: Path, sweep: Path, arms: list[str], *more: str) -> list[str]:
+    command = [sys.executable, "-m", "bench", "run", str(sweep), "--results", str(results)]
+    command += ["--interleave", "--repeat", "2", "--seed", "3", *more]
+    return command + [part for arm in arms for part in ("--arm", arm)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(checkout_root())}
+
+
+def kill_in_the_second_block(command: list[str], store_root: Path, log: Path) -> None:
+    """SIGKILL to the runner as soon as a run of block 1 exists; its ranks die with it."""
+    with log.open("w") as stream:
+        runner = subprocess.Popen(command, env=environment(), stdout=stream, stderr=stream)
+    deadline = time.monotonic() + 200
+    try:
+        while not any(s.repeat == 1 for s in statuses(store_root)):
+            assert runner.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    finally:
+        runner.send_signal(signal.SIGKILL)
+        runner.wait()
+
+
+def statuses(root: Path) -> list[RunStatus]:
+    files = root.glob("runs/*/*/status.json")
+    return [RunStatus.model_validate_json(file.read_bytes()) for file in files]
+
+
+def test_two_arms_prove_different_cores_and_a_killed_sweep_resumes_by_blocks(
+    tmp_path: Path,
+) -> None:
+    project = copy_of_this_checkout(tmp_path / "project")
+    git(project, "init", "-q", "-b", "main")
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "as it is")
+    core = project / "mfsdp_core" / "runtime" / "context.py"
+    core.write_text(core.read_text() + "\n# one changed line\n")
+    (tmp_path / "two.yaml").write_text(SWEEP)
+    arms = [f"base=git:main,repo:{project}", f"head=checkout:{project}"]
+    command = command_line(tmp_path / "results", tmp_path / "two.yaml", arms)
+
+    kill_in_the_second_block(command, tmp_path / "results", tmp_path / "log")
+    store = ResultsStore.open(tmp_path / "results", create=False)
+    before = {r.run_id: r.status for r in store.records() if r.status.state in {"ok", "unstable"}}
+    assert {(status.repeat, status.arm) for status in before.values()} == {(0, arm) for arm in ARMS}
+
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode in {0, 3}, done.stderr  # 3: all runs unsteady on a busy machine
+    records = list(store.records())
+    again = [r.status for r in records if r.run_id not in before]
+    assert {(s.repeat, s.attempt) for s in again} == {(1, 1), (1, 2)}
+    assert {s.arm for s in again if s.attempt == 2 and s.state in {"ok", "unstable"}} == ARMS
+
+    (blocks,) = complete_blocks(records).values()
+    assert [block["base"].status.attempt for block in blocks] == [1, 2]
+    assert all(is_interleaved(block) for block in blocks)
+    proofs = {
+        arm: {
+            rank["packages"]["mfsdp_core"]["sha256"]
+            for block in blocks
+            for rank in block[arm].environment["runtime"]["code_proof"].values()
+        }
+        for arm in ARMS
+    }
+    assert len(proofs["base"]) == len(proofs["head"]) == 1
+    assert proofs["base"] != proofs["head"]
+    assert {block[arm].status.code_proof for block in blocks for arm in block} == {"proven"}
+    assert [len(block[arm].environment["runtime"]["code_proof"]) for block in blocks
+            for arm in block] == [2] * 4  # fmt: skip
+    plan = Plan.from_document(store.read_plan("two-base-vs-head"))
+    assert (plan.seed, plan.interleaved) == (3, True)
+    assert [arm.dirty_hash is None for arm in plan.arms] == [True, False]
+    assert str(tmp_path) not in str(plan.to_document()["arms"])
