@@ -10,6 +10,9 @@ from bench.record import RunRecord
 from reports import quantity
 from reports.printable import printable
 
+#: Load above so many times what the benchmark itself causes is called busy.
+_BUSY_FACTOR = 1.5
+
 
 def describe_hardware(record: RunRecord) -> str:
     """The machine in words: `2 x NVIDIA H200`, or `AMD EPYC 9B14, 2 cores, 7.7 GiB (CPU)`."""
@@ -35,6 +38,27 @@ def describe_software(record: RunRecord) -> str:
     names = {"python": "Python", "torch": "torch", "cuda": "CUDA", "nccl": "NCCL"}
     parts = [f"{title} {runtime[key]}" for key, title in names.items() if runtime.get(key)]
     return printable(", ".join(parts)) or UNKNOWN
+
+
+def busiest_start(records: Iterable[RunRecord]) -> str:
+    """A warning where other work kept the machine busy before a run, else an empty text.
+
+    A run of this project before it leaves a load of its own in the last minute's average: up to one
+    per rank and core. More than that is somebody else's.
+    """
+    worst: tuple[float, float] | None = None
+    for record in records:
+        load, cores = (record.environment.get(k) for k in ("load_average_before", "cpu_count"))
+        if isinstance(load, int | float) and isinstance(cores, int) and cores > 0:
+            own = max(cores, record.resolved.launch.ranks)
+            if load > _BUSY_FACTOR * own and (worst is None or load / own > worst[0] / worst[1]):
+                worst = float(load), float(own)
+    if worst is None:
+        return ""
+    return (
+        f"The machine was busy with other work: before one run its load average was {worst[0]:.1f},"
+        f" where {worst[1]:.0f} would be this benchmark's own. Times and throughput mean little."
+    )
 
 
 def describe_hosts(records: Iterable[RunRecord]) -> str:

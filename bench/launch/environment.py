@@ -54,6 +54,8 @@ def collect_environment(
         "cpu_name": machine.cpu_name,
         "cpu_count": machine.cpu_count,
         "memory_bytes": machine.memory_bytes,
+        # Over the last minute, before this run: what else the machine was doing.
+        "load_average_before": round(os.getloadavg()[0], 2),
         "cuda_devices": [
             {"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_bytes}
             for gpu in machine.cuda_devices

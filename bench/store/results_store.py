@@ -140,12 +140,16 @@ class ResultsStore:
     def find(self, run: str) -> tuple[str, Path]:
         """Id and folder of the run that `run` names, as `read` does.
 
+        `SWEEP:CELL` names the newest run of a cell.
+
         Raises:
             UsageError: no run or several match.
         """
         folders = dict(self._folders())
         if run in folders:
             return run, folders[run]
+        if ":" in run:
+            return self._newest_of_cell(run, folders)
         matches = [run_id for run_id in folders if run in run_id]
         if len(matches) == 1:
             return matches[0], folders[matches[0]]
@@ -159,6 +163,20 @@ class ResultsStore:
         raise UsageError(
             f"{len(matches)} runs have {run!r} in their id; give more of it:\n  {shown}{more}"
         )
+
+    def _newest_of_cell(self, name: str, folders: dict[str, Path]) -> tuple[str, Path]:
+        sweep, _, cell = name.partition(":")
+        found: tuple[str, Path] | None = None
+        for run_id, path in folders.items():  # oldest first
+            status = read_status(path, [])
+            if (status.sweep, status.cell) == (sweep, cell):
+                found = run_id, path
+        if found is None:
+            raise UsageError(
+                f"no run of cell {cell!r} of sweep {sweep!r} in {self.root}: `mfsdp-bench status"
+                f" {sweep}` lists the cells"
+            )
+        return found
 
     def write_plan(self, sweep_id: str, document: dict[str, Any]) -> None:
         """Keep the plan of a sweep: all cells, the pruned ones with reasons.

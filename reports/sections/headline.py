@@ -9,7 +9,13 @@ from reports import quantity
 from reports.change import Change
 from reports.document import Block, Bullets, Facts, Paragraph, Section
 from reports.findings import Findings
-from reports.machine import describe_code, describe_hardware, describe_software, distinct
+from reports.machine import (
+    busiest_start,
+    describe_code,
+    describe_hardware,
+    describe_software,
+    distinct,
+)
 
 _MOST_COMMITS = 2
 
@@ -29,6 +35,9 @@ def headline(findings: Findings) -> Section:
             "one version throughout."
         )
         blocks.append(Paragraph(text, tone="warning"))
+    busy = busiest_start(records)
+    if busy:
+        blocks.append(Paragraph(busy, tone="warning"))
     blocks.append(Bullets(tuple(("", text) for text in _sentences(findings))))
     return Section("headline", "What ran", tuple(blocks))
 
