@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 
@@ -25,3 +26,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if devices < needed:
             reason = f"needs {needed} CUDA device(s), torch sees {devices}"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_configure() -> None:
+    """Signals that the caller ignores (nohup, a job in the background) are not ignored in tests.
+
+    The runner leaves ignored signals ignored, on purpose, and so would every process under test.
+    """
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
