@@ -14,7 +14,7 @@ from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
 from sweeps.conditions import read_condition
 from sweeps.document import Document, KeyPath, parse_document, read_document
-from sweeps.matrix import MAX_CELLS, Condition, Matrix, Override, expand
+from sweeps.matrix import ARM, MAX_CELLS, Condition, Matrix, Override, expand
 from sweeps.reader import Reader
 from sweeps.schema import MatrixSection, OverrideSection, SweepFile
 from sweeps.settings import explain
@@ -63,11 +63,12 @@ def define(document: Document) -> SweepDefinition:
     _check_shape(reader)
     data = document.data
     base = reader.settings_with_lines(data.get("base") or {}, ("base",))
-    matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [])
+    arm_names = [str(name) for name in data.get("arms") or {}]
+    matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [], arm_names)
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
     arms = _read_arms(reader, data.get("arms") or {})
     reader.stop_on_problems()
-    _check_cells(reader, matrix)
+    _check_cells(reader, matrix, arms)
     reader.stop_on_problems()
     return SweepDefinition(
         name=data["name"],
@@ -116,7 +117,10 @@ def _check_shape(reader: Reader) -> None:
 
 
 def _read_matrix(
-    reader: Reader, written: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]]
+    reader: Reader,
+    written: Mapping[str, Any],
+    overrides: Sequence[Mapping[str, Any]],
+    arms: Sequence[str],
 ) -> Matrix:
     product = read_axes(reader, written.get("product", {}), ("matrix", "product"))
     zips = tuple(
@@ -141,7 +145,7 @@ def _read_matrix(
         include=include,
         exclude=exclude,
         overrides=tuple(
-            _override(reader, rule, ("overrides", index), labels)
+            _override(reader, rule, ("overrides", index), {**labels, ARM: arms} if arms else labels)
             for index, rule in enumerate(overrides)
         ),
     )
@@ -165,7 +169,7 @@ def _override(
     return Override(_condition(reader, rule["when"], (*place, "when"), labels), settings)
 
 
-def _check_cells(reader: Reader, matrix: Matrix) -> None:
+def _check_cells(reader: Reader, matrix: Matrix, arms: Sequence[ArmRequest]) -> None:
     """The matrix has a sensible size, and every rule of it means at least one cell."""
     if matrix.size > MAX_CELLS:
         reader.report(
@@ -175,7 +179,10 @@ def _check_cells(reader: Reader, matrix: Matrix) -> None:
     if not expand(matrix):
         reader.report(("matrix",), "every cell is excluded; nothing is left to run")
         return
-    everything = expand(replace(matrix, exclude=(), overrides=()))
+    plain = replace(matrix, exclude=(), overrides=())
+    everything = list(expand(plain))
+    for arm in arms:
+        everything += expand(plain, arm.name, arm.settings)
     rules = [("exclude", rule) for rule in matrix.exclude]
     rules += [("override", rule.when) for rule in matrix.overrides]
     for kind, condition in rules:

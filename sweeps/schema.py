@@ -56,6 +56,9 @@ class ArmSection(_Section):
     packages: list[str] | None = Field(
         default=None, description="installed by pip for this arm alone"
     )
+    set: dict[str, Any] | None = Field(
+        default=None, description="setting -> value, for the runs of this arm"
+    )
 
 
 class SweepFile(_Section):
