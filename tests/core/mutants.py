@@ -114,6 +114,17 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
+    Mutant(
+        "R20",
+        "test_regression_deletion.py",
+        (
+            (
+                "runtime/hooks.py",
+                "    model = weakref.ref(context)\n",
+                "    model: Callable[[], ShardedContext] = lambda: context\n",
+            ),
+        ),
+    ),
 )
 
 

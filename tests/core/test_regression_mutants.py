@@ -8,7 +8,7 @@ import pytest
 
 from mutants import MUTANTS, ROOT, Mutant, is_noticed
 
-BUGS = {"R1", "R2", "R3", "R4", "R5", "R8", "R19", "R21"}
+BUGS = {"R1", "R2", "R3", "R4", "R5", "R8", "R19", "R20", "R21"}
 BY_BUG = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
 
 
