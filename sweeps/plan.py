@@ -16,6 +16,7 @@ from sweeps.matrix import ARM, Cell, expand, pinned
 from sweeps.prune import Pruned, Runnable, judge
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, short_path
+from sweeps.targets import PlannedTarget, planned_targets
 
 PLAN_VERSION = 1
 
@@ -101,6 +102,7 @@ class Plan:
     arms: tuple[PlannedArm, ...] = ()
     interleaved: bool = False
     seed: int | None = None
+    targets: tuple[PlannedTarget, ...] = ()
 
     @property
     def size(self) -> int:
@@ -140,6 +142,7 @@ class Plan:
             "interleaved": self.interleaved,
             "seed": self.seed,
             "arms": [asdict(arm) for arm in self.arms],
+            "targets": [target.to_document() for target in self.targets],
             "cells": [
                 {
                     "id": cell.id,
@@ -198,6 +201,7 @@ def _read(document: Mapping[str, Any]) -> Plan:
         interleaved=bool(document.get("interleaved", False)),
         seed=document.get("seed"),
         arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
+        targets=tuple(PlannedTarget(**target) for target in document.get("targets", ())),
         cells=tuple(
             PlannedCell(
                 id=item["id"],
@@ -235,7 +239,9 @@ def _cells_by_arm(
     if not any(arm.settings for arm in arms):
         return {"": expand(matrix)}
     return {
-        arm.name: expand(matrix, arm.name, {k: v for k, v in arm.settings.items() if k not in fixed})
+        arm.name: expand(
+            matrix, arm.name, {k: v for k, v in arm.settings.items() if k not in fixed}
+        )
         for arm in arms
     }
 
@@ -295,6 +301,7 @@ def make_plan(
         pruned=tuple(pruned),
         duplicates=tuple(duplicates),
         fixed={short_path(path): value for path, value in settings.items()},
+        targets=planned_targets(definition.targets, sweep_cells(definition, settings)),
     )
 
 
@@ -308,4 +315,6 @@ def _as_planned(items: Mapping[str, Runnable | Pruned], repeats: int) -> Planned
             return PrunedCell(item.cell.id, labels, item.rule, reason)
         by_arm[arm] = item.resolved
     resolved = next(iter(by_arm.values()))
-    return PlannedCell(item.cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k})
+    return PlannedCell(
+        item.cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k}
+    )

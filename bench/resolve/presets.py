@@ -34,8 +34,8 @@ def _shapes() -> tuple[ModelShape, ...]:
             vocab=256,
             tie_embeddings=False,
         ),
-        # Of `make bench`: 34,087,424 parameters in units of 3.2 million, so that two or four CPU ranks
-        # spend their step on arithmetic and on transfers rather than on starting either.
+        # Of `make bench`: 34,087,424 parameters in units of 3.2 million, so that two or four CPU
+        # ranks spend their step on arithmetic and on transfers rather than on starting either.
         ModelShape(
             preset="bench-34m",
             layers=8,

@@ -60,6 +60,10 @@ class TorchCommunicator:
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
         return Summed(own, work)
 
+    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
+        """A backend reduces within one dtype; alone, a copy does whatever is asked."""
+        return self.size == 1 or wire == result
+
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
         if self.size == 1:

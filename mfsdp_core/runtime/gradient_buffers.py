@@ -206,7 +206,7 @@ class GradientBuffers:
         adds = self._axis.landing is Landing.ADD and self._landed
         if adds:
             self._inner_reduced.add_(result)
-        elif not (pending.in_place and result is pending.own):
+        elif result is not self._inner_reduced and not (pending.in_place and result is pending.own):
             self._inner_reduced.copy_(result)
         self._landed = True
         self.revision += 1
@@ -253,8 +253,10 @@ class GradientBuffers:
     def _issue_bucket(self, bucket: FullBuffer) -> None:
         self._zero_missing(bucket)
         own = self._inner_part(bucket.data)
+        adds = self._axis.landing is Landing.ADD and self._landed
+        into = own if adds else self._destination(own)
         work = self._communicator.reduce_scatter(
-            own, bucket.data, self._name, average=self._average
+            into, bucket.data, self._name, average=self._average
         )
         self._pending = Reduction(own, False, work, self._key("grad_bucket"))
         self._filled.clear()
@@ -271,11 +273,20 @@ class GradientBuffers:
         own = data
         if self._axis.reduction is Collective.REDUCE_SCATTER:
             own = self._inner_part(data)
-            work = self._communicator.reduce_scatter(own, data, self._name, average=self._average)
+            into = self._destination(own)
+            work = self._communicator.reduce_scatter(into, data, self._name, average=self._average)
         else:
             work = self._communicator.all_reduce(data, self._name, average=self._average)
         self._pending = Reduction(own, key is None, work, key)
         self.state = GradientState.REDUCED
+
+    def _destination(self, own: torch.Tensor) -> torch.Tensor:
+        """Where a reduction that replaces the gradient may put its result.
+
+        That is where it belongs, which saves a pass over it, unless the transport cannot.
+        """
+        wire, reduced = own.dtype, self._inner_reduced.dtype
+        return self._inner_reduced if self._communicator.reduces_into(wire, reduced) else own
 
     def _open_bucket(self) -> FullBuffer:
         if self._pending is not None:

@@ -11,7 +11,7 @@ the dispatcher.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -51,12 +51,11 @@ class LocalStep:
             return
         groups = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
-        swapped = [_Swapped(p, self._optimizer) for params in whole for p in params if _steps(p)]
+        swapped = [_Swapped(p, self._optimizer) for params in whole for p in params if _swaps(p)]
         local = {id(one.parameter): one.local for one in swapped}
         try:
             for group, params in zip(groups, whole, strict=True):
-                # Parameters without a gradient are left out of a step anyway.
-                group["params"] = [local[id(p)] for p in params if id(p) in local]
+                group["params"] = [local.get(id(p), p) for p in params]
             self._base_step()
         finally:
             for group, params in zip(groups, whole, strict=True):
@@ -77,7 +76,7 @@ class LocalStep:
 class _Swapped:
     """One parameter of the optimizer while its local tensor stands in for it."""
 
-    def __init__(self, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, parameter: DTensor, optimizer: torch.optim.Optimizer) -> None:
         self.parameter = parameter
         self._states = optimizer.state
         self.local = _local(parameter)
@@ -102,7 +101,7 @@ class _Swapped:
         parameter = self.parameter
         # The count of steps is a scalar, which a scalar parameter has the shape of.
         is_shard = isinstance(value, torch.Tensor) and value.shape == self.local.shape
-        if not isinstance(parameter, DTensor) or not is_shard or name == "step":
+        if not is_shard or name == "step":
             return value
         return DTensor.from_local(
             value,
@@ -114,8 +113,8 @@ class _Swapped:
         )
 
 
-def _steps(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None
+def _swaps(parameter: torch.Tensor) -> TypeGuard[DTensor]:
+    return isinstance(parameter, DTensor) and parameter.grad is not None
 
 
 def _local(value: Any) -> Any:

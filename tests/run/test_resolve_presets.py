@@ -7,10 +7,11 @@ from bench.resolve.model_shape import resolve_shape
 from bench.resolve.presets import PRESETS
 from bench.spec import ModelSpec
 
-# Published: config.json plus weights of each model; debug and tiny are ours.
+# Published: config.json plus weights of each model; debug, tiny and bench-34m are ours.
 PARAMETERS = {
     "debug": 1_049_728,
     "tiny": 14_817_792,
+    "bench-34m": 34_087_424,
     "160m": 162_417_408,
     "1b": 1_235_814_400,
     "llama3-8b": 8_030_261_248,
