@@ -77,6 +77,7 @@ class EngineSpec(Frozen):
     average_in_collective: bool = False
     transport: TransportName = "auto"
     decoupled_grad: bool = False
+    separate_gather_group: bool = False
 
 
 class TrainSpec(Frozen):
@@ -134,6 +135,7 @@ class MeasureSpec(Frozen):
 _LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("measure", "nccl", "none"),
     ("engine", "decoupled_grad", False),
+    ("engine", "separate_gather_group", False),
     ("train", "state_dtype", "fp32"),
     ("train", "master_weights", False),
 )

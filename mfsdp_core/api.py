@@ -88,10 +88,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     the number of ranks. calculate_per_token_loss: sum gradients without dividing.
     disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
     gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that reads them
-    there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a whole gradient reduced
-    twice in a cycle is wrong. transport: `native` collectives, or `point_to_point` exchange with a
-    local FP32 sum; `auto` takes the latter on gloo
-    where gradients are scattered.
+    there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a
+    whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
+    `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where
+    gradients are scattered.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.

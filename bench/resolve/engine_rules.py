@@ -32,6 +32,7 @@ _SWITCHES = (
     "average_in_collective",
     "transport",
     "decoupled_grad",
+    "separate_gather_group",
 )
 
 
