@@ -7,6 +7,7 @@ A group of one communicates nothing: its buffers are already what the collective
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ _scatter_flat: Callable[..., dist.Work] = (
 )
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Torch's name of `dtype` without its prefix, as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
@@ -81,6 +83,8 @@ class TorchCommunicator:
         return Done() if work is None else work
 
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
+        if not self._events.wants("collective"):
+            return
         self._events.publish(
             Event(
                 kind="collective",

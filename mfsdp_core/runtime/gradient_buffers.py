@@ -319,6 +319,8 @@ class GradientBuffers:
         self.state = GradientState.ACCUMULATING
 
     def _publish_landing(self, operation: str, own: torch.Tensor) -> None:
+        if not self._events.wants("land"):
+            return
         self._events.publish(
             Event(
                 kind="land",
