@@ -253,8 +253,8 @@ class GradientBuffers:
     def _issue_bucket(self, bucket: FullBuffer) -> None:
         self._zero_missing(bucket)
         own = self._inner_part(bucket.data)
-        adds = self._axis.landing is Landing.ADD and self._landed
-        into = own if adds else self._destination(own)
+        replaces = self._axis.landing is not Landing.ADD or not self._landed
+        into = self._destination(own) if replaces else own
         work = self._communicator.reduce_scatter(
             into, bucket.data, self._name, average=self._average
         )
