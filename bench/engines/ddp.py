@@ -21,7 +21,7 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.stock import StockEngine, autocast, scaled_backward
 from bench.errors import UnsupportedError
 from bench.meters.ring_bytes import RingBytes
-from bench.models.llama import Llama
+from bench.models.decoder import Decoder
 from bench.spec import ResolvedDtypes, ResolvedRun
 
 Reduction = torch.futures.Future[Tensor]
@@ -31,7 +31,7 @@ CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
 class DdpEngine(StockEngine):
     """Replicated weights, bucketed all-reduce overlapped with the backward."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
         group = dist.group.WORLD
         if group is None:
             raise RuntimeError("engine ddp needs an initialised default process group")
@@ -99,6 +99,6 @@ def _communication_hook(dtypes: ResolvedDtypes) -> CommHook:
     )
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> DdpEngine:
+def build(model: Decoder, resolved: ResolvedRun, device: torch.device) -> DdpEngine:
     """Factory of `bench.engines.registry`."""
     return DdpEngine(model, resolved, device)

@@ -1,4 +1,4 @@
-"""Engine `fsdp2`: torch.distributed.fsdp.fully_shard on each TransformerLayer and on the root.
+"""Engine `fsdp2`: torch.distributed.fsdp.fully_shard on each unit of the model and on the root.
 
 Strategies, matched to what mfsdp communicates per step of k microbatches:
 - optim_grads: `reshard_after_forward=False`, and weights stay gathered until the last backward: one
@@ -26,7 +26,7 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
 from bench.meters.ring_bytes import RingBytes
-from bench.models.llama import Llama, TransformerLayer
+from bench.models.decoder import Decoder
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
 
 _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
@@ -38,7 +38,7 @@ _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
 class Fsdp2Engine(StockEngine):
     """Sharded weights, gradients and optimizer state, as torch ships it."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
         self._reshard_after_forward = _reshard_after_forward(resolved.strategy)
         self._ring = RingBytes(dist.get_world_size())
         self._all_gather = CountedAllGather(self._ring)
@@ -50,7 +50,7 @@ class Fsdp2Engine(StockEngine):
         self._gathered_until_last = not self._reshard_after_forward and resolved.microbatches > 1
         super().__init__(model, resolved)
 
-    def _shard(self, model: Llama, dtypes: ResolvedDtypes, device: torch.device) -> None:
+    def _shard(self, model: Decoder, dtypes: ResolvedDtypes, device: torch.device) -> None:
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         policy = _policy(dtypes)
         for layer in model.layers:
@@ -118,16 +118,16 @@ def _policy(dtypes: ResolvedDtypes) -> MixedPrecisionPolicy:
     )
 
 
-def _unit_bytes(model: Llama, compute: torch.dtype) -> tuple[int, list[int]]:
+def _unit_bytes(model: Decoder, compute: torch.dtype) -> tuple[int, list[int]]:
     """Full bytes in the compute dtype of the root's own parameters, and of each layer."""
 
     def full_bytes(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters()) * compute.itemsize
 
-    layers = [full_bytes(m) for m in model.modules() if isinstance(m, TransformerLayer)]
+    layers = [full_bytes(m) for m in model.modules() if isinstance(m, model.unit_classes)]
     return full_bytes(model) - sum(layers), layers
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> Fsdp2Engine:
+def build(model: Decoder, resolved: ResolvedRun, device: torch.device) -> Fsdp2Engine:
     """Factory of `bench.engines.registry`."""
     return Fsdp2Engine(model, resolved, device)

@@ -1,8 +1,8 @@
 """Engine `mfsdp`: this project's own core behind its drop-in functions.
 
-The unit is `TransformerLayer`. The model is cast to the compute dtype and sharded; where that cast
-has lost something, the FP32 values are then loaded into the main weights, so that training starts
-from what every other engine starts from.
+The units are those of the model's family (`Decoder.unit_classes`). The model is cast to the compute
+dtype and sharded; where that cast has lost something, the FP32 values are then loaded into the main
+weights, so that training starts from what every other engine starts from.
 
 Microbatches: with one per step, every backward ends its cycle by itself (auto-sync). With more, the
 earlier ones run in `no_sync()` and the last in `sync()`; strategies that shard gradients reduce
@@ -25,7 +25,7 @@ from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
 from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
-from bench.models.llama import Llama, TransformerLayer
+from bench.models.decoder import Decoder
 from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
 
 _INNER = "dp"
@@ -35,14 +35,14 @@ _OUTER = "dp_outer"
 class MfsdpEngine:
     """The wrapped model and its optimizer."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
         initial = model.state_dict()
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         self._accumulates = resolved.microbatches > 1
         self._model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
-            fsdp_unit_modules=[TransformerLayer],
+            fsdp_unit_modules=list(model.unit_classes),
             zero_dp_strategy=resolved.strategy,
             mixed_precision_policy=_policy(resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
@@ -167,6 +167,6 @@ def _switches(engine: EngineSpec) -> dict[str, Any]:
     }
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> MfsdpEngine:
+def build(model: Decoder, resolved: ResolvedRun, device: torch.device) -> MfsdpEngine:
     """Factory of `bench.engines.registry`."""
     return MfsdpEngine(model, resolved, device)

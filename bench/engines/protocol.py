@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bench.models.llama import Llama
+from bench.models.decoder import Decoder
 from bench.spec import ResolvedRun
 
 
@@ -58,4 +58,4 @@ class Engine(Protocol):
         ...
 
 
-EngineFactory = Callable[[Llama, ResolvedRun, torch.device], Engine]
+EngineFactory = Callable[[Decoder, ResolvedRun, torch.device], Engine]

@@ -8,7 +8,7 @@ from typing import Final, cast
 import torch
 
 from bench.engines.protocol import Engine, EngineFactory
-from bench.models.llama import Llama
+from bench.models.decoder import Decoder
 from bench.spec import EngineName, ResolvedRun
 
 _MODULES: Final[dict[EngineName, str]] = {
@@ -19,7 +19,7 @@ _MODULES: Final[dict[EngineName, str]] = {
 }
 
 
-def build_engine(model: Llama, resolved: ResolvedRun, device: torch.device) -> Engine:
+def build_engine(model: Decoder, resolved: ResolvedRun, device: torch.device) -> Engine:
     """The engine of `resolved` around `model`, which it takes over (casts, wraps or shards).
 
     Every engine but `single` needs an initialised default process group.

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from bench.engines.dtypes import main_dtype
 from bench.engines.stock import StockEngine, autocast, scaled_backward
-from bench.models.llama import Llama
+from bench.models.decoder import Decoder
 from bench.spec import ResolvedRun
 
 
 class SingleEngine(StockEngine):
     """Plain autograd and optimizer."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
         super().__init__(model.to(main_dtype(resolved.dtypes)), resolved)
         self._dtypes = resolved.dtypes
         self._device = device
@@ -44,6 +44,6 @@ class SingleEngine(StockEngine):
         return __file__
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> SingleEngine:
+def build(model: Decoder, resolved: ResolvedRun, device: torch.device) -> SingleEngine:
     """Factory of `bench.engines.registry`."""
     return SingleEngine(model, resolved, device)
