@@ -43,12 +43,21 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class GradientChecks:
+    """Where to look for NaN and Inf: each parameter's gradient, each buffer before its reduction."""
+
+    each_parameter: bool = False
+    before_reduction: bool = False
+
+
+@dataclass(frozen=True)
 class ShardingConfig:
     """Everything that decides behaviour, apart from modules, meshes and dtypes."""
 
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
+    checks: GradientChecks = GradientChecks()
 
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
@@ -58,7 +67,6 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "expt_fsdp_group_ag": (None, "expert parallelism"),
     "tp_dim": (None, "tensor parallelism beside sharding"),
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
-    "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
     "disable_bucketing": (False, "one bucket per parameter"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),

@@ -31,6 +31,7 @@ from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
@@ -126,7 +127,7 @@ def build_context(
         root,
         units,
         ParamPipeline(root, units, events, prefetch=schedule.prefetch),
-        GradPipeline(root, units, overlap=schedule.overlap_reduction),
+        GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
     )
@@ -146,6 +147,11 @@ class _GroupFactory:
         self._policy = policy
         self._environment = environment
         self._coordinate = environment.coordinate()
+        self.guard = NanGuard(
+            environment.mesh.get_rank(),
+            each_parameter=config.checks.each_parameter,
+            before_reduction=config.checks.before_reduction,
+        )
         self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
         self._passing = TemporaryAllocator(environment.device, environment.ledger)
         self._communicators = environment.communicators(
@@ -173,6 +179,7 @@ class _GroupFactory:
                 self._passing,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
+                guard=self.guard.for_bucket([managed.names for managed in members]),
                 events=environment.events,
             )
         return ParameterGroup(

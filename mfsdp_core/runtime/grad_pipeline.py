@@ -16,6 +16,7 @@ from collections import deque
 from torch import nn
 
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
 
 #: Units whose reductions may be under way at once.
@@ -25,9 +26,10 @@ IN_FLIGHT = 1
 class GradPipeline:
     """Accumulation and reduction of all units."""
 
-    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool) -> None:
+    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool, guard: NanGuard) -> None:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
+        self._guard = guard
         self._next = 0
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
@@ -41,6 +43,7 @@ class GradPipeline:
     def begin_backward(self) -> None:
         """Every trainable parameter owes a gradient again."""
         self._next = 0
+        self._guard.begin_microbatch()
         for unit in self._order:
             unit.expect_gradients()
 
@@ -49,8 +52,8 @@ class GradPipeline:
     ) -> None:
         """Take the gradient that autograd has just finished for the raw parameter `index`."""
         if getattr(raw, "grad_added_to_main_grad", False):
-            buffers.written(index)
             raw.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+            buffers.written(index)
         elif raw.grad is not None:
             buffers.accumulate(index, raw.grad)
         raw.grad = None
@@ -99,6 +102,7 @@ class GradPipeline:
     def reset(self) -> None:
         """Begin a new cycle without gradients."""
         self.land_all()
+        self._guard.begin_cycle()
         for unit in self._order:
             for group in unit.groups:
                 group.reset_gradients()
