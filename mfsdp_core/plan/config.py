@@ -44,7 +44,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class GradientChecks:
-    """Where to look for NaN and Inf: each parameter's gradient, each buffer before its reduction."""
+    """Where to look for NaN and Inf: each parameter's gradient, each buffer to be reduced."""
 
     each_parameter: bool = False
     before_reduction: bool = False
