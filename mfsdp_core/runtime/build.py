@@ -24,6 +24,7 @@ from mfsdp_core.plan.config import ShardingConfig, Transport
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.prefetch import PrefetchOrder
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -128,7 +129,7 @@ def build_context(
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, events, prefetch=schedule.prefetch),
+        ParamPipeline(root, units, PrefetchOrder(len(units)), events, prefetch=schedule.prefetch),
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,

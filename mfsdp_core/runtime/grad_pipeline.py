@@ -12,6 +12,7 @@ bounds the communication memory and overlaps each reduction with the backward pa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from torch import nn
 
@@ -59,7 +60,37 @@ class GradPipeline:
         raw.grad = None
         unit.missing.discard(id(raw))
         if not unit.missing and self._overlap:
-            self._issue_complete(is_last=is_last)
+            self.issue_over(_never, is_last=is_last)
+
+    def issue_over(self, is_over: Callable[[Unit], bool], *, is_last: bool) -> list[Unit]:
+        """Reduce units as far as the order allows that get no more gradients in this pass.
+
+        Their missing gradients are zeros. Without this, a rank that leaves out a parameter would
+        start none of the reductions behind it before its backward pass ends, and could wait for a
+        gather from a rank that waits for one of those (see [Note: gather order]). Returns the
+        units that were incomplete.
+        """
+        incomplete: list[Unit] = []
+        while self._overlap and self._next < len(self._order):
+            unit = self._order[self._next]
+            if unit.missing:
+                if not is_over(unit):
+                    break
+                unit.missing.clear()
+                incomplete.append(unit)
+            self._issue(unit, is_last=is_last)
+            self._next += 1
+        return incomplete
+
+    def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
+        """At the end of a backward pass: reduce what stands before `unit` in the order."""
+        place = -1 if unit.place is None else unit.place
+        while self._overlap and self._next < len(self._order):
+            following = self._order[self._next]
+            if following.place is None or following.place <= place:
+                break
+            self._issue(following, is_last=is_last)
+            self._next += 1
 
     def end_backward(self, *, is_last: bool) -> None:
         """Reduce what this pass still owes, and land everything."""
@@ -121,11 +152,6 @@ class GradPipeline:
             for buffers in unit.gradients:
                 buffers.scale(factor)
 
-    def _issue_complete(self, *, is_last: bool) -> None:
-        while self._next < len(self._order) and not self._order[self._next].missing:
-            self._issue(self._order[self._next], is_last=is_last)
-            self._next += 1
-
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_last and buffers.awaits_reduction):
@@ -153,3 +179,7 @@ class GradPipeline:
             self._outer_flying.popleft().land_outer()
         buffers.issue_outer()
         self._outer_flying.append(buffers)
+
+
+def _never(_unit: Unit) -> bool:
+    return False
