@@ -54,13 +54,14 @@ class CheckVerdict(Kept):
 
 
 class CaseVerdict(Kept):
-    """One case. reason: why it does not apply, or could not be judged."""
+    """One case. reason: why it does not apply. cpu_seconds: of all ranks together."""
 
     case: str
     engine: str
     state: CheckState
     settings: dict[str, Any] = {}
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     reason: str = ""
     checks: tuple[CheckVerdict, ...] = ()
 

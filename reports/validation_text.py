@@ -41,10 +41,12 @@ def headline(record: ValidationRecord) -> str:
         )
     counts = record.counts()
     seconds = sum(case.seconds for case in record.cases)
+    work = sum(case.cpu_seconds for case in record.cases)
     return (
         f"{record.id}: {', '.join(record.engines)} ({record.wanted}) on {record.device}: "
         f"{len(record.cases)} cases: {counts['passed']} passed, {counts['failed']} failed, "
-        f"{counts['not_applicable']} not applicable, {seconds:.1f} s{ending}"
+        f"{counts['not_applicable']} not applicable, {seconds:.1f} s "
+        f"({work:.1f} s of processor time in the ranks){ending}"
     )
 
 

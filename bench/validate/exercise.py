@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -120,7 +121,7 @@ def run_case(case: Case, rank: int, device: torch.device) -> Seen:
     Raises:
         UnsupportedError: the engine cannot do it, by its own account.
     """
-    before = live_bytes()
+    before, start = live_bytes(), time.process_time()
     bench = Bench(case, rank, device)
     with bench.tap:
         bench.look_once()
@@ -129,6 +130,7 @@ def run_case(case: Case, rank: int, device: torch.device) -> Seen:
     del bench
     gc.collect()
     seen.left_bytes = live_bytes(kept=seen) - before
+    seen.cpu_seconds = time.process_time() - start
     return seen
 
 

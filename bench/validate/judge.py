@@ -54,6 +54,7 @@ def judge(case: Case, outcome: Outcome, device: torch.device, seconds: float) ->
         state="passed",
         settings=settings(case),
         seconds=round(seconds, 3),
+        cpu_seconds=round(sum(one.cpu_seconds for one in outcome.seen), 3),
     )
     if outcome.kind == "unsupported":
         return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})

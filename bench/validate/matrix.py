@@ -27,25 +27,29 @@ def cases(engine: str, *, full: bool) -> list[Case]:
 
 
 def select(found: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
-    """Cases whose id one of `patterns` (shell style, or a part of the id) matches; all if none.
+    """Cases that one of `patterns` names: an id, a part of ids, or a shell pattern; all if none.
 
     Raises:
         UsageError: a pattern that matches nothing.
     """
     if not patterns:
         return list(found)
+    wanted: set[str] = set()
+    ids = [case.id for case in found]
     for pattern in patterns:
-        if not any(_matches(case, pattern) for case in found):
-            example = found[0].id if found else "no case"
+        matching = {pattern} if pattern in ids else {one for one in ids if _matches(one, pattern)}
+        if not matching:
+            example = ids[0] if ids else "no case"
             raise UsageError(
                 f"--case {pattern!r} matches none of {len(found)} cases; ids look like {example} "
                 "(--list shows all; --full has more)"
             )
-    return [case for case in found if any(_matches(case, pattern) for pattern in patterns)]
+        wanted |= matching
+    return [case for case in found if case.id in wanted]
 
 
-def _matches(case: Case, pattern: str) -> bool:
-    return pattern in case.id or fnmatchcase(case.id, pattern)
+def _matches(case_id: str, pattern: str) -> bool:
+    return pattern in case_id or fnmatchcase(case_id, pattern)
 
 
 def _quick(engine: str) -> Iterator[Case]:

@@ -52,9 +52,10 @@ class StepSeen:
 class Seen:
     """All of it. lacking: what the engine has no counterpart for, and why.
 
-    left_bytes: of tensors that exist after the engine was deleted and did not before it was built.
-    autocast: whether the engine computes under autocast on main weights instead of casting them.
-    refusal: the error of something that had to be refused, None where it was taken.
+    cpu_seconds: of this process, for this case. left_bytes: of tensors that exist after the engine
+    was deleted and did not before it was built. autocast: whether the engine computes under
+    autocast on main weights instead of casting them. refusal: the error of something that had to be
+    refused, None where it was taken.
     """
 
     rank: int
@@ -67,3 +68,4 @@ class Seen:
     refusal: str | None = None
     code_path: str = ""
     autocast: bool = False
+    cpu_seconds: float = 0.0
