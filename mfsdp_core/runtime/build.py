@@ -29,6 +29,7 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
 
 
@@ -144,9 +145,14 @@ class _GroupFactory:
                 strict=self._config.schedule.strict_reduction,
                 events=environment.events,
             )
-        return ParameterGroup(
+        group = ParameterGroup(
             spec, members, weights, gradients, mesh=axes.whole, allocator=self._lasting
         )
+        if plan.is_expert:
+            scope = ExpertScope(environment.dense.groups, len(axes.ranks))
+            for managed in members:
+                mark_expert(managed.sharded, scope)
+        return group
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
+from mfsdp_core.shard.expert_scope import ExpertScope, expert_scope
 from mfsdp_core.state.owner import owners_of
 
 
@@ -33,27 +34,37 @@ def clip_grad_norm_(
     for owner in owners_of(parameters):
         owner.finish_grad_sync()
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = _norm(gradients)
+    norm = _norm(p for p in parameters if p.grad is not None)
     if max_norm != float("inf") and gradients:
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         torch._foreach_mul_([_local(g) for g in gradients], coefficient)
     return norm
 
 
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """2-norm over all ranks' rows; sharded gradients are summed per mesh, replicas count once."""
-    alike: dict[object, list[torch.Tensor]] = {}
-    for gradient in gradients:
+def _norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """2-norm over all ranks' rows; sharded gradients are summed per mesh, replicas count once.
+
+    Experts are summed over the ranks that share one, and then over all others: each of those adds
+    an equal part of what its own set of ranks has found.
+    """
+    alike: dict[tuple[object, ExpertScope | None], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        assert gradient is not None
         key = (gradient.device_mesh, gradient.placements) if _is_sharded(gradient) else None
-        alike.setdefault(key, []).append(gradient)
+        alike.setdefault((key, expert_scope(parameter)), []).append(gradient)
     total: torch.Tensor | None = None
-    for tensors in alike.values():
+    for (_, scope), tensors in alike.items():
         squares = _sum_of_squares([_local(tensor) for tensor in tensors])
         first = tensors[0]
         if isinstance(first, DTensor):
             for dim, placement in enumerate(first.placements):
                 if not isinstance(placement, Replicate):
                     squares = sum_over_ranks(squares, first.device_mesh.get_group(dim))
+        if scope is not None:
+            squares = squares / scope.copies
+            for group in scope.groups:
+                squares = sum_over_ranks(squares, group)
         total = squares if total is None else total + squares
     return torch.zeros(()) if total is None else total.sqrt()
 
