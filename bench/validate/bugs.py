@@ -156,6 +156,18 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
+        "R15",
+        "a weight that tensor parallelism has cut is laid out in its whole shape",
+        (
+            Change(
+                "runtime/parameter_group.py",
+                "yield SliceBuffer(layout, self._piece, flat).rows(index)",
+                "rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
+                "                yield rows.reshape(-1, *self.parameters[index].part.whole_shape[1:])",
+            ),
+        ),
+    ),
+    Bug(
         "R16",
         "buffers are freed before the stream that reads them has passed",
         without_changes="a race between CUDA streams: needs a GPU",

@@ -21,6 +21,7 @@ class ReductionConfig:
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens. It wins over
     average_in_collective, as it does upstream.
+    decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
 
     [Note: divisor] Gradients are divided by the number of *dense* data-parallel ranks, also those
     of experts (R11). An expert is shared by fewer ranks, but each of them has already added up, in
@@ -30,6 +31,7 @@ class ReductionConfig:
     average_in_collective: bool = False
     per_token: bool = False
     transport: Transport = "auto"
+    decoupled: bool = False
 
     @property
     def averages(self) -> bool:
@@ -60,25 +62,27 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ShardingConfig:
-    """Everything that decides behaviour, apart from modules, meshes and dtypes."""
+    """Everything that decides behaviour, apart from modules, meshes and dtypes.
+
+    bucketing: parameters of a unit travel together; without it each one has a bucket of its own.
+    """
 
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
+    bucketing: bool = True
 
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
 NOT_BUILT: dict[str, tuple[object, str]] = {
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
-    "disable_bucketing": (False, "one bucket per parameter"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
     "fsdp_double_buffer": (False, "fixed buffer pools"),
     "fsdp_db_use_persist_buf_on_alloc_fail": (False, "fixed buffer pools"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),
     "enable_fine_grained_param_gather": (False, "gathers per submodule"),
-    "use_decoupled_grad": (False, "decoupled gradients"),
     "cuda_graph_mode": (False, "CUDA graphs"),
     "maxpool_double_buffer": (False, "buffer pools for hybrid architectures"),
 }
@@ -108,6 +112,7 @@ def parse_sharding(
     schedule: ScheduleConfig,
     *,
     has_outer_axis: bool,
+    bucketing: bool = True,
 ) -> ShardingConfig:
     """Parse and cross-check.
 
@@ -130,4 +135,4 @@ def parse_sharding(
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True."
         )
-    return ShardingConfig(strategy, reduction, schedule)
+    return ShardingConfig(strategy, reduction, schedule, bucketing)

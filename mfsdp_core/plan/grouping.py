@@ -55,13 +55,18 @@ def owner_of(units: Iterable[str]) -> str:
 
 
 def plan_buckets(
-    parameters: Sequence[ParameterFacts], slices: int, expert_slices: int = 1
+    parameters: Sequence[ParameterFacts],
+    slices: int,
+    *,
+    expert_slices: int = 1,
+    bucketing: bool = True,
 ) -> list[BucketPlan]:
     """Buckets for `parameters` over `slices` ranks, in registration order of their units.
 
     Those of experts are over `expert_slices` ranks.
 
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
+    Without `bucketing` every parameter has a bucket of its own.
     """
     groups: dict[tuple[str, str, bool, bool], list[int]] = {}
     for index, facts in enumerate(parameters):
@@ -71,8 +76,9 @@ def plan_buckets(
     number: dict[str, int] = {}
     for (unit, dtype, requires_grad, is_expert), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
+        alone = [[position] for position in range(len(shapes))]
         pieces = expert_slices if is_expert else slices
-        for part in split_by_padding(shapes, pieces):
+        for part in split_by_padding(shapes, pieces) if bucketing else alone:
             members = tuple(indices[i] for i in part)
             count = number.get(unit, 0)
             number[unit] = count + 1

@@ -16,7 +16,7 @@ from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAlloca
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig
-from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
+from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -54,11 +54,13 @@ class Environment:
 def group_dtypes(
     compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
 ) -> GroupDtypes[torch.dtype]:
-    """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
-    if not trainable:
-        return resolve_dtypes(compute, None, None, None)
-    return resolve_dtypes(
-        compute, policy.main_params_dtype, policy.main_grads_dtype, policy.grad_comm_dtype
+    """Dtypes of a bucket under `policy`."""
+    return resolve_bucket_dtypes(
+        compute,
+        policy.main_params_dtype,
+        policy.main_grads_dtype,
+        policy.grad_comm_dtype,
+        trainable=trainable,
     )
 
 
@@ -81,7 +83,13 @@ def build_context(
         for kind in (False, True)
     }
     factory = _GroupFactory(config, policy, environment)
-    for plan in plan_buckets([facts for _, facts in managed_facts], pieces[False], pieces[True]):
+    plans = plan_buckets(
+        [facts for _, facts in managed_facts],
+        pieces[False],
+        expert_slices=pieces[True],
+        bucketing=config.bucketing,
+    )
+    for plan in plans:
         members = [parameters[index] for index in plan.members]
         by_name[plan.unit].groups.append(factory.build(plan, members))
     events, schedule = environment.events, config.schedule
@@ -146,7 +154,13 @@ class _GroupFactory:
                 events=environment.events,
             )
         group = ParameterGroup(
-            spec, members, weights, gradients, mesh=axes.whole, allocator=self._lasting
+            spec,
+            members,
+            weights,
+            gradients,
+            mesh=axes.whole,
+            allocator=self._lasting,
+            decoupled=self._config.reduction.decoupled,
         )
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))
