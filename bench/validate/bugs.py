@@ -162,8 +162,9 @@ BUGS: tuple[Bug, ...] = (
             Change(
                 "runtime/parameter_group.py",
                 "yield SliceBuffer(layout, self._piece, flat).rows(index)",
-                "rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
-                "                yield rows.reshape(-1, *self.parameters[index].part.whole_shape[1:])",
+                "whole = self.parameters[index].part.whole_shape\n"
+                "                rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
+                "                yield rows.reshape(-1, *whole[1:])",
             ),
         ),
     ),
