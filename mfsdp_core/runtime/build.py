@@ -18,6 +18,7 @@ from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.prefetch import PrefetchOrder
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
@@ -25,6 +26,7 @@ from mfsdp_core.runtime.experts import is_expert
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
@@ -96,8 +98,8 @@ def build_context(
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, events, prefetch=schedule.prefetch),
-        GradPipeline(root, units, overlap=schedule.overlap_reduction),
+        ParamPipeline(root, units, PrefetchOrder(len(units)), events, prefetch=schedule.prefetch),
+        GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
     )
@@ -117,6 +119,11 @@ class _GroupFactory:
         self._policy = policy
         self._environment = environment
         self._dense_ranks = environment.dense.coordinate().data_parallel_size
+        self.guard = NanGuard(
+            environment.dense.mesh.get_rank(),
+            each_parameter=config.checks.each_parameter,
+            before_reduction=config.checks.before_reduction,
+        )
         self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
         self._passing = TemporaryAllocator(environment.device, environment.ledger)
         scratch = AllocatedScratch(self._passing)
@@ -151,6 +158,7 @@ class _GroupFactory:
                 self._passing,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
+                guard=self.guard.for_bucket([managed.names for managed in members]),
                 events=environment.events,
             )
         group = ParameterGroup(
