@@ -61,7 +61,7 @@ class MegatronFSDP(nn.Module):
         self.events = environment.events
         self.ledger: MemoryLedger = environment.ledger
         self.wire_log = WireLog()
-        self.events.subscribe(self.wire_log)
+        self.events.subscribe(self.wire_log, kinds=("collective",))
         self.param_and_grad_buffer = _BufferRegistration()
         self._context = context
         self._policy = policy
