@@ -178,8 +178,33 @@ def memory_at_rest(
     Raises:
         ConfigurationError: a dtype of unknown size.
     """
+    plans = plan_buckets(parameters, coordinate.pieces(strategy))
+    return memory_of_buckets(
+        plans,
+        strategy,
+        coordinate,
+        policy,
+        optimizer=optimizer,
+        gradients_attached=gradients_attached,
+    )
+
+
+def memory_of_buckets(
+    plans: Sequence[BucketPlan],
+    strategy: Strategy,
+    coordinate: Coordinate,
+    policy: PolicyNames,
+    *,
+    optimizer: OptimizerFacts | None = None,
+    gradients_attached: bool = False,
+) -> MemoryModel:
+    """`memory_at_rest` of buckets that are planned already, over `coordinate.pieces(strategy)`.
+
+    Raises:
+        ConfigurationError: a dtype of unknown size.
+    """
     lines: list[MemoryLine] = []
-    for plan in plan_buckets(parameters, coordinate.pieces(strategy)):
+    for plan in plans:
         _check_known(plan.dtype)
         dtypes = resolve_bucket_dtypes(
             plan.dtype,
