@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
-from bench.spec import ModelShape, ResolvedRun
+from bench.spec import ModelShape, ResolvedRun, TrainSpec
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
 from mfsdp_core.plan.memory_model import (
@@ -26,8 +26,6 @@ from mfsdp_core.plan.memory_model import (
 )
 from mfsdp_core.plan.strategy import parse_strategy
 
-_OPTIMIZERS: dict[str, OptimizerFacts] = {"adamw": ADAM, "sgd": SGD}
-
 
 def state_bytes_of_all_ranks(run: ResolvedRun) -> int:
     """Sum over the ranks of `run`."""
@@ -37,6 +35,14 @@ def state_bytes_of_all_ranks(run: ResolvedRun) -> int:
 def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
     """Bytes of one rank in the categories of the memory ledger. Rank 0 has no less than others."""
     return _mfsdp_bytes(run, rank) if run.engine.name == "mfsdp" else _stock_bytes(run, rank)
+
+
+def _optimizer(train: TrainSpec) -> OptimizerFacts:
+    if train.optimizer == "precision_aware_adamw":
+        # It counts its steps in Python.
+        state_dtype = TORCH_NAMES[train.state_dtype]
+        return OptimizerFacts(2, 0, state_dtype, train.master_weights)
+    return ADAM if train.optimizer == "adamw" else SGD
 
 
 def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
@@ -58,8 +64,8 @@ def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
             TORCH_NAMES[dtypes.main_grads],
             TORCH_NAMES[dtypes.grad_comm],
         ),
-        optimizer=_OPTIMIZERS[run.train.optimizer],
-        gradients_attached=True,
+        optimizer=_optimizer(run.train),
+        gradients_attached=not run.engine.decoupled_grad,
     )
     return {name: count for name, count in model.bytes_by_category().items() if count}
 
@@ -75,9 +81,11 @@ def _stock_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
     ranks = 1 if run.strategy == "no_shard" else run.launch.ranks
     elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
     weights = elements * ELEMENT_BYTES[main]
-    optimizer = _OPTIMIZERS[run.train.optimizer]
-    counters = optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
-    state = optimizer.moments * weights + counters
+    optimizer = _optimizer(run.train)
+    state = optimizer.moments * elements * ELEMENT_BYTES[optimizer.state_dtype or main]
+    state += optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
+    if optimizer.master_weights:
+        state += elements * max(ELEMENT_BYTES[main], ELEMENT_BYTES["float32"])
     found = {"main_weights": weights, "gradients": weights, "optimizer_state": state}
     return {name: count for name, count in found.items() if count}
 

@@ -120,7 +120,7 @@ def build_context(
     pieces = environment.coordinate().pieces(config.strategy)
     facts = [_facts(managed, owners) for managed, owners in collected]
     factory = _GroupFactory(config, policy, environment)
-    for plan in plan_buckets(facts, pieces):
+    for plan in plan_buckets(facts, pieces, bucketing=config.bucketing):
         members = [parameters[index] for index in plan.members]
         by_name[plan.unit].groups.append(factory.build(plan, members))
     events, schedule = environment.events, config.schedule
@@ -178,7 +178,13 @@ class _GroupFactory:
                 events=environment.events,
             )
         return ParameterGroup(
-            spec, members, weights, gradients, mesh=environment.mesh, allocator=self._lasting
+            spec,
+            members,
+            weights,
+            gradients,
+            mesh=environment.mesh,
+            allocator=self._lasting,
+            decoupled=self._config.reduction.decoupled,
         )
 
 
