@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
 from bench.models.llama import Llama
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.parameter_facts import parameter_facts
@@ -88,6 +89,27 @@ def test_the_ranks_chunks_of_fsdp2_add_up_to_the_whole() -> None:
     for category in ("main_weights", "gradients"):
         assert sum(chunk[category] for chunk in chunks) == whole[category]
     assert chunks[0]["main_weights"] == max(chunk["main_weights"] for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        TrainSpec(),
+        TrainSpec(optimizer="sgd"),
+        TrainSpec(optimizer="precision_aware_adamw", state_dtype="bf16", master_weights=True),
+    ],
+    ids=lambda train: train.optimizer,
+)
+def test_the_bytes_of_optimizer_state_are_those_that_the_optimizer_makes(train: TrainSpec) -> None:
+    run = resolve_anywhere(RunSpec(engine=EngineSpec(name="single"), launch=LaunchSpec(ranks=1)))
+    run = run.model_copy(update={"train": train})
+    model = Llama(run.shape)
+    optimizer = build_optimizer(model.parameters(), train)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    expected = state_bytes_by_category(run).get("optimizer_state", 0)
+    assert optimizer_state_bytes(optimizer) == expected
 
 
 def test_a_plan_of_llama_70b_on_a_thousand_ranks_takes_no_time() -> None:
