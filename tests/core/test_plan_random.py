@@ -104,6 +104,7 @@ def test_random_models_are_laid_out_within_the_rules(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.integers(1, 512))
 def test_ten_thousand_random_models_are_laid_out_within_the_rules(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
-from bench.models.llama import Llama
+from bench.models.build import empty_model
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.parameter_facts import parameter_facts
 from bench.resolve.presets import PRESETS
@@ -40,10 +40,14 @@ def run_of(engine: EngineSpec, ranks: int, preset: str = "debug", **dtypes: str)
     )
 
 
+def unit_of(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("layers.") else ""
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.preset)
 def test_the_facts_of_a_shape_are_those_of_the_model_that_is_built(shape: ModelShape) -> None:
     with torch.device("meta"):
-        model = Llama(shape)
+        model = empty_model(shape)
     found: dict[int, tuple[nn.Parameter, list[str]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), (parameter, []))[1].append(name)
@@ -52,9 +56,7 @@ def test_the_facts_of_a_shape_are_those_of_the_model_that_is_built(shape: ModelS
         (tuple(names), tuple(parameter.shape)) for parameter, names in found.values()
     ]
     for fact in facts:
-        units = {name.rsplit(".", 2)[0] for name in fact.names}
-        inside = {unit.split(".attention")[0].split(".feed_forward")[0] for unit in units}
-        assert set(fact.units) == {u if u.startswith("layers.") else "" for u in inside}
+        assert fact.units == tuple(unit_of(name) for name in fact.names)
     assert sum(p.numel() for p, _ in found.values()) == shape.parameters
 
 
@@ -103,7 +105,7 @@ def test_the_ranks_chunks_of_fsdp2_add_up_to_the_whole() -> None:
 def test_the_bytes_of_optimizer_state_are_those_that_the_optimizer_makes(train: TrainSpec) -> None:
     run = resolve_anywhere(RunSpec(engine=EngineSpec(name="single"), launch=LaunchSpec(ranks=1)))
     run = run.model_copy(update={"train": train})
-    model = Llama(run.shape)
+    model = empty_model(run.shape)
     optimizer = build_optimizer(model.parameters(), train)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
