@@ -74,9 +74,8 @@ class GradientBuffers:
         self._dtypes = spec.dtypes
         self._communicator = communicators.inner
         self._allocator = allocator
-        self._average = reduction.average_in_collective
-        divides = not (reduction.per_token or reduction.average_in_collective)
-        self._scale = 1.0 / spec.coordinate.data_parallel_size if divides else 1.0
+        self._average = reduction.averages
+        self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
         self._guard = guard
         self._events = events
@@ -335,7 +334,7 @@ class GradientBuffers:
                 operation=operation,
                 dtype=dtype_name(self.reduced.dtype),
                 payload_bytes=own.numel() * own.element_size(),
-                group="inner",
+                group=self._communicator.role,
                 group_size=self._communicator.size,
                 bucket=self._name,
             )
