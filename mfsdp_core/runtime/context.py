@@ -196,7 +196,14 @@ class ShardedContext:
         self._forward_turns.take(place)
 
     def _pass_over_before(self, place: int) -> None:
-        """In a backward pass: take part in gathers that other ranks make before that of `place`."""
+        """In a backward pass: take part in gathers that other ranks make before that of `place`.
+
+        The unit around another one has its turn first, whichever hook of a tensor runs first.
+        """
+        for outer in self.units[place].around:
+            if outer.place is not None and outer.place not in self._backward_turns:
+                self._pass_over_before(outer.place)
+                self.params.issue(outer)
         for skipped in self._backward_turns.ahead_of(place):
             unit = self.units[skipped]
             if unit.has_backward and self._calls.is_over(unit.place):

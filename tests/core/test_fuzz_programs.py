@@ -21,9 +21,7 @@ def paths(letters: str) -> st.SearchStrategy[str]:
 
 
 #: The same path on all ranks, or another one on every second rank.
-ROUTES = st.one_of(
-    st.tuples(paths(LETTERS)), st.tuples(paths(MIXED_LETTERS), paths(MIXED_LETTERS))
-)
+ROUTES = st.one_of(st.tuples(paths(LETTERS)), st.tuples(paths(MIXED_LETTERS), paths(MIXED_LETTERS)))
 FAILING = st.builds(
     lambda letters, phase, unit: Step(
         "failing",
@@ -41,7 +39,9 @@ STEPS = st.one_of(
     FAILING,
 )
 CYCLES = st.tuples(
-    st.lists(STEPS, max_size=4).map(tuple), st.sampled_from(["finish", "start", "sync"]), st.booleans()
+    st.lists(STEPS, max_size=4).map(tuple),
+    st.sampled_from(["finish", "start", "sync"]),
+    st.booleans(),
 )
 KINDS = [(s, m) for s in range(4) for m in ("flat", "hsdp", "hfsdp") if s or m != "hfsdp"]
 PROGRAMS = st.builds(

@@ -33,8 +33,8 @@ class Segments(nn.Module):
         return self.last(x)
 
 
-def gathers_of_a_step(length: int, reentrant: bool) -> tuple[int, int, set[str]]:
-    """Gathers of two microbatches, those issued ahead in backward passes, units left behind."""
+def gathers_of_a_step(length: int, reentrant: bool) -> tuple[int, set[str]]:
+    """Gathers of two microbatches, and the units that are left behind."""
     model: Any = fully_shard_model(
         Segments(length, reentrant).double(),
         device_mesh=mesh(2)["dp"],
@@ -42,13 +42,11 @@ def gathers_of_a_step(length: int, reentrant: bool) -> tuple[int, int, set[str]]
         sync_model_each_microbatch=False,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
     )
-    gathers, held, backward = 0, set(), False
-    ahead = 0
+    gathers, held = 0, set()
 
     def follow(event: Event) -> None:
-        nonlocal gathers, ahead
+        nonlocal gathers
         gathers += event.kind == "collective" and event.operation == "all_gather"
-        ahead += event.kind == "prefetch" and backward
         if event.kind == "materialise":
             held.add(event.bucket)
         elif event.kind == "release":
@@ -57,12 +55,9 @@ def gathers_of_a_step(length: int, reentrant: bool) -> tuple[int, int, set[str]]
     model.events.subscribe(follow)
     for _ in range(2):
         x = torch.ones(2, 8, dtype=torch.float64, requires_grad=True)
-        value = loss(model(x))
-        backward = True
-        value.backward()
-        backward = False
+        loss(model(x)).backward()
     model.finish_grad_sync()
-    return gathers, ahead, held
+    return gathers, held
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -70,7 +65,7 @@ def gathers_of_a_step(length: int, reentrant: bool) -> tuple[int, int, set[str]]
 def test_r7_recomputation_gathers_each_unit_once_more_and_leaves_none(
     ranks: RankPool, length: int, reentrant: bool
 ) -> None:
-    for gathers, _, held in ranks.run(gathers_of_a_step, length, reentrant):
-        # Per microbatch 4 units forward and 4 backward; the root once, since nothing changed it.
-        assert gathers == 2 * 8 + 1
+    for gathers, held in ranks.run(gathers_of_a_step, length, reentrant):
+        # Per microbatch 4 units forward and 4 backward; the root is there already.
+        assert gathers == 2 * 8
         assert held == set()

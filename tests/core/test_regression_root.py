@@ -1,4 +1,4 @@
-"""R8, R9: the root runs through `__call__`, and its parameters stay while anything may read them."""
+"""R8, R9: the root runs through `__call__`, and its parameters stay while they may be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_r8_root_owned_parameters_are_gathered_and_root_hooks_run(
 
 
 class Aside(nn.Module):
-    """A child's weight, owned by the root, is read raw for a value that the root does not return."""
+    """A weight of a child, which the root owns, is read raw for a value that is not returned."""
 
     def __init__(self) -> None:
         super().__init__()
