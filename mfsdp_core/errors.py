@@ -8,6 +8,7 @@ MfsdpError
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
 ├── LifecycleError                a call at a time when it cannot mean anything
 │   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
+├── PoolExhaustedError            a buffer pool has no slot that a unit may use now
 └── StateDictError                missing, unexpected or wrongly shaped entries
 """
 
@@ -44,6 +45,10 @@ class LifecycleError(MfsdpError, RuntimeError):
 
 class PolicyChangeError(LifecycleError):
     """A change of the dtype policy that running buffers cannot follow."""
+
+
+class PoolExhaustedError(MfsdpError, RuntimeError):
+    """A buffer pool has no slot that a unit may use now; names the holders and idle slots."""
 
 
 class StateDictError(MfsdpError, RuntimeError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
 Transport = Literal["auto", "native", "point_to_point"]
@@ -49,6 +50,7 @@ class ShardingConfig:
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
+    allocation: AllocationConfig = field(default_factory=AllocationConfig)
 
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
@@ -62,13 +64,10 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "disable_bucketing": (False, "one bucket per parameter"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
-    "fsdp_double_buffer": (False, "fixed buffer pools"),
-    "fsdp_db_use_persist_buf_on_alloc_fail": (False, "fixed buffer pools"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),
     "enable_fine_grained_param_gather": (False, "gathers per submodule"),
     "use_decoupled_grad": (False, "decoupled gradients"),
     "cuda_graph_mode": (False, "CUDA graphs"),
-    "maxpool_double_buffer": (False, "buffer pools for hybrid architectures"),
 }
 
 
@@ -96,6 +95,7 @@ def parse_sharding(
     schedule: ScheduleConfig,
     *,
     has_outer_axis: bool,
+    allocation: AllocationConfig | None = None,
 ) -> ShardingConfig:
     """Parse and cross-check.
 
@@ -118,4 +118,4 @@ def parse_sharding(
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True."
         )
-    return ShardingConfig(strategy, reduction, schedule)
+    return ShardingConfig(strategy, reduction, schedule, allocation or AllocationConfig())

@@ -32,6 +32,9 @@ class GradPipeline:
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
+        for unit in self._order:
+            for buffers in unit.gradients:
+                buffers.relieve = self._relieve
 
     @property
     def is_idle(self) -> bool:
@@ -133,6 +136,13 @@ class GradPipeline:
                 self._land_oldest()
             self._flying.append((unit, is_last))
         buffers.issue()
+
+    def _relieve(self) -> bool:
+        """Land the oldest reduction, if one is under way; whether one was."""
+        if not self._flying:
+            return False
+        self._land_oldest()
+        return True
 
     def _is_flying(self, unit: Unit) -> bool:
         return any(flying is unit for flying, _ in self._flying)
