@@ -76,6 +76,7 @@ class EngineSpec(Frozen):
     double_buffer: bool = False
     average_in_collective: bool = False
     transport: TransportName = "auto"
+    separate_gather_group: bool = False
 
 
 class TrainSpec(Frozen):
@@ -205,9 +206,11 @@ class ResolvedRun(Frozen):
         document = self.model_dump(mode="json")
         for limit in ("timeout_seconds", "hang_seconds"):
             del document["launch"][limit]
+        # Left out at their defaults, so that runs from before these settings keep their names.
         if document["measure"]["nccl"] == "none":
-            # Left out, so that runs from before this setting keep their names.
             del document["measure"]["nccl"]
+        if not document["engine"]["separate_gather_group"]:
+            del document["engine"]["separate_gather_group"]
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
     @property

@@ -31,6 +31,7 @@ _SWITCHES = (
     "double_buffer",
     "average_in_collective",
     "transport",
+    "separate_gather_group",
 )
 
 

@@ -22,7 +22,7 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig, Transport
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
+from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
@@ -94,11 +94,13 @@ class Environment:
 def group_dtypes(
     compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
 ) -> GroupDtypes[torch.dtype]:
-    """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
-    if not trainable:
-        return resolve_dtypes(compute, None, None, None)
-    return resolve_dtypes(
-        compute, policy.main_params_dtype, policy.main_grads_dtype, policy.grad_comm_dtype
+    """Dtypes of a bucket under `policy`."""
+    return resolve_bucket_dtypes(
+        compute,
+        policy.main_params_dtype,
+        policy.main_grads_dtype,
+        policy.grad_comm_dtype,
+        trainable=trainable,
     )
 
 
