@@ -70,8 +70,11 @@ class BucketAllocator(Protocol):
         False asks the caller to release something first; `acquire` may still succeed.
         """
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
-        """The buffer of `key`, allocated if it is not held."""
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
+        """The buffer of `key`, allocated if it is not held.
+
+        in_place: views of what `key` had before are about to be read, so no other memory will do.
+        """
 
     def release(self, key: BufferKey) -> None:
         """Give the storage back."""
@@ -96,8 +99,9 @@ class TemporaryAllocator:
         del key
         return True
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The held tensor, or a new one."""
+        del in_place
         held = self._held.get(key)
         if held is None:
             held = torch.empty(key.elements, dtype=key.dtype, device=self._device)
@@ -137,8 +141,9 @@ class StorageResizeAllocator:
         del key
         return True
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The tensor of `key` with storage behind it."""
+        del in_place
         tensor = self._tensors.get(key)
         if tensor is None:
             tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
@@ -173,8 +178,9 @@ class PersistentAllocator:
         del key
         return True
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The tensor of `key`."""
+        del in_place
         tensor = self._tensors.get(key)
         if tensor is None:
             tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)

@@ -94,18 +94,18 @@ class SlotPool:
             return len(self._holders) < self.plan.slots
         return slot not in self._holders
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The area of `key`'s bucket in the slot of its unit.
 
         Raises:
-            PoolExhaustedError: no slot is idle.
+            PoolExhaustedError: no slot is idle, or, with `in_place`, not the one that it had.
         """
         unit = self._units.get(key)
         if unit is None:
-            return self._fallback.acquire(key)
+            return self._fallback.acquire(key, in_place=in_place)
         held = self._held.get(unit)
         if held is None:
-            self._take_slot(unit, key)
+            self._take_slot(unit, key, in_place=in_place)
             held = self._held[unit] = {}
         tensor = held.get(key)
         if tensor is None:
@@ -131,8 +131,13 @@ class SlotPool:
             view = self._views[key, slot] = area[: key.elements]
         return view
 
-    def _take_slot(self, unit: str, key: BufferKey) -> None:
+    def _take_slot(self, unit: str, key: BufferKey, *, in_place: bool) -> None:
         slot = self._assigned.get(unit)
+        if in_place and slot is not None and slot in self._holders:
+            why = (
+                f"only slot {slot} will do: autograd has saved views of the weights that were in it"
+            )
+            raise PoolExhaustedError(self._describe_shortage(unit, key, why))
         if slot is None:
             slot = self._first_slot(unit, key)
         elif slot in self._holders:
@@ -140,8 +145,7 @@ class SlotPool:
             warnings.warn(
                 f"{self.role} pool: unit {unit} had slot {slot}, which unit "
                 f"{self._holders[slot]} holds; it gets slot {other} instead. Memory registered or "
-                "captured for slot "
-                f"{slot} is not used by {unit} any more.",
+                f"captured for slot {slot} is not used by {unit} any more.",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -157,15 +161,14 @@ class SlotPool:
         """The idle slot that the fewest units have been given, so that neighbours differ."""
         idle = self._idle_slots()
         if not idle:
-            raise PoolExhaustedError(self.describe_shortage(unit, key, "none is left"))
+            raise PoolExhaustedError(self._describe_shortage(unit, key, "none is left"))
         users = list(self._assigned.values())
         return min(idle, key=lambda slot: (users.count(slot), slot))
 
     def _idle_slots(self) -> list[int]:
         return [slot for slot in range(self.plan.slots) if slot not in self._holders]
 
-    def describe_shortage(self, unit: str, key: BufferKey, why: str) -> str:
-        """Message of an error: who wants what, who holds which slot, what is idle."""
+    def _describe_shortage(self, unit: str, key: BufferKey, why: str) -> str:
         holders = ", ".join(f"slot {s}: unit {u}" for s, u in sorted(self._holders.items()))
         idle = ", ".join(f"slot {s}" for s in self._idle_slots()) or "none"
         return (

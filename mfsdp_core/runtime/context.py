@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from mfsdp_core.events import EventBus
+from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
@@ -48,6 +49,7 @@ class ShardedContext:
         *,
         events: EventBus,
         auto_sync: bool,
+        allocators: Allocators,
     ) -> None:
         self.root = root
         self.units = units
@@ -55,6 +57,7 @@ class ShardedContext:
         self.grads = grads
         self.events = events
         self.auto_sync = auto_sync
+        self.allocators = allocators
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False

@@ -131,11 +131,12 @@ class GradPipeline:
                 self._start(unit, buffers, is_last=is_last)
 
     def _start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
-        if not self._is_flying(unit):
-            while len(self._flying) >= IN_FLIGHT:
-                self._land_oldest()
-            self._flying.append((unit, is_last))
+        joins = not self._is_flying(unit)
+        while joins and len(self._flying) >= IN_FLIGHT:
+            self._land_oldest()
         buffers.issue()
+        if joins:
+            self._flying.append((unit, is_last))
 
     def _relieve(self) -> bool:
         """Land the oldest reduction, if one is under way; whether one was."""

@@ -17,7 +17,9 @@ from mfsdp_core.runtime.grad_pipeline import IN_FLIGHT
 FEWER_SLOTS: dict[Role, int] = {"outer_bucket": IN_FLIGHT}
 
 
-def pool_requests(specs: Iterable[BucketSpec]) -> dict[Role, list[BucketRequest]]:
+def pool_requests(
+    specs: Iterable[BucketSpec], *, has_outer_axis: bool
+) -> dict[Role, list[BucketRequest]]:
     """Requests by role, in the order of `specs`.
 
     The root's buffers stay or are asked for once per pass, so no slot is planned for them.
@@ -25,13 +27,19 @@ def pool_requests(specs: Iterable[BucketSpec]) -> dict[Role, list[BucketRequest]
     requests: dict[Role, list[BucketRequest]] = {}
     for spec in specs:
         if spec.plan.unit != ROOT:
-            for role, request in _of_bucket(spec):
+            for role, request in _of_bucket(spec, has_outer_axis=has_outer_axis):
                 requests.setdefault(role, []).append(request)
     return requests
 
 
-def _of_bucket(spec: BucketSpec) -> list[tuple[Role, BucketRequest]]:
-    inner, outer, dtypes = spec.strategy.inner, spec.strategy.outer, spec.dtypes
+def pooled_dtypes(specs: Iterable[BucketSpec]) -> dict[str, torch.dtype]:
+    """Torch dtype of every name that `pool_requests` uses."""
+    found = {dtype for spec in specs for dtype in (spec.dtypes.compute, spec.dtypes.grad_comm)}
+    return {dtype_name(dtype): dtype for dtype in found}
+
+
+def _of_bucket(spec: BucketSpec, *, has_outer_axis: bool) -> list[tuple[Role, BucketRequest]]:
+    inner, dtypes = spec.strategy.inner, spec.dtypes
     whole = spec.layout.total_elements
     padding = whole - spec.layout.used_elements
     found: list[tuple[Role, BucketRequest]] = []
@@ -41,12 +49,11 @@ def _of_bucket(spec: BucketSpec) -> list[tuple[Role, BucketRequest]]:
         return found
     if inner.reduces_every_microbatch or dtypes.needs_comm_buffer:
         found.append(("grad_bucket", _request(spec, dtypes.grad_comm, whole, padding)))
-    if spec.has_outer_axis and dtypes.needs_comm_buffer:
+    if has_outer_axis and dtypes.needs_comm_buffer:
         accumulated = whole
         if inner.shards_optimizer:
             accumulated //= spec.coordinate.inner_size
         found.append(("outer_bucket", _request(spec, dtypes.grad_comm, accumulated, 0)))
-    del outer
     return found
 
 

@@ -30,14 +30,13 @@ import torch
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import Pending
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import LifecycleError, PoolExhaustedError
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey, Role
 from mfsdp_core.plan.strategy import Collective
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
-
 
 _NO_BACKWARD = -1
 
@@ -175,23 +174,11 @@ class WeightBuffers:
         self.install()
 
     def _allocate(self) -> None:
-        """Storage for the full buffer.
-
-        Raises:
-            PoolExhaustedError: only another slot is free, and views of the former one are about to
-                be read.
-        """
-        data = self._allocator.acquire(self._full_key)
-        if data is self.full.data:
-            return
-        if self._allocator.recycles and torch._C._current_graph_task_id() != _NO_BACKWARD:
-            self._allocator.release(self._full_key)
-            raise PoolExhaustedError(
-                f"the weights of {self._spec.name} must be in the pool slot of their forward pass "
-                "while its backward pass runs, since autograd has saved views of that slot; "
-                "another unit holds it. Raise pool_slots, or use allocator='storage_resize'."
-            )
-        self._move(data)
+        """Storage for the full buffer; in a backward pass, where the forward pass had it."""
+        in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
+        data = self._allocator.acquire(self._full_key, in_place=in_backward)
+        if data is not self.full.data:
+            self._move(data)
 
     def _free(self) -> None:
         self._allocator.release(self._full_key)
