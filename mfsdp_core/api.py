@@ -89,10 +89,12 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
     backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
     the number of ranks. calculate_per_token_loss: sum gradients without dividing.
-    on_double_reduction: `warn` restores upstream's behaviour, in which a whole gradient reduced
-    twice in a cycle is wrong. transport: `native` collectives, or `point_to_point` exchange with a
-    local FP32 sum; `auto` takes the latter on gloo
-    where gradients are scattered. allocator: who serves the buffers that come and go, one of
+    disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
+    gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that reads them
+    there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a
+    whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
+    `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where
+    gradients are scattered. allocator: who serves the buffers that come and go, one of
     `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is what
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
@@ -116,7 +118,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     config = parse_sharding(
         zero_dp_strategy,
         outer_dp_sharding_strategy,
-        ReductionConfig(average_in_collective, calculate_per_token_loss, transport),
+        ReductionConfig(
+            average_in_collective, calculate_per_token_loss, transport, use_decoupled_grad
+        ),
         ScheduleConfig(
             prefetch=overlap_param_gather,
             overlap_reduction=overlap_grad_reduce,
@@ -131,6 +135,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             max_pool=maxpool_double_buffer,
             persistent_fallback=fsdp_db_use_persist_buf_on_alloc_fail,
         ),
+        bucketing=not disable_bucketing,
     )
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes)

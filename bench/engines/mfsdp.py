@@ -185,6 +185,7 @@ def _switches(engine: EngineSpec) -> dict[str, Any]:
         "average_in_collective": engine.average_in_collective,
         "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
+        "use_decoupled_grad": engine.decoupled_grad,
         "fsdp_double_buffer": engine.double_buffer or pooled,
         "maxpool_double_buffer": engine.allocator == "max_pool",
     }

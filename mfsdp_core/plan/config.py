@@ -21,11 +21,13 @@ class ReductionConfig:
     where gradients are scattered, else native).
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens.
+    decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
     """
 
     average_in_collective: bool = False
     per_token: bool = False
     transport: Transport = "auto"
+    decoupled: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,16 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ShardingConfig:
-    """Everything that decides behaviour, apart from modules, meshes and dtypes."""
+    """Everything that decides behaviour, apart from modules, meshes and dtypes.
+
+    bucketing: parameters of a unit travel together; without it each one has a bucket of its own.
+    """
 
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
     allocation: AllocationConfig = field(default_factory=AllocationConfig)
+    bucketing: bool = True
 
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
@@ -61,12 +67,10 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "tp_dim": (None, "tensor parallelism beside sharding"),
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
-    "disable_bucketing": (False, "one bucket per parameter"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),
     "enable_fine_grained_param_gather": (False, "gathers per submodule"),
-    "use_decoupled_grad": (False, "decoupled gradients"),
     "cuda_graph_mode": (False, "CUDA graphs"),
 }
 
@@ -96,6 +100,7 @@ def parse_sharding(
     *,
     has_outer_axis: bool,
     allocation: AllocationConfig | None = None,
+    bucketing: bool = True,
 ) -> ShardingConfig:
     """Parse and cross-check.
 
@@ -118,4 +123,6 @@ def parse_sharding(
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True."
         )
-    return ShardingConfig(strategy, reduction, schedule, allocation or AllocationConfig())
+    return ShardingConfig(
+        strategy, reduction, schedule, allocation or AllocationConfig(), bucketing
+    )

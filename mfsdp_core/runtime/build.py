@@ -120,7 +120,7 @@ def build_context(
     parameters = [managed for managed, _ in collected]
     pieces = environment.coordinate().pieces(config.strategy)
     facts = [_facts(managed, owners) for managed, owners in collected]
-    plans = plan_buckets(facts, pieces)
+    plans = plan_buckets(facts, pieces, bucketing=config.bucketing)
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
     for plan in plans:
@@ -206,6 +206,7 @@ class _GroupFactory:
             gradients,
             mesh=environment.mesh,
             allocator=self.allocators.lasting,
+            decoupled=self._config.reduction.decoupled,
         )
 
 
