@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, AllocatorName, parse_allocation
 from mfsdp_core.plan.config import (
+    GradientChecks,
     ReductionConfig,
     ScheduleConfig,
     Transport,
@@ -70,6 +72,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     transport: Transport = "auto",
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
+    check_for_nan_in_grad: bool = False,
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -89,6 +92,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
     backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
     the number of ranks. calculate_per_token_loss: sum gradients without dividing.
+    report_nan_in_param_grad: raise when a parameter's gradient holds NaN or Inf, as soon as it is
+    computed; check_for_nan_in_grad: look once per buffer, before it is reduced.
     disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
     gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that reads them
     there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a
@@ -137,6 +142,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
         ),
         bucketing=not disable_bucketing,
     )
+    checks = GradientChecks(report_nan_in_param_grad, check_for_nan_in_grad)
+    config = dataclasses.replace(config, checks=checks)
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes)
     mesh = data_parallel_mesh(device_mesh, dp_shard_dim, dp_outer_dim, hybrid_fsdp_group)
@@ -199,6 +206,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     transport: Transport = "auto",
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
+    check_for_nan_in_grad: bool = False,
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 

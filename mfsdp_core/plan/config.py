@@ -46,6 +46,14 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class GradientChecks:
+    """Where to look for NaN and Inf: each parameter's gradient, each buffer to be reduced."""
+
+    each_parameter: bool = False
+    before_reduction: bool = False
+
+
+@dataclass(frozen=True)
 class ShardingConfig:
     """Everything that decides behaviour, apart from modules, meshes and dtypes.
 
@@ -57,6 +65,7 @@ class ShardingConfig:
     schedule: ScheduleConfig
     allocation: AllocationConfig = field(default_factory=AllocationConfig)
     bucketing: bool = True
+    checks: GradientChecks = GradientChecks()
 
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
@@ -66,7 +75,6 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "expt_fsdp_group_ag": (None, "expert parallelism"),
     "tp_dim": (None, "tensor parallelism beside sharding"),
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
-    "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),

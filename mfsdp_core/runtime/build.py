@@ -24,6 +24,7 @@ from mfsdp_core.plan.config import ShardingConfig, Transport
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.prefetch import PrefetchOrder
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -31,6 +32,7 @@ from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
@@ -131,8 +133,8 @@ def build_context(
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, events, prefetch=schedule.prefetch),
-        GradPipeline(root, units, overlap=schedule.overlap_reduction),
+        ParamPipeline(root, units, PrefetchOrder(len(units)), events, prefetch=schedule.prefetch),
+        GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
         allocators=factory.allocators,
@@ -158,6 +160,11 @@ class _GroupFactory:
         self._policy = policy
         self._environment = environment
         self._coordinate = environment.coordinate()
+        self.guard = NanGuard(
+            environment.mesh.get_rank(),
+            each_parameter=config.checks.each_parameter,
+            before_reduction=config.checks.before_reduction,
+        )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
         specs = self._specs.values()
         self.allocators = build_allocators(
@@ -197,6 +204,7 @@ class _GroupFactory:
                 self.allocators,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
+                guard=self.guard.for_bucket([managed.names for managed in members]),
                 events=environment.events,
             )
         return ParameterGroup(

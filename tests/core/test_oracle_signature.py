@@ -79,7 +79,6 @@ NOT_BUILT: dict[str, Any] = {
     "expt_device_mesh": object(),
     "expt_fsdp_group_ag": object(),
     "init_model_with_meta_device": True,
-    "report_nan_in_param_grad": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
     "disable_symmetric_registration": True,
@@ -108,6 +107,7 @@ BUILT = {
     "disable_bucketing",
     "use_decoupled_grad",
     "calculate_per_token_loss",
+    "report_nan_in_param_grad",
 }
 
 
