@@ -79,9 +79,8 @@ class GradientBuffers:
         self._allocator = allocators.gradients
         # Lands a reduction so that its bucket becomes free; False when there is none to land.
         self.relieve: Callable[[], bool] | None = None
-        self._average = reduction.average_in_collective
-        divides = not (reduction.per_token or reduction.average_in_collective)
-        self._scale = 1.0 / spec.coordinate.data_parallel_size if divides else 1.0
+        self._average = reduction.averages
+        self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
         self._guard = guard
         self._events = events
@@ -346,7 +345,7 @@ class GradientBuffers:
                 operation=operation,
                 dtype=dtype_name(self.reduced.dtype),
                 payload_bytes=own.numel() * own.element_size(),
-                group="inner",
+                group=self._communicator.role,
                 group_size=self._communicator.size,
                 bucket=self._name,
             )

@@ -91,7 +91,7 @@ class ParamPipeline:
                     operation="all_gather",
                     dtype=dtype_name(compute),
                     payload_bytes=layout.total_elements * compute.itemsize,
-                    group="inner",
+                    group=group.weights.role,
                     group_size=layout.slices,
                     bucket=group.plan.name,
                 )
