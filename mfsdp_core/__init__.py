@@ -17,6 +17,8 @@ _HOMES = {
     "fully_shard_model": "mfsdp_core.api",
     "fully_shard_optimizer": "mfsdp_core.api",
     "gather_full": "mfsdp_core.shard.dtensor",
+    "load_checkpoint": "mfsdp_core.state.checkpoint",
+    "save_checkpoint": "mfsdp_core.state.checkpoint",
 }
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "fully_shard_model",
     "fully_shard_optimizer",
     "gather_full",
+    "load_checkpoint",
+    "save_checkpoint",
 ]
 
 

@@ -124,7 +124,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     check_gather_group(fsdp_group_ag, mesh)
     target = target_device(device, mesh)
     module.to(target)
-    environment = Environment(mesh, target, fsdp_group_ag, EventBus(), MemoryLedger())
+    environment = Environment(
+        mesh, target, fsdp_group_ag, EventBus(), MemoryLedger(), hybrid_fsdp_group
+    )
     context = build_context(module, units, config, mixed_precision_policy, environment)
     return MegatronFSDP(module, context, environment, mixed_precision_policy)
 
@@ -136,7 +138,7 @@ def fully_shard_optimizer(
 
     See `mfsdp_core.state.optimizer.prepare_optimizer`. Returns the same optimizer.
     """
-    del preproc_state_dict_for_dcp_ckpt  # both values save shards; see README, Checkpoints
+    del preproc_state_dict_for_dcp_ckpt  # both values describe shards; see README, Checkpoints
     return prepare_optimizer(optimizer)
 
 

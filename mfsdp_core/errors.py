@@ -8,7 +8,8 @@ MfsdpError
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
 ├── LifecycleError                a call at a time when it cannot mean anything
 │   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
-└── StateDictError                missing, unexpected or wrongly shaped entries
+├── StateDictError                missing, unexpected or wrongly shaped entries
+└── CheckpointError               a checkpoint that cannot be written, or must not be read
 """
 
 from __future__ import annotations
@@ -48,3 +49,7 @@ class PolicyChangeError(LifecycleError):
 
 class StateDictError(MfsdpError, RuntimeError):
     """A state dict that does not fit the model."""
+
+
+class CheckpointError(MfsdpError, RuntimeError):
+    """A checkpoint that cannot be written, was never finished, is damaged, or is not trusted."""

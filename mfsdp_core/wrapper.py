@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
@@ -18,7 +17,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.parameter_group import ParameterGroup
-from mfsdp_core.shard.dtensor import without_offset
+from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.owner import OWNER
 
@@ -28,6 +27,7 @@ class MegatronFSDP(nn.Module):
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
+    data_parallel_group: all ranks that hold a part of the model.
 
     A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
     reduction where gradients are held whole, one optimizer step.
@@ -47,9 +47,9 @@ class MegatronFSDP(nn.Module):
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log)
         self.param_and_grad_buffer = _BufferRegistration()
+        self.data_parallel_group = environment.data_parallel_group
         self._context = context
         self._policy = policy
-        self.register_state_dict_post_hook(_make_serialisable)
         owner = weakref.ref(self)
         for group in self._groups():
             for managed in group.parameters:
@@ -58,6 +58,8 @@ class MegatronFSDP(nn.Module):
                 raw.get_main_grad = _MainGradient(group, managed.raw)
                 if group.gradients is not None:
                     raw.overwrite_main_grad = not group.gradients.holds_whole
+        parameters = (managed for group in self._groups() for managed in group.parameters)
+        describe_modules(holder for managed in parameters for holder, _ in managed.holders)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -265,15 +267,6 @@ class MegatronFSDP(nn.Module):
     def _groups(self) -> list[ParameterGroup]:
         units = (self._context.root, *self._context.units)
         return [group for unit in units for group in unit.groups]
-
-
-def _make_serialisable(
-    _module: nn.Module, state_dict: dict[str, Any], _prefix: str, _metadata: Any
-) -> None:
-    """Post hook of `state_dict`: values share memory with the model and can be saved and copied."""
-    for name, value in state_dict.items():
-        if isinstance(value, DTensor):
-            state_dict[name] = without_offset(value)
 
 
 class _MainGradient:

@@ -42,6 +42,7 @@ class Environment:
     """Where a model is sharded.
 
     mesh: (inner,) or (outer, inner). gather_group None: gathers share the inner axis' group.
+    hybrid_group: the ranks of both axes, where there are two.
     """
 
     mesh: DeviceMesh
@@ -49,6 +50,12 @@ class Environment:
     gather_group: dist.ProcessGroup | None
     events: EventBus
     ledger: MemoryLedger
+    hybrid_group: dist.ProcessGroup | None = None
+
+    @property
+    def data_parallel_group(self) -> dist.ProcessGroup:
+        """All ranks over which the model is sharded or replicated."""
+        return self.hybrid_group or self.mesh.get_group(self.mesh.ndim - 1)
 
     @property
     def has_outer_axis(self) -> bool:

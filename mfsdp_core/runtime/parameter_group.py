@@ -21,6 +21,7 @@ from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import SliceBuffer
 
@@ -162,9 +163,19 @@ class ParameterGroup:
             managed = self.parameters[index]
             shard = self._as_dtensor(index, local)
             managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
+            remember_offsets(managed.sharded, self._offsets(index))
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
+
+    def _offsets(self, index: int) -> Offsets:
+        """Where this rank's rows of a parameter begin; a sharded scalar is one row."""
+        layout = self.plan.layout
+        first_row = layout.local_rows(index, self._piece).first_row if self._shards_optimizer else 0
+        dims = len(layout.slots[index].shape)
+        if not dims:
+            return (first_row,) if self._shards_optimizer else ()
+        return (first_row, *([0] * (dims - 1)))
 
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         return enumerate(self.local_views(flat))

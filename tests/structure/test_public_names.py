@@ -13,6 +13,8 @@ PUBLIC_NAMES = [
     "fully_shard_model",
     "fully_shard_optimizer",
     "gather_full",
+    "load_checkpoint",
+    "save_checkpoint",
 ]
 
 
