@@ -76,16 +76,24 @@ class EngineSpec(Frozen):
     double_buffer: bool = False
     average_in_collective: bool = False
     transport: TransportName = "auto"
+    decoupled_grad: bool = False
+    separate_gather_group: bool = False
 
 
 class TrainSpec(Frozen):
-    """Batch, length and optimizer. Batches count sequences; `seq_len` counts tokens."""
+    """Batch, length and optimizer. Batches count sequences; `seq_len` counts tokens.
+
+    state_dtype (of the moments) and master_weights (a second copy of every weight inside the
+    optimizer) are settings of `precision_aware_adamw`, which also reads decoupled gradients.
+    """
 
     steps: int = Field(default=20, ge=1)
     global_batch: int = Field(default=8, ge=1)
     micro_batch: int = Field(default=2, ge=1)
     seq_len: int = Field(default=64, ge=1)
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "precision_aware_adamw"] = "adamw"
+    state_dtype: DtypeName = "fp32"
+    master_weights: bool = False
     lr: float = Field(default=3e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     clip_norm: float | None = Field(default=1.0, gt=0)
@@ -120,6 +128,17 @@ class MeasureSpec(Frozen):
     def comparable_in_time(self) -> bool:
         """Whether nothing slows the run down."""
         return self.profile == "none" and self.nccl == "none"
+
+
+#: (section, setting, default): left out of a run's name at their default, so that runs from before
+#: the setting existed keep theirs.
+_LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
+    ("measure", "nccl", "none"),
+    ("engine", "decoupled_grad", False),
+    ("engine", "separate_gather_group", False),
+    ("train", "state_dtype", "fp32"),
+    ("train", "master_weights", False),
+)
 
 
 class RunSpec(Frozen):
@@ -205,9 +224,9 @@ class ResolvedRun(Frozen):
         document = self.model_dump(mode="json")
         for limit in ("timeout_seconds", "hang_seconds"):
             del document["launch"][limit]
-        if document["measure"]["nccl"] == "none":
-            # Left out, so that runs from before this setting keep their names.
-            del document["measure"]["nccl"]
+        for section, setting, default in _LATER_SETTINGS:
+            if document[section][setting] == default:
+                del document[section][setting]
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
     @property

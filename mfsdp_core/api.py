@@ -86,10 +86,12 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
     backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
     the number of ranks. calculate_per_token_loss: sum gradients without dividing.
-    on_double_reduction: `warn` restores upstream's behaviour, in which a whole gradient reduced
-    twice in a cycle is wrong. transport: `native` collectives, or `point_to_point` exchange with a
-    local FP32 sum; `auto` takes the latter on gloo
-    where gradients are scattered.
+    disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
+    gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that reads them
+    there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a
+    whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
+    `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where
+    gradients are scattered.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -109,7 +111,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     config = parse_sharding(
         zero_dp_strategy,
         outer_dp_sharding_strategy,
-        ReductionConfig(average_in_collective, calculate_per_token_loss, transport),
+        ReductionConfig(
+            average_in_collective, calculate_per_token_loss, transport, use_decoupled_grad
+        ),
         ScheduleConfig(
             prefetch=overlap_param_gather,
             overlap_reduction=overlap_grad_reduce,
@@ -117,6 +121,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             strict_reduction=on_double_reduction == "raise",
         ),
         has_outer_axis=dp_outer_dim is not None,
+        bucketing=not disable_bucketing,
     )
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes)

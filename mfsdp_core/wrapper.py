@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,21 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.owner import OWNER
+
+
+@dataclass(frozen=True)
+class BucketFacts:
+    """One flat buffer.
+
+    name: as in events. unit: "" is the root. parameters: first name of each, in buffer order.
+    elements: of the whole buffer, padding included.
+    """
+
+    name: str
+    unit: str
+    parameters: tuple[str, ...]
+    elements: int
+    trainable: bool
 
 
 class MegatronFSDP(nn.Module):
@@ -259,6 +275,19 @@ class MegatronFSDP(nn.Module):
         result = load_model_state(self, self._groups(), state_dict, strict=strict)
         self._context.params.install(frozen_too=True)
         return result
+
+    def buckets(self) -> list[BucketFacts]:
+        """Every flat buffer with the parameters it holds, the root's first, then unit by unit."""
+        return [
+            BucketFacts(
+                group.plan.name,
+                group.plan.unit,
+                tuple(managed.names[0] for managed in group.parameters),
+                group.plan.layout.total_elements,
+                group.is_trainable,
+            )
+            for group in self._groups()
+        ]
 
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
         """By id of each original parameter, the shard that stands for it."""

@@ -451,3 +451,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run_command_line(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

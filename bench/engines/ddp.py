@@ -12,16 +12,16 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.stock import StockEngine, autocast, scaled_backward
+from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.meters.ring_bytes import RingBytes
-from bench.models.llama import Llama
 from bench.spec import ResolvedDtypes, ResolvedRun
 
 Reduction = torch.futures.Future[Tensor]
@@ -31,7 +31,7 @@ CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
 class DdpEngine(StockEngine):
     """Replicated weights, bucketed all-reduce overlapped with the backward."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         group = dist.group.WORLD
         if group is None:
             raise RuntimeError("engine ddp needs an initialised default process group")
@@ -80,6 +80,10 @@ class DdpEngine(StockEngine):
         """Counted in the communication hook, bucket by bucket."""
         return self._ring.sent_bytes
 
+    def inspection(self) -> StockInspection:
+        """For `mfsdp-bench validate`."""
+        return StockInspection(self._ddp, "ddp", prefix="module.")
+
     def code_path(self) -> str:
         """The file of torch's DistributedDataParallel."""
         return inspect.getfile(DistributedDataParallel)
@@ -99,6 +103,6 @@ def _communication_hook(dtypes: ResolvedDtypes) -> CommHook:
     )
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> DdpEngine:
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DdpEngine:
     """Factory of `bench.engines.registry`."""
     return DdpEngine(model, resolved, device)

@@ -1,4 +1,4 @@
-"""Engine `fsdp2`: torch.distributed.fsdp.fully_shard on each TransformerLayer and on the root.
+"""Engine `fsdp2`: torch.distributed.fsdp.fully_shard on each unit of the model and on the root.
 
 Strategies, matched to what mfsdp communicates per step of k microbatches:
 - optim_grads: `reshard_after_forward=False`, and weights stay gathered until the last backward: one
@@ -24,9 +24,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from bench.engines.counted_collectives import CountedAllGather, CountedReduceScatter
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.stock import StockEngine, scaled_backward
+from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.meters.ring_bytes import RingBytes
-from bench.models.llama import Llama, TransformerLayer
+from bench.models.units import units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
 
 _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
@@ -38,7 +39,7 @@ _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
 class Fsdp2Engine(StockEngine):
     """Sharded weights, gradients and optimizer state, as torch ships it."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._reshard_after_forward = _reshard_after_forward(resolved.strategy)
         self._ring = RingBytes(dist.get_world_size())
         self._all_gather = CountedAllGather(self._ring)
@@ -50,10 +51,10 @@ class Fsdp2Engine(StockEngine):
         self._gathered_until_last = not self._reshard_after_forward and resolved.microbatches > 1
         super().__init__(model, resolved)
 
-    def _shard(self, model: Llama, dtypes: ResolvedDtypes, device: torch.device) -> None:
+    def _shard(self, model: nn.Module, dtypes: ResolvedDtypes, device: torch.device) -> None:
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         policy = _policy(dtypes)
-        for layer in model.layers:
+        for layer in units(model):
             fully_shard(
                 layer,
                 mesh=mesh,
@@ -94,6 +95,10 @@ class Fsdp2Engine(StockEngine):
         """Counted in the collectives that fully_shard calls."""
         return self._ring.sent_bytes
 
+    def inspection(self) -> StockInspection:
+        """For `mfsdp-bench validate`."""
+        return StockInspection(self.model, "fsdp2")
+
     def code_path(self) -> str:
         """The file of torch's fully_shard."""
         return inspect.getfile(inspect.unwrap(fully_shard))
@@ -118,16 +123,16 @@ def _policy(dtypes: ResolvedDtypes) -> MixedPrecisionPolicy:
     )
 
 
-def _unit_bytes(model: Llama, compute: torch.dtype) -> tuple[int, list[int]]:
+def _unit_bytes(model: nn.Module, compute: torch.dtype) -> tuple[int, list[int]]:
     """Full bytes in the compute dtype of the root's own parameters, and of each layer."""
 
     def full_bytes(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters()) * compute.itemsize
 
-    layers = [full_bytes(m) for m in model.modules() if isinstance(m, TransformerLayer)]
+    layers = [full_bytes(module) for module in units(model)]
     return full_bytes(model) - sum(layers), layers
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> Fsdp2Engine:
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Fsdp2Engine:
     """Factory of `bench.engines.registry`."""
     return Fsdp2Engine(model, resolved, device)

@@ -1,8 +1,8 @@
 """Engine `mfsdp`: this project's own core behind its drop-in functions.
 
-The unit is `TransformerLayer`. The model is cast to the compute dtype and sharded; where that cast
-has lost something, the FP32 values are then loaded into the main weights, so that training starts
-from what every other engine starts from.
+Units are those that the model names. The model is cast to the compute dtype and sharded; where that
+cast has lost something, the FP32 values are then loaded into the main weights, so that training
+starts from what every other engine starts from.
 
 Microbatches: with one per step, every backward ends its cycle by itself (auto-sync). With more, the
 earlier ones run in `no_sync()` and the last in `sync()`; strategies that shard gradients reduce
@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
 from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
-from bench.models.llama import Llama, TransformerLayer
+from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
 
 _INNER = "dp"
@@ -35,14 +36,14 @@ _OUTER = "dp_outer"
 class MfsdpEngine:
     """The wrapped model and its optimizer."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         initial = model.state_dict()
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         self._accumulates = resolved.microbatches > 1
         self._model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
-            fsdp_unit_modules=[TransformerLayer],
+            fsdp_unit_modules=unit_classes(model),
             zero_dp_strategy=resolved.strategy,
             mixed_precision_policy=_policy(resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
@@ -106,6 +107,10 @@ class MfsdpEngine:
         sent: int = self._model.wire_log.sent_bytes
         return sent
 
+    def inspection(self) -> MfsdpInspection:
+        """For `mfsdp-bench validate`."""
+        return MfsdpInspection(self._model)
+
     def code_path(self) -> str:
         """The package under test."""
         return str(mfsdp_core.__file__)
@@ -134,7 +139,11 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
     ranks = dist.get_world_size()
     if engine.outer_size == 1:
         mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=(_INNER,))
-        return {"device_mesh": mesh, "dp_shard_dim": _INNER}
+        return {
+            "device_mesh": mesh,
+            "dp_shard_dim": _INNER,
+            "fsdp_group_ag": _gather_group(mesh, engine),
+        }
     both: DeviceMesh = init_device_mesh(
         device.type,
         (engine.outer_size, ranks // engine.outer_size),
@@ -145,7 +154,21 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
         "dp_shard_dim": _INNER,
         "dp_outer_dim": _OUTER,
         "hybrid_fsdp_group": dist.group.WORLD,
+        "fsdp_group_ag": _gather_group(both, engine),
     }
+
+
+def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | None:
+    """A second group over the ranks of the inner axis, for gathers alone, where it is asked for.
+
+    Collective: every rank makes the groups of all inner axes, in the same order.
+    """
+    if not engine.separate_gather_group:
+        return None
+    inner_axes = mesh.mesh.reshape(-1, mesh.size(mesh.ndim - 1)).tolist()
+    groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in inner_axes]
+    own = next(place for place, ranks in enumerate(inner_axes) if dist.get_rank() in ranks)
+    return groups[own]
 
 
 def _switches(engine: EngineSpec) -> dict[str, Any]:
@@ -162,11 +185,12 @@ def _switches(engine: EngineSpec) -> dict[str, Any]:
         "average_in_collective": engine.average_in_collective,
         "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
+        "use_decoupled_grad": engine.decoupled_grad,
         "fsdp_double_buffer": engine.double_buffer or pooled,
         "maxpool_double_buffer": engine.allocator == "max_pool",
     }
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> MfsdpEngine:
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> MfsdpEngine:
     """Factory of `bench.engines.registry`."""
     return MfsdpEngine(model, resolved, device)

@@ -7,14 +7,26 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
 from bench.meters.local_tensor import local_tensor
 from bench.spec import TrainSpec
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay, or plain SGD (no momentum, decay added to the gradient)."""
+    """AdamW with decoupled decay, its precision-aware form, or plain SGD (no momentum)."""
     if train.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=train.lr, weight_decay=train.weight_decay)
+    if train.optimizer == "precision_aware_adamw":
+        return PrecisionAwareAdamW(
+            parameters,
+            train.lr,
+            betas=(train.beta1, train.beta2),
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+            state_dtype=TORCH_DTYPES[train.state_dtype],
+            master_weights=train.master_weights,
+        )
     return torch.optim.AdamW(
         parameters,
         lr=train.lr,

@@ -1,8 +1,10 @@
 """What the training loop asks of an engine, and nothing more.
 
-An engine is built from an FP32 model (same values on every rank), a resolved run and a device. It
+An engine is built from a model (same values on every rank; `bench.models.units` says which modules
+are units; called with tokens and targets it returns the mean loss), a resolved run and a device. It
 owns the optimizer. The gradient that it hands to the optimizer is the mean over data-parallel ranks
-of the sum over microbatches of scale * gradient; the loop passes scale = 1 / microbatches.
+of the sum over microbatches of scale * gradient; the loop passes scale = 1 / microbatches. An
+engine that is also `bench.engines.inspection.Inspectable` can be validated.
 """
 
 from __future__ import annotations
@@ -11,9 +13,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bench.models.llama import Llama
 from bench.spec import ResolvedRun
 
 
@@ -58,4 +59,4 @@ class Engine(Protocol):
         ...
 
 
-EngineFactory = Callable[[Llama, ResolvedRun, torch.device], Engine]
+EngineFactory = Callable[[nn.Module, ResolvedRun, torch.device], Engine]

@@ -6,9 +6,9 @@ import importlib
 from typing import Final, cast
 
 import torch
+from torch import nn
 
 from bench.engines.protocol import Engine, EngineFactory
-from bench.models.llama import Llama
 from bench.spec import EngineName, ResolvedRun
 
 _MODULES: Final[dict[EngineName, str]] = {
@@ -19,7 +19,7 @@ _MODULES: Final[dict[EngineName, str]] = {
 }
 
 
-def build_engine(model: Llama, resolved: ResolvedRun, device: torch.device) -> Engine:
+def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Engine:
     """The engine of `resolved` around `model`, which it takes over (casts, wraps or shards).
 
     Every engine but `single` needs an initialised default process group.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
 from bench.engines.stock import StockEngine, autocast, scaled_backward
-from bench.models.llama import Llama
+from bench.engines.stock_inspection import StockInspection
 from bench.spec import ResolvedRun
 
 
 class SingleEngine(StockEngine):
     """Plain autograd and optimizer."""
 
-    def __init__(self, model: Llama, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         super().__init__(model.to(main_dtype(resolved.dtypes)), resolved)
         self._dtypes = resolved.dtypes
         self._device = device
@@ -39,11 +39,15 @@ class SingleEngine(StockEngine):
         """Nothing is sent."""
         return 0
 
+    def inspection(self) -> StockInspection:
+        """For `mfsdp-bench validate`."""
+        return StockInspection(self.model, "single")
+
     def code_path(self) -> str:
         """This file: there is no implementation under test but torch's autograd."""
         return __file__
 
 
-def build(model: Llama, resolved: ResolvedRun, device: torch.device) -> SingleEngine:
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SingleEngine:
     """Factory of `bench.engines.registry`."""
     return SingleEngine(model, resolved, device)

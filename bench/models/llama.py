@@ -116,6 +116,8 @@ class TransformerLayer(nn.Module):
 class Llama(nn.Module):
     """Decoder of `shape`. Parameters are FP32 as built; engines cast, wrap or shard them."""
 
+    unit_classes = (TransformerLayer,)
+
     def __init__(self, shape: ModelShape, recompute: Recompute = "none") -> None:
         super().__init__()
         self.shape = shape

@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 from bench.resolve.machine import Machine
-from bench.spec import DtypeName, ResolvedRun
+from bench.spec import DtypeName, ResolvedRun, TrainSpec
 
 # More runnable threads than this per core and a step measures the scheduler, not the engine.
 MAX_THREADS_PER_CORE = 4
 
 _BF16_CAPABILITY = (8, 0)
 _DTYPE_BYTES: dict[DtypeName, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
-_OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
+_MOMENTS = {"adamw": 2, "precision_aware_adamw": 2, "sgd": 0}
 
 
 def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
@@ -80,10 +80,18 @@ def resting_bytes(run: ResolvedRun) -> int:
     shards the optimizer, and on every rank where it does not.
     """
     main = _DTYPE_BYTES[run.dtypes.main_params or run.dtypes.compute]
-    states = _OPTIMIZER_STATES[run.train.optimizer] * main
+    states = _optimizer_bytes(run.train, main)
     each = main + _DTYPE_BYTES[run.dtypes.main_grads] + states
     copies = run.launch.ranks if run.strategy == "no_shard" else 1
     return run.shape.parameters * each * copies
+
+
+def _optimizer_bytes(train: TrainSpec, main_bytes: int) -> int:
+    """Optimizer state per parameter; the moments of `adamw` have the weight's dtype."""
+    own_dtype = train.optimizer == "precision_aware_adamw"
+    moment = _DTYPE_BYTES[train.state_dtype] if own_dtype else main_bytes
+    copy = max(main_bytes, _DTYPE_BYTES["fp32"]) if train.master_weights else 0
+    return _MOMENTS[train.optimizer] * moment + copy
 
 
 def data_not_here(run: ResolvedRun, _machine: Machine) -> str | None:

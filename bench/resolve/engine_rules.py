@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.resolve.machine import Machine
-from bench.spec import EngineName, EngineSpec, ResolvedRun, StrategyName
+from bench.spec import EngineName, EngineSpec, ResolvedRun, StrategyName, TrainSpec
 
 DEFAULT_STRATEGY: dict[EngineName, StrategyName] = {
     "single": "no_shard",
@@ -31,6 +31,8 @@ _SWITCHES = (
     "double_buffer",
     "average_in_collective",
     "transport",
+    "decoupled_grad",
+    "separate_gather_group",
 )
 
 
@@ -97,6 +99,32 @@ def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str
     return (
         f"overlap_grad_reduce=False reduces once, at the end of a step, from whole gradients; the"
         f" strategy {run.strategy} keeps only a shard of them: use no_shard or optim"
+    )
+
+
+def decoupled_gradients_need_a_reader(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Other optimizers read `grad`, which stays None, and would leave the weights as they are."""
+    if not run.engine.decoupled_grad or run.train.optimizer == "precision_aware_adamw":
+        return None
+    return (
+        f"decoupled_grad leaves grad empty, which {run.train.optimizer} reads: set train.optimizer"
+        " to precision_aware_adamw, or decoupled_grad to false"
+    )
+
+
+def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Moments of another dtype and a copy of the weights exist in one optimizer only."""
+    train, defaults = run.train, TrainSpec()
+    changed = [
+        f"{setting}={getattr(train, setting)}"
+        for setting in ("state_dtype", "master_weights")
+        if getattr(train, setting) != getattr(defaults, setting)
+    ]
+    if not changed or train.optimizer == "precision_aware_adamw":
+        return None
+    return (
+        f"the optimizer {train.optimizer} has no {', '.join(changed)}: set train.optimizer to"
+        " precision_aware_adamw, or leave them at their defaults"
     )
 
 

@@ -34,6 +34,8 @@ RULES: tuple[Rule, ...] = (
     Rule("outer-strategy-needs-outer-axis", engine_rules.outer_strategy_needs_outer_axis),
     Rule("outer-needs-inner-sharding", engine_rules.outer_needs_inner_sharding),
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
+    Rule("decoupled-gradients-need-a-reader", engine_rules.decoupled_gradients_need_a_reader),
+    Rule("optimizer-has-no-such-state", engine_rules.optimizer_has_no_such_state),
     Rule("dtypes-not-in-engine", dtype_rules.dtypes_not_in_engine),
     Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),
     Rule("nccl-ub-needs-sum", nccl_rules.nccl_ub_needs_sum),

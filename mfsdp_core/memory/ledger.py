@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
 
-Category = Literal[
-    "main_weights",
-    "compute_weights",
-    "gradients",
-    "communication_buffers",
-    "optimizer_state",
-]
-CATEGORIES: tuple[Category, ...] = get_args(Category)
+from mfsdp_core.plan.memory_model import CATEGORIES, Category
+
+__all__ = ["CATEGORIES", "Category", "MemoryLedger"]
 
 
 class MemoryLedger:

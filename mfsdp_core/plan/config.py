@@ -20,11 +20,13 @@ class ReductionConfig:
     where gradients are scattered, else native).
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens.
+    decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
     """
 
     average_in_collective: bool = False
     per_token: bool = False
     transport: Transport = "auto"
+    decoupled: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,15 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ShardingConfig:
-    """Everything that decides behaviour, apart from modules, meshes and dtypes."""
+    """Everything that decides behaviour, apart from modules, meshes and dtypes.
+
+    bucketing: parameters of a unit travel together; without it each one has a bucket of its own.
+    """
 
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
+    bucketing: bool = True
 
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
@@ -59,14 +65,12 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "tp_dim": (None, "tensor parallelism beside sharding"),
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
-    "disable_bucketing": (False, "one bucket per parameter"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
     "fsdp_double_buffer": (False, "fixed buffer pools"),
     "fsdp_db_use_persist_buf_on_alloc_fail": (False, "fixed buffer pools"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),
     "enable_fine_grained_param_gather": (False, "gathers per submodule"),
-    "use_decoupled_grad": (False, "decoupled gradients"),
     "cuda_graph_mode": (False, "CUDA graphs"),
     "maxpool_double_buffer": (False, "buffer pools for hybrid architectures"),
 }
@@ -96,6 +100,7 @@ def parse_sharding(
     schedule: ScheduleConfig,
     *,
     has_outer_axis: bool,
+    bucketing: bool = True,
 ) -> ShardingConfig:
     """Parse and cross-check.
 
@@ -118,4 +123,4 @@ def parse_sharding(
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True."
         )
-    return ShardingConfig(strategy, reduction, schedule)
+    return ShardingConfig(strategy, reduction, schedule, bucketing)

@@ -59,3 +59,17 @@ def resolve_dtypes(
         main_grads=grads,
         grad_comm=grads if grad_comm is None else grad_comm,
     )
+
+
+def resolve_bucket_dtypes(
+    compute: Name,
+    main_params: Name | None,
+    main_grads: Name | None,
+    grad_comm: Name | None,
+    *,
+    trainable: bool,
+) -> GroupDtypes[Name]:
+    """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
+    if not trainable:
+        return resolve_dtypes(compute, None, None, None)
+    return resolve_dtypes(compute, main_params, main_grads, grad_comm)

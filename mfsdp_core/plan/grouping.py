@@ -51,10 +51,13 @@ def owner_of(units: Iterable[str]) -> str:
     return distinct.pop() if len(distinct) == 1 else ROOT
 
 
-def plan_buckets(parameters: Sequence[ParameterFacts], slices: int) -> list[BucketPlan]:
+def plan_buckets(
+    parameters: Sequence[ParameterFacts], slices: int, *, bucketing: bool = True
+) -> list[BucketPlan]:
     """Buckets for `parameters` over `slices` ranks, in registration order of their units.
 
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
+    Without `bucketing` every parameter has a bucket of its own.
     """
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for index, facts in enumerate(parameters):
@@ -64,7 +67,8 @@ def plan_buckets(parameters: Sequence[ParameterFacts], slices: int) -> list[Buck
     number: dict[str, int] = {}
     for (unit, dtype, requires_grad), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
-        for part in split_by_padding(shapes, slices):
+        alone = [[position] for position in range(len(shapes))]
+        for part in split_by_padding(shapes, slices) if bucketing else alone:
             members = tuple(indices[i] for i in part)
             count = number.get(unit, 0)
             number[unit] = count + 1

@@ -22,7 +22,7 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig, Transport
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_dtypes
+from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
@@ -101,11 +101,13 @@ class Environment:
 def group_dtypes(
     compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
 ) -> GroupDtypes[torch.dtype]:
-    """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
-    if not trainable:
-        return resolve_dtypes(compute, None, None, None)
-    return resolve_dtypes(
-        compute, policy.main_params_dtype, policy.main_grads_dtype, policy.grad_comm_dtype
+    """Dtypes of a bucket under `policy`."""
+    return resolve_bucket_dtypes(
+        compute,
+        policy.main_params_dtype,
+        policy.main_grads_dtype,
+        policy.grad_comm_dtype,
+        trainable=trainable,
     )
 
 
@@ -125,7 +127,7 @@ def build_context(
     pieces = environment.coordinate().pieces(config.strategy)
     facts = [_facts(managed, owners) for managed, owners in collected]
     factory = _GroupFactory(config, policy, environment)
-    for plan in plan_buckets(facts, pieces):
+    for plan in plan_buckets(facts, pieces, bucketing=config.bucketing):
         members = [parameters[index] for index in plan.members]
         by_name[plan.unit].groups.append(factory.build(plan, members))
     events, schedule = environment.events, config.schedule
@@ -183,7 +185,13 @@ class _GroupFactory:
                 events=environment.events,
             )
         return ParameterGroup(
-            spec, members, weights, gradients, mesh=environment.mesh, allocator=self._lasting
+            spec,
+            members,
+            weights,
+            gradients,
+            mesh=environment.mesh,
+            allocator=self._lasting,
+            decoupled=self._config.reduction.decoupled,
         )
 
 

@@ -70,6 +70,7 @@ class ParameterGroup:
         *,
         mesh: DeviceMesh,
         allocator: BucketAllocator,
+        decoupled: bool,
     ) -> None:
         self.plan = spec.plan
         self.parameters = parameters
@@ -83,6 +84,9 @@ class ParameterGroup:
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
         self._attached: int | None = None
+        # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
+        self._attribute = "decoupled_grad" if decoupled else "grad"
+        self._casts_gradient = spec.dtypes.casts_gradient and not decoupled
         self._adopt_parameters()
 
     @property
@@ -113,22 +117,22 @@ class ParameterGroup:
         local.copy_(value)
 
     def attach_gradients(self) -> None:
-        """Set `.grad` of the sharded parameters.
+        """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
 
-        A view of the reduced gradient where its dtype is that of the main weights, else a cast copy
-        that lives until `zero_grad`. What has been attached is left alone until another reduction
-        lands: the caller may have clipped, unscaled or removed it.
+        A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
+        else a cast copy that lives until `zero_grad`. What has been attached is left alone until
+        another reduction lands: the caller may have clipped, unscaled or removed it.
         """
         if self.gradients is None or self._attached == self.gradients.revision:
             return
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
-        if self.dtypes.casts_gradient:
+        if self._casts_gradient:
             reduced = self._allocator.acquire(self._cast_key(reduced)).copy_(reduced)
         if self._gradient_shards is None:
             self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
-            managed.sharded.grad = shard
+            setattr(managed.sharded, self._attribute, shard)
 
     def abandon_gradients(self) -> None:
         """Drop what a backward pass that raised has left outside of the accumulator."""
@@ -143,10 +147,10 @@ class ParameterGroup:
             return
         self.abandon_gradients()
         for managed in self.parameters:
-            managed.sharded.grad = None
+            setattr(managed.sharded, self._attribute, None)
         self.gradients.reset()
         self._attached = None
-        if self.dtypes.casts_gradient:
+        if self._casts_gradient:
             self._allocator.release(self._cast_key(self.gradients.reduced))
 
     def _adopt_parameters(self) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
-from mfsdp_core.state.owner import owners_of
+from mfsdp_core.state.owner import optimizer_gradient, owners_of
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def clip_grad_norm_(
     parameters = list(parameters)
     for owner in owners_of(parameters):
         owner.finish_grad_sync()
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [g for g in map(optimizer_gradient, parameters) if g is not None]
     norm = _norm(gradients)
     if max_norm != float("inf") and gradients:
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)

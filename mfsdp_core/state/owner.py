@@ -1,4 +1,4 @@
-"""From a sharded parameter back to the model it belongs to."""
+"""From a sharded parameter to the model it belongs to, and to what its optimizer reads."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def owner_references(parameters: Iterable[torch.Tensor]) -> list[weakref.ref[Any
 def owners_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
     """The models that own `parameters`, as far as they are alive."""
     return [owner for ref in owner_references(parameters) if (owner := ref()) is not None]
+
+
+def optimizer_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What the optimizer reads: `decoupled_grad` where one is attached, else `grad`."""
+    decoupled: torch.Tensor | None = getattr(parameter, "decoupled_grad", None)
+    return parameter.grad if decoupled is None else decoupled

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import (
     MixedPrecisionPolicy,
@@ -20,76 +16,16 @@ from mfsdp_core import (
     gather_full,
 )
 from mfsdp_core.errors import ConfigurationError, GradAlreadyReducedError
-from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import RankPool
-from oracle.reference import Named, expected_gradient, relative_difference
-from oracle.sharded import STRATEGIES, Sharded
+from oracle.hybrid import PAIRS, both_axes, hybrid, hybrid_mesh
+from oracle.models import batch, build, loss
+from oracle.ranks import WORLD, RankPool
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
 
 NAME = "aligned_stack"
-WORLD = 4
 SHAPES = [(2, 2), (4, 1), (1, 4)]
-#: Every pair of inner and outer strategy that the placements can express.
-PAIRS = [(inner, "no_shard") for inner in STRATEGIES] + [
-    (inner, "optim") for inner in STRATEGIES[1:]
-]
-
-
-@cache
-def hybrid_mesh(outer: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (outer, WORLD // outer), mesh_dim_names=("outer", "inner"))
-
-
-@cache
-def both_axes(outer: int) -> Any:
-    return hybrid_mesh(outer)["outer", "inner"]._flatten(f"both_{outer}").get_group()
-
-
-@dataclass
-class Hybrid(Sharded):
-    """Joins pieces in the order that the specification gives, without the core's own gather."""
-
-    outer_size: int
-    inner_shards: bool
-    outer_shards: bool
-
-    def _joined(self, shards: dict[str, Any]) -> Named:
-        pieces: list[Any] = [None] * WORLD
-        local = {key: shard.to_local() for key, shard in shards.items()}
-        dist.all_gather_object(pieces, local)
-        inner_size = WORLD // self.outer_size
-        # Inner-major: the pieces of an inner slice lie on the outer ranks, one after another.
-        order = [
-            outer * inner_size + inner
-            for inner in (range(inner_size) if self.inner_shards else [0])
-            for outer in (range(self.outer_size) if self.outer_shards else [0])
-        ]
-        return {key: torch.cat([pieces[rank][key] for rank in order]) for key in local}
-
-
-def hybrid(
-    inner: str,
-    outer: str,
-    outer_size: int = 2,
-    dtype: torch.dtype = torch.float64,
-    name: str = NAME,
-    **arguments: Any,
-) -> Hybrid:
-    arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(main_params_dtype=dtype))
-    arguments.setdefault("sync_model_each_microbatch", False)
-    model = fully_shard_model(
-        build(name, dtype),
-        device_mesh=hybrid_mesh(outer_size),
-        dp_shard_dim="inner",
-        dp_outer_dim="outer",
-        hybrid_fsdp_group=both_axes(outer_size),
-        fsdp_unit_modules=list(TOYS[name].units),
-        zero_dp_strategy=inner,
-        outer_dp_sharding_strategy=outer,
-        **arguments,
-    )
-    return Hybrid(name, WORLD, dtype, model, outer_size, inner != "no_shard", outer == "optim")
 
 
 def gathered_rows(inner: str, outer: str) -> bool:

@@ -80,14 +80,12 @@ NOT_BUILT: dict[str, Any] = {
     "expt_fsdp_group_ag": object(),
     "init_model_with_meta_device": True,
     "report_nan_in_param_grad": True,
-    "disable_bucketing": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
     "fsdp_double_buffer": True,
     "fsdp_db_use_persist_buf_on_alloc_fail": True,
     "disable_symmetric_registration": True,
     "enable_fine_grained_param_gather": True,
-    "use_decoupled_grad": True,
     "cuda_graph_mode": True,
     "maxpool_double_buffer": True,
 }
@@ -107,6 +105,8 @@ BUILT = {
     "sync_model_each_microbatch",
     "preproc_state_dict_for_dcp_ckpt",
     "average_in_collective",
+    "disable_bucketing",
+    "use_decoupled_grad",
     "calculate_per_token_loss",
 }
 

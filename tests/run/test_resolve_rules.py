@@ -55,6 +55,8 @@ def ddp_dtypes(**fields: object) -> RunSpec:
 
 POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
 
+PRECISION_AWARE = TrainSpec(optimizer="precision_aware_adamw")
+
 CASES = {
     "strategy-not-in-engine": Case(
         engine("ddp", strategy="optim"),
@@ -85,6 +87,16 @@ CASES = {
         engine(strategy="optim_grads", overlap_grad_reduce=False),
         engine(strategy="optim", overlap_grad_reduce=False),
         "optim_grads keeps only a shard",
+    ),
+    "decoupled-gradients-need-a-reader": Case(
+        engine(decoupled_grad=True),
+        engine(decoupled_grad=True).model_copy(update={"train": PRECISION_AWARE}),
+        "set train.optimizer to precision_aware_adamw",
+    ),
+    "optimizer-has-no-such-state": Case(
+        RunSpec(train=TrainSpec(master_weights=True)),
+        RunSpec(train=PRECISION_AWARE.model_copy(update={"master_weights": True})),
+        "the optimizer adamw has no master_weights=True",
     ),
     "dtypes-not-in-engine": Case(
         ddp_dtypes(compute="bf16", main_grads="bf16"),

@@ -1,0 +1,138 @@
+"""The part of the engine protocol that `mfsdp-bench validate` needs: what can be looked at.
+
+An engine that offers `inspection()` can be checked, whoever wrote it. The checker asks for tensors
+as they lie on this rank and puts them together itself; it never trusts the engine's own gather,
+which is one of the things it checks.
+
+A method that an engine has no counterpart for raises `UnsupportedError(rule, reason)`; the verdict
+table then lists the check as not applicable with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from bench.errors import UnsupportedError
+from bench.spec import DtypeName
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of dim 0 that this rank holds of a parameter-shaped tensor.
+
+    Pieces 0 to `parts - 1`, one after another, are the whole tensor; ranks with the same `order`
+    hold replicas. A whole tensor is piece 0 of 1. A piece may be empty.
+    """
+
+    rows: Tensor
+    order: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class WireEntry:
+    """One collective as the engine itself logged it.
+
+    operation: all_gather, reduce_scatter, all_reduce or broadcast. dtype: as `bfloat16`.
+    payload_bytes: of the full buffer. group: `inner` or `outer` data-parallel axis.
+    """
+
+    operation: str
+    dtype: str
+    payload_bytes: int
+    group: str
+    group_size: int
+    bucket: str
+
+
+@dataclass(frozen=True)
+class BucketContents:
+    """Parameters that share a flat buffer of `elements`, padding included."""
+
+    name: str
+    parameters: tuple[str, ...]
+    elements: int
+
+
+class Inspection(Protocol):
+    """What a rank's engine holds. Names are those of the bare model; a tied weight has its first.
+
+    Methods marked collective are called on all ranks at once.
+    """
+
+    def gradients(self) -> dict[str, Piece | None]:
+        """Of every trainable parameter, what the next optimizer step would be handed."""
+        ...
+
+    def weights(self) -> dict[str, Piece]:
+        """Of every parameter, the weights that the optimizer updates."""
+        ...
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """The engine's own way to whole weights. Collective."""
+        ...
+
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load a plain state dict, and refuse one that does not fit. Collective."""
+        ...
+
+    def equalise_weights(self) -> None:
+        """Give replicas of a weight the first replica's values. Collective."""
+        ...
+
+    def wire(self) -> list[WireEntry]:
+        """The engine's own log of collectives since it was built."""
+        ...
+
+    def buckets(self) -> list[BucketContents]:
+        """Flat buffers in their order."""
+        ...
+
+    def held_bytes(self) -> dict[str, int]:
+        """The engine's own account, now, by category of `bench.meters.memory`."""
+        ...
+
+    def finish_gradients(self) -> None:
+        """Complete gradients although no microbatch was marked as the last. Collective."""
+        ...
+
+    def set_wire_dtype(self, dtype: DtypeName) -> None:
+        """Reduce gradients in `dtype` from now on, or refuse while a reduction is under way."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """An engine that can be validated."""
+
+    def inspection(self) -> Inspection:
+        """A view of the engine; cheap, holds nothing but the engine."""
+        ...
+
+
+def piece_of(tensor: Tensor) -> Piece:
+    """The piece behind a plain tensor or a DTensor sharded along dim 0, on one axis or on two.
+
+    On two axes the strided shard is the finer one: its parts lie within the other's.
+    """
+    if not isinstance(tensor, DTensor):
+        return Piece(tensor.detach())
+    mesh = tensor.device_mesh
+    sharded = [dim for dim, p in enumerate(tensor.placements) if not isinstance(p, Replicate)]
+    sharded.sort(key=lambda dim: isinstance(tensor.placements[dim], _StridedShard))
+    order, parts = 0, 1
+    for dim in sharded:
+        order = order * mesh.size(dim) + mesh.get_local_rank(dim)
+        parts *= mesh.size(dim)
+    return Piece(tensor.to_local().detach(), order, parts)
+
+
+def lacks(engine: str, what: str) -> UnsupportedError:
+    """The refusal of an inspection that the engine has no counterpart for."""
+    return UnsupportedError("not-in-engine", f"{engine} {what}")

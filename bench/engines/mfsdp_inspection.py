@@ -1,0 +1,79 @@
+"""`Inspection` of the engine `mfsdp`, through the public surface of the core."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+import mfsdp_core
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.inspection import BucketContents, Piece, WireEntry, piece_of
+from bench.spec import DtypeName
+
+_PREFIX = "module."
+
+
+class MfsdpInspection:
+    """Of a `MegatronFSDP`."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self._model.named_parameters():
+            yield name.removeprefix(_PREFIX), parameter
+
+    def gradients(self) -> dict[str, Piece | None]:
+        """`.grad` of the sharded parameters."""
+        return {
+            name: None if p.grad is None else piece_of(p.grad)
+            for name, p in self._parameters()
+            if p.requires_grad
+        }
+
+    def weights(self) -> dict[str, Piece]:
+        """Main weights."""
+        return {name: piece_of(p.data) for name, p in self._parameters()}
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """`gather_full` of every parameter."""
+        return {name: mfsdp_core.gather_full(p.detach()) for name, p in self._parameters()}
+
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """`load_state_dict`, strict."""
+        self._model.load_state_dict({_PREFIX + name: value for name, value in weights.items()})
+
+    def equalise_weights(self) -> None:
+        """`broadcast_params`."""
+        self._model.broadcast_params()
+
+    def wire(self) -> list[WireEntry]:
+        """The core's wire log."""
+        return [
+            WireEntry(r.operation, r.dtype, r.payload_bytes, r.group, r.group_size, r.bucket)
+            for r in self._model.wire_log
+        ]
+
+    def buckets(self) -> list[BucketContents]:
+        """As planned from the shapes."""
+        return [
+            BucketContents(bucket.name, bucket.parameters, bucket.elements)
+            for bucket in self._model.buckets()
+        ]
+
+    def held_bytes(self) -> dict[str, int]:
+        """The core's ledger."""
+        held: dict[str, int] = self._model.ledger.bytes_by_category()
+        return held
+
+    def finish_gradients(self) -> None:
+        """`finish_grad_sync`."""
+        self._model.finish_grad_sync()
+
+    def set_wire_dtype(self, dtype: DtypeName) -> None:
+        """`reset_mixed_precision_policy`."""
+        changed = dataclasses.replace(self._model.mp_policy, grad_comm_dtype=TORCH_DTYPES[dtype])
+        self._model.reset_mixed_precision_policy(changed)

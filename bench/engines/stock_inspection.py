@@ -1,0 +1,90 @@
+"""`Inspection` of the engines built on torch's own data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from bench.engines.inspection import BucketContents, Piece, WireEntry, lacks, piece_of
+from bench.spec import DtypeName
+
+
+class StockInspection:
+    """Of `model`, the wrapped module, whose parameters are plain tensors or DTensors.
+
+    prefix: what the wrapper puts before every name. what: the engine's name in refusals.
+    """
+
+    def __init__(self, model: nn.Module, what: str, prefix: str = "") -> None:
+        self._model = model
+        self._what = what
+        self._prefix = prefix
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        named = self._model.named_parameters()
+        return {name.removeprefix(self._prefix): parameter for name, parameter in named}
+
+    def gradients(self) -> dict[str, Piece | None]:
+        """`.grad` of every trainable parameter."""
+        return {
+            name: None if p.grad is None else piece_of(p.grad)
+            for name, p in self._parameters().items()
+            if p.requires_grad
+        }
+
+    def weights(self) -> dict[str, Piece]:
+        """The parameters themselves."""
+        return {name: piece_of(p.data) for name, p in self._parameters().items()}
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """`full_tensor()` of sharded parameters."""
+        return {
+            name: p.full_tensor().detach() if isinstance(p, DTensor) else p.detach()
+            for name, p in self._parameters().items()
+        }
+
+    @torch.no_grad()
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """`load_state_dict`, with whole tensors cut up first where parameters are sharded."""
+        own = self._parameters()
+        state = {
+            self._prefix + name: distribute_tensor(value, p.device_mesh, p.placements)
+            if isinstance(p := own[name], DTensor)
+            else value
+            for name, value in weights.items()
+        }
+        duplicates = {
+            name: self._prefix + first
+            for first, parameter in own.items()
+            for name, other in self._model.named_parameters(remove_duplicate=False)
+            if other is parameter
+        }
+        state |= {name: state[first] for name, first in duplicates.items() if first in state}
+        self._model.load_state_dict(state)
+
+    def equalise_weights(self) -> None:
+        """Not offered."""
+        raise lacks(self._what, "has no call that makes replicas equal")
+
+    def wire(self) -> list[WireEntry]:
+        """Not kept."""
+        raise lacks(self._what, "keeps no log of collectives by bucket")
+
+    def buckets(self) -> list[BucketContents]:
+        """Not offered."""
+        raise lacks(self._what, "does not say what its buffers hold")
+
+    def held_bytes(self) -> dict[str, int]:
+        """Not kept."""
+        raise lacks(self._what, "keeps no ledger of what it holds")
+
+    def finish_gradients(self) -> None:
+        """Not offered."""
+        raise lacks(self._what, "reduces only within the backward pass of a marked microbatch")
+
+    def set_wire_dtype(self, dtype: DtypeName) -> None:
+        """Not offered."""
+        raise lacks(self._what, f"cannot change its communication dtype (to {dtype}) once built")

@@ -1,0 +1,185 @@
+"""Historical bugs of FSDP implementations, as small changes to the source of mfsdp_core.
+
+One table for both users: the regression tests of the core, which have to fail on a copy with the
+bug, and `validate --inject`, whose checker has to notice it without knowing which bug is in.
+`bench.validate.mutation` makes the copy. The numbers are those of the regression list that every
+test name and README of this project uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Change:
+    """Text that occurs exactly once in `file` (below mfsdp_core), and what takes its place."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One bug. without_changes: why it cannot be put back here (then `changes` is empty)."""
+
+    id: str
+    title: str
+    changes: tuple[Change, ...] = ()
+    without_changes: str = ""
+
+
+_GRADIENTS = "runtime/gradient_buffers.py"
+_LANDING = "adds = self._axis.landing is Landing.ADD and self._landed"
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "R1",
+        "a reduced gradient is added to the rank's own contribution instead of replacing it",
+        (Change(_GRADIENTS, _LANDING, "adds = True"),),
+    ),
+    Bug(
+        "R2",
+        "the accumulator is scaled on every microbatch instead of what enters the reduction",
+        (
+            Change(
+                _GRADIENTS,
+                "view, scale = self._open_bucket().tensor(index), self._scale",
+                "view, scale = self._open_bucket().tensor(index), 1.0",
+            ),
+            Change(_GRADIENTS, _LANDING, f"self.reduced.mul_(self._scale)\n        {_LANDING}"),
+        ),
+    ),
+    Bug(
+        "R3",
+        "in a group of one rank the accumulated gradient grows on every microbatch",
+        (
+            Change(
+                _GRADIENTS,
+                _LANDING,
+                f"{_LANDING}\n        if self._communicator.size == 1:\n"
+                "            self.reduced.mul_(2)",
+            ),
+        ),
+    ),
+    Bug(
+        "R4",
+        "a phantom optimizer step, taken to create the optimizer's state early",
+        (
+            Change(
+                "state/optimizer.py",
+                "    patched: Any = optimizer\n",
+                "    patched: Any = optimizer\n"
+                "    for parameter in _parameters(optimizer):\n"
+                "        parameter.grad = torch.zeros_like(parameter)\n"
+                "    optimizer.step()\n"
+                "    optimizer.zero_grad()\n",
+            ),
+        ),
+    ),
+    Bug(
+        "R5",
+        "the guard of a change of the communication dtype is reversed",
+        (
+            Change(
+                "wrapper.py",
+                "if not self._context.grads.is_idle:",
+                "if self._context.grads.is_idle:",
+            ),
+        ),
+    ),
+    Bug(
+        "R7",
+        "a unit is gathered ahead while activations are recomputed",
+        (
+            Change(
+                "runtime/context.py",
+                "        if not recomputing:\n            # Never while recomputing",
+                "        if self.units:\n            # Never while recomputing",
+            ),
+        ),
+    ),
+    Bug(
+        "R8",
+        "the root runs through `forward`, so its hooks do not",
+        (
+            Change(
+                "wrapper.py",
+                "return self.module(*args, **kwargs)",
+                "return self.module.forward(*args, **kwargs)",
+            ),
+        ),
+    ),
+    Bug(
+        "R9",
+        "parameters of the root are freed while a child may still read them",
+        (Change("runtime/build.py", "persistent=plan.unit == ROOT,", "persistent=False,"),),
+    ),
+    Bug(
+        "R10",
+        "under hybrid sharding only the last microbatch's gradient is kept",
+        (Change(_GRADIENTS, _LANDING, f"{_LANDING} and self._outer is None"),),
+    ),
+    Bug(
+        "R13",
+        "whole tensors are put together by torch's even chunks",
+        (
+            Change(
+                "shard/dtensor.py",
+                "    rows = tensor.to_local().detach()\n    mesh = tensor.device_mesh\n",
+                "    return tensor.full_tensor()\n"
+                "    rows = tensor.to_local().detach()\n    mesh = tensor.device_mesh\n",
+            ),
+        ),
+    ),
+    Bug(
+        "R14",
+        "weights that are whole on both axes of a mesh are placed on one of them only",
+        (Change("shard/dtensor.py", "return (Replicate(), inner)", "return (inner,)"),),
+    ),
+    Bug(
+        "R16",
+        "buffers are freed before the stream that reads them has passed",
+        without_changes="a race between CUDA streams: needs a GPU",
+    ),
+    Bug(
+        "R17",
+        "a fused weight gradient overwrites a pooled bucket that is still being reduced",
+        without_changes="a race between CUDA streams: needs a GPU",
+    ),
+    Bug(
+        "R18",
+        "a state dict that lacks a parameter loads without an error",
+        (
+            Change(
+                "state/model_state.py",
+                "if strict and (missing or unexpected):",
+                "if strict and unexpected:",
+            ),
+        ),
+    ),
+    Bug(
+        "R19",
+        "one bucket for rows of any size, however much padding that takes",
+        (
+            Change(
+                "plan/layout.py",
+                "if within_padding_budget(build_layout(shapes, slices)):",
+                "if shapes:",
+            ),
+        ),
+    ),
+    Bug(
+        "R20",
+        "a deleted model is never freed",
+        (Change("runtime/hooks.py", "model = weakref.ref(context)", "model = lambda: context"),),
+    ),
+    Bug(
+        "R21",
+        "gradients that nobody marked as last reach the optimizer un-reduced",
+        (Change("runtime/context.py", "self.grads.issue_rest()", "self.grads.land_all()"),),
+    ),
+)
+
+BUG_BY_ID: dict[str, Bug] = {bug.id: bug for bug in BUGS}

@@ -1,0 +1,273 @@
+"""Bytes that a rank holds at rest, as a formula: nothing is allocated, nothing is measured.
+
+At rest means after `zero_grad`: no pass runs, no gradient is attached. Per bucket of S elements
+(padding included) on N inner and M outer ranks:
+
+line                     category         elements            dtype        where
+compute weights          compute_weights  S                   compute      parameter REPLICATE
+preserved root weights   compute_weights  S                   compute      parameter FLAT, root only
+compute shard            compute_weights  S/N                 compute      parameter FLAT, and the
+                                                                           main weights lie apart
+main weights             main_weights     S/N, or S/(N*M),    main_params  main and compute dtypes
+                                          or S where the                   differ, or a shard that
+                                          optimizer is whole               serves as both
+gradient accumulator     gradients        S, or S/N           main_grads   trainable
+cast gradient            gradients        as the gradient     main_params  until `zero_grad` only,
+                                          that is handed over              main_grads differs
+optimizer state          optimizer_state  as main weights,    main_params  trainable
+                                          without padding
+step counters            optimizer_state  one per parameter   float32      trainable
+
+S/N serves as the HFSDP helper as well: an outer axis that shards the optimizer needs the inner
+slice beside its own piece. Padding is a line of its own. [Note: one copy] of
+`runtime/weight_buffers.py` decides what is booked as main weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
+from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.strategy import Strategy
+
+Category = Literal[
+    "main_weights",
+    "compute_weights",
+    "gradients",
+    "communication_buffers",
+    "optimizer_state",
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+LineName = Literal[
+    "main weights",
+    "compute weights",
+    "preserved root weights",
+    "compute shard",
+    "gradient accumulator",
+    "cast gradient",
+    "optimizer state",
+    "step counters",
+]
+#: Name under which the padding of all lines is added up.
+PADDING = "padding"
+
+#: Bytes of one element, by torch's name of the dtype.
+ELEMENT_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One reason for which a bucket takes memory on this rank.
+
+    used_elements: of parameters; padding_elements: between and behind them, in the same buffer.
+    """
+
+    bucket: str
+    name: LineName
+    category: Category
+    dtype: str
+    used_elements: int
+    padding_elements: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Without padding."""
+        return self.used_elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def padding_bytes(self) -> int:
+        """Of the padding alone."""
+        return self.padding_elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def total_bytes(self) -> int:
+        """What is allocated."""
+        return self.used_bytes + self.padding_bytes
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """The account of one rank: `lines` of all buckets, in the order of the buckets."""
+
+    lines: tuple[MemoryLine, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all lines."""
+        return sum(line.total_bytes for line in self.lines)
+
+    def bytes_by_category(self) -> dict[str, int]:
+        """The categories of the ledger, all of them."""
+        totals: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+        for line in self.lines:
+            totals[line.category] += line.total_bytes
+        return totals
+
+    def bytes_by_line(self) -> dict[str, int]:
+        """Bytes by name of the line, without their padding, which is the last entry."""
+        totals: dict[str, int] = {}
+        for line in self.lines:
+            totals[line.name] = totals.get(line.name, 0) + line.used_bytes
+        padding = sum(line.padding_bytes for line in self.lines)
+        return totals | {PADDING: padding}
+
+
+@dataclass(frozen=True)
+class PolicyNames:
+    """`MixedPrecisionPolicy` in torch's names of dtypes; None is left to the rules of resolution.
+
+    Raises:
+        ConfigurationError: a dtype of unknown size.
+    """
+
+    main_params: str | None = "float32"
+    main_grads: str | None = None
+    grad_comm: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for name in (self.main_params, self.main_grads, self.grad_comm):
+            if name is not None:
+                _check_known(name)
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """What an optimizer keeps of each trainable parameter.
+
+    moments: tensors of the parameter's local shape in the dtype of the main weights. counters:
+    FP32 scalars.
+    """
+
+    moments: int
+    counters: int
+
+
+#: torch.optim.Adam and AdamW: two moments and a step counter.
+ADAM = OptimizerFacts(moments=2, counters=1)
+#: torch.optim.SGD without momentum.
+SGD = OptimizerFacts(moments=0, counters=0)
+
+
+def memory_at_rest(
+    parameters: Sequence[ParameterFacts],
+    strategy: Strategy,
+    coordinate: Coordinate,
+    policy: PolicyNames,
+    *,
+    optimizer: OptimizerFacts | None = None,
+    gradients_attached: bool = False,
+) -> MemoryModel:
+    """What the rank at `coordinate` holds between `zero_grad` and the next forward pass.
+
+    optimizer: also counts its state, which exists after the first step. gradients_attached: the
+    moment of the optimizer's step instead, when cast gradients exist as well.
+
+    Raises:
+        ConfigurationError: a dtype of unknown size.
+    """
+    lines: list[MemoryLine] = []
+    for plan in plan_buckets(parameters, coordinate.pieces(strategy)):
+        _check_known(plan.dtype)
+        dtypes = resolve_bucket_dtypes(
+            plan.dtype,
+            policy.main_params,
+            policy.main_grads,
+            policy.grad_comm,
+            trainable=plan.requires_grad,
+        )
+        bucket = _Bucket(plan, strategy, coordinate, dtypes)
+        lines += bucket.weights()
+        if plan.requires_grad:
+            lines += bucket.gradients(attached=gradients_attached)
+            lines += bucket.optimizer_state(optimizer) if optimizer is not None else ()
+    return MemoryModel(tuple(lines))
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Extents of one bucket's buffers on one rank: [start, end) of its flat layout."""
+
+    plan: BucketPlan
+    strategy: Strategy
+    coordinate: Coordinate
+    dtypes: GroupDtypes[str]
+
+    @property
+    def _whole(self) -> tuple[int, int]:
+        return 0, self.plan.layout.total_elements
+
+    @property
+    def _inner_slice(self) -> tuple[int, int]:
+        elements = self.plan.layout.total_elements // self.coordinate.inner_size
+        return self.coordinate.inner_rank * elements, (self.coordinate.inner_rank + 1) * elements
+
+    @property
+    def _owned(self) -> tuple[int, int]:
+        """What this rank's optimizer updates."""
+        if not self.strategy.inner.shards_optimizer:
+            return self._whole
+        return self.plan.layout.slice_range(self.coordinate.piece(self.strategy))
+
+    def weights(self) -> Iterator[MemoryLine]:
+        """Compute and main weights."""
+        compute, main = self.dtypes.compute, self.dtypes.main_params
+        if self.strategy.inner.gathers_every_use:
+            if self.plan.unit == ROOT:
+                yield self._line("preserved root weights", "compute_weights", compute, self._whole)
+            if self.dtypes.shares_weights and not self.strategy.outer.shards_optimizer:
+                yield self._line("main weights", "main_weights", compute, self._inner_slice)
+            else:
+                yield self._line("compute shard", "compute_weights", compute, self._inner_slice)
+        else:
+            yield self._line("compute weights", "compute_weights", compute, self._whole)
+        if not self.dtypes.shares_weights:
+            yield self._line("main weights", "main_weights", main, self._owned)
+
+    def gradients(self, *, attached: bool) -> Iterator[MemoryLine]:
+        """The accumulator, and the cast copy that lives from the reduction to `zero_grad`."""
+        sharded = self.strategy.inner.reduces_every_microbatch
+        extent = self._inner_slice if sharded else self._whole
+        yield self._line("gradient accumulator", "gradients", self.dtypes.main_grads, extent)
+        if attached and self.dtypes.casts_gradient:
+            yield self._line("cast gradient", "gradients", self.dtypes.main_params, self._owned)
+
+    def optimizer_state(self, facts: OptimizerFacts) -> Iterator[MemoryLine]:
+        """Moments of this rank's rows; a counter per parameter, also where it has no rows."""
+        used = facts.moments * _used_elements(self.plan.layout, *self._owned)
+        name, main = self.plan.name, self.dtypes.main_params
+        yield MemoryLine(name, "optimizer state", "optimizer_state", main, used)
+        counters = facts.counters * len(self.plan.members)
+        yield MemoryLine(name, "step counters", "optimizer_state", "float32", counters)
+
+    def _line(
+        self, name: LineName, category: Category, dtype: str, extent: tuple[int, int]
+    ) -> MemoryLine:
+        start, end = extent
+        used = _used_elements(self.plan.layout, start, end)
+        return MemoryLine(self.plan.name, name, category, dtype, used, end - start - used)
+
+
+def _used_elements(layout: Layout, start: int, end: int) -> int:
+    """Elements of parameters within [start, end) of the flat buffer."""
+    return sum(max(0, min(slot.end, end) - max(slot.offset, start)) for slot in layout.slots)
+
+
+def _check_known(dtype: str) -> None:
+    if dtype not in ELEMENT_BYTES:
+        raise ConfigurationError(
+            f"no element size is known for the dtype {dtype!r}; expected one of "
+            f"{', '.join(ELEMENT_BYTES)}, torch's names without prefix."
+        )

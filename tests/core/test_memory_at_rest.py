@@ -1,0 +1,254 @@
+"""What the core holds at rest is what `mfsdp_core.plan.memory_model` says, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.grouping import ParameterFacts
+from mfsdp_core.plan.memory_model import ADAM, MemoryModel, PolicyNames, memory_at_rest
+from mfsdp_core.plan.strategy import parse_strategy
+from oracle.hybrid import PAIRS, hybrid, hybrid_mesh
+from oracle.models import TOYS, build
+from oracle.ranks import GROUP_SIZES, WORLD, RankPool, mesh
+from oracle.sharded import STRATEGIES, Sharded, shard
+
+F64, F32, B16 = torch.float64, torch.float32, torch.bfloat16
+Dtypes = tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None]
+
+#: Compute, main weights, main gradients, communication.
+FP32: Dtypes = (F32, F32, None, None)
+BF16: Dtypes = (B16, F32, F32, B16)
+POLICIES: list[Dtypes] = [
+    FP32,
+    BF16,
+    (B16, F32, None, None),
+    (B16, None, F32, None),
+    (B16, B16, F32, B16),
+    (F32, F32, B16, F32),
+    (F64, F32, F64, B16),
+]
+#: Toys whose buckets are padded, split, frozen or tied.
+UNEVEN = ["conv_linear", "frozen", "tied_embedding"]
+
+
+@cache
+def facts_of(name: str, dtype: torch.dtype) -> list[ParameterFacts]:
+    """The parameters of a toy model as the plan wants them, read off the module itself."""
+    model = build(name, dtype)
+    units = [path for path, module in model.named_modules() if isinstance(module, TOYS[name].units)]
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), (parameter, []))[1].append(path)
+
+    def unit(path: str) -> str:
+        return next((one for one in units if path.startswith(f"{one}.")), "")
+
+    return [
+        ParameterFacts(
+            tuple(paths),
+            tuple(unit(path) for path in paths),
+            tuple(parameter.shape),
+            text(dtype),
+            parameter.requires_grad,
+        )
+        for parameter, paths in found.values()
+    ]
+
+
+def text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def predicted(
+    name: str, strategy: tuple[str, str], place: Coordinate, dtypes: Dtypes, **moment: Any
+) -> MemoryModel:
+    compute, *policy = dtypes
+    names = PolicyNames(*(None if dtype is None else text(dtype) for dtype in policy))
+    return memory_at_rest(
+        facts_of(name, compute), parse_strategy(*strategy), place, names, **moment
+    )
+
+
+def policy_of(dtypes: Dtypes) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(*dtypes[1:])
+
+
+def differences(
+    subject: Sharded, strategy: tuple[str, str], place: Coordinate, dtypes: Dtypes
+) -> Iterator[str]:
+    """Train one step; say where the ledger and the model disagree, at each moment of it."""
+
+    def compare(moment: str, **arguments: Any) -> Iterator[str]:
+        expected = predicted(subject.name, strategy, place, dtypes, **arguments)
+        found = subject.model.ledger.bytes_by_category()
+        if found != expected.bytes_by_category():
+            yield (
+                f"{subject.name} {strategy} {place} {dtypes} {moment}: ledger {found}, "
+                f"model {expected.bytes_by_category()} = {expected.bytes_by_line()}"
+            )
+
+    yield from compare("as built")
+    trainable = [p for p in subject.model.parameters() if p.requires_grad]
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
+    subject.run_cycle(1)
+    yield from compare("with gradients", gradients_attached=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    yield from compare("after zero_grad", optimizer=ADAM)
+
+
+def on_one_axis(strategy: str, group_size: int, cases: list[Dtypes]) -> list[str]:
+    """In a rank."""
+    place = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
+    return [
+        line
+        for name in TOYS
+        for dtypes in cases
+        for line in differences(
+            shard(name, strategy, group_size, dtypes[0], mixed_precision_policy=policy_of(dtypes)),
+            (strategy, "no_shard"),
+            place,
+            dtypes,
+        )
+    ]
+
+
+def on_two_axes(
+    inner: str, outer: str, outer_size: int, cases: list[Dtypes], names: list[str]
+) -> list[str]:
+    """In a rank."""
+    axes = hybrid_mesh(outer_size)
+    place = Coordinate(
+        axes.get_local_rank("inner"), axes.size(1), axes.get_local_rank("outer"), outer_size
+    )
+    return [
+        line
+        for name in names
+        for dtypes in cases
+        for line in differences(
+            hybrid(
+                inner,
+                outer,
+                outer_size,
+                dtypes[0],
+                name,
+                mixed_precision_policy=policy_of(dtypes),
+            ),
+            (inner, outer),
+            place,
+            dtypes,
+        )
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("group_size", "dtypes"), [(1, BF16), (2, FP32), (4, BF16)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_ledger_equals_the_model_to_the_byte(
+    ranks: RankPool, strategy: str, group_size: int, dtypes: Dtypes
+) -> None:
+    assert ranks.run(on_one_axis, strategy, group_size, [dtypes]) == [[]] * WORLD
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_the_ledger_equals_the_model_on_two_axes(ranks: RankPool, inner: str, outer: str) -> None:
+    assert ranks.run(on_two_axes, inner, outer, 2, [BF16], UNEVEN) == [[]] * WORLD
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_ledger_equals_the_model_in_every_dtype(
+    ranks: RankPool, strategy: str, group_size: int
+) -> None:
+    found = ranks.run(on_one_axis, strategy, group_size, POLICIES, seconds=240.0)
+    assert found == [[]] * WORLD
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.parametrize("outer_size", [1, 2, 4])
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_the_ledger_equals_the_model_on_every_mesh_in_every_dtype(
+    ranks: RankPool, inner: str, outer: str, outer_size: int
+) -> None:
+    found = ranks.run(on_two_axes, inner, outer, outer_size, POLICIES, list(TOYS), seconds=400.0)
+    assert found == [[]] * WORLD
+
+
+def test_every_line_of_a_bucket_is_named_and_padding_is_a_line_of_its_own() -> None:
+    # Two ranks; a unit of 5 rows of 3 (padded to 6) and a root vector of 4, BF16 over FP32.
+    parameters = [
+        ParameterFacts(("unit.weight",), ("unit",), (5, 3), "bfloat16", requires_grad=True),
+        ParameterFacts(("scale",), ("",), (4,), "bfloat16", requires_grad=True),
+    ]
+    strategy, policy = parse_strategy(3), PolicyNames("float32", "bfloat16", "bfloat16")
+    first, last = (
+        memory_at_rest(
+            parameters,
+            strategy,
+            Coordinate(rank, 2),
+            policy,
+            optimizer=ADAM,
+            gradients_attached=True,
+        )
+        for rank in range(2)
+    )
+    assert first.bytes_by_line() == {
+        "preserved root weights": 4 * 2,
+        "compute shard": (9 + 2) * 2,
+        "main weights": (9 + 2) * 4,
+        "gradient accumulator": (9 + 2) * 2,
+        "cast gradient": (9 + 2) * 4,
+        "optimizer state": 2 * (9 + 2) * 4,
+        "step counters": 2 * 4,
+        "padding": 0,
+    }
+    # The last rank has 2 rows and one of padding in every buffer, and no moments for padding.
+    assert last.bytes_by_line() == first.bytes_by_line() | {
+        "compute shard": (6 + 2) * 2,
+        "main weights": (6 + 2) * 4,
+        "gradient accumulator": (6 + 2) * 2,
+        "cast gradient": (6 + 2) * 4,
+        "optimizer state": 2 * (6 + 2) * 4,
+        "padding": 3 * (2 + 4 + 2 + 4),
+    }
+    assert first.total_bytes == sum(first.bytes_by_line().values())
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "shares"),
+    [
+        # Of 1024 FP32 elements on 4 inner and 2 outer ranks: compute, main, gradients.
+        ("no_shard", "no_shard", (4096, 0, 4096)),
+        ("optim", "no_shard", (4096, 0, 4096)),
+        ("optim_grads", "no_shard", (4096, 0, 1024)),
+        ("optim_grads_params", "no_shard", (0, 1024, 1024)),
+        ("optim_grads_params", "optim", (1024, 0, 1024)),
+    ],
+)
+def test_one_copy_of_fp32_weights_is_sharded_as_the_strategy_says(
+    inner: str, outer: str, shares: tuple[int, int, int]
+) -> None:
+    parameters = [ParameterFacts(("u.w",), ("u",), (64, 16), "float32", requires_grad=True)]
+    found = memory_at_rest(
+        parameters, parse_strategy(inner, outer), Coordinate(1, 4, 1, 2), PolicyNames()
+    ).bytes_by_category()
+    names = ("compute_weights", "main_weights", "gradients")
+    assert tuple(found[name] for name in names) == shares
+
+
+def test_a_dtype_of_unknown_size_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="float32, bfloat16"):
+        PolicyNames("float8_e4m3fn")
