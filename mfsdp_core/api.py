@@ -23,6 +23,7 @@ from mfsdp_core.plan.config import (
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
+from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
 from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, replace_parameters
 from mfsdp_core.wrapper import MegatronFSDP
@@ -81,12 +82,13 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     over the ranks of the inner dimension for gathers alone. fsdp_unit_modules: classes, or import
     paths of classes, whose instances are sharded as one; what lies outside is the root's.
     zero_dp_strategy: 0 no_shard, 1 optim, 2 optim_grads, 3 optim_grads_params. device: where the
-    module goes, None is the mesh's current device. mixed_precision_policy: see
-    `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the backward pass.
-    overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
-    backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
-    the number of ranks. calculate_per_token_loss: sum gradients without dividing.
-    disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
+    module goes, None is the mesh's current device. init_model_with_meta_device: parameters on the
+    meta device are made, initialised by their modules' reset_parameters, and sharded, unit by unit.
+    mixed_precision_policy: see `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the
+    backward pass. overlap_param_gather: gather the next unit ahead of need.
+    sync_model_each_microbatch: every backward pass ends its cycle (auto-sync).
+    average_in_collective: let the collective divide by the number of ranks.
+    calculate_per_token_loss: sum gradients without dividing. disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
     gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that reads them
     there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a
     whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
@@ -125,10 +127,15 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     )
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes)
+    check_meta_tensors(
+        module,
+        allowed=init_model_with_meta_device,
+        sharded=config.strategy.inner.shards_optimizer,
+    )
     mesh = data_parallel_mesh(device_mesh, dp_shard_dim, dp_outer_dim, hybrid_fsdp_group)
     check_gather_group(fsdp_group_ag, mesh)
     target = target_device(device, mesh)
-    module.to(target)
+    move_real_tensors(module, target)
     environment = Environment(
         mesh, target, fsdp_group_ag, EventBus(), MemoryLedger(), hybrid_fsdp_group
     )

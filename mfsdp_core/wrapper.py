@@ -291,7 +291,7 @@ class MegatronFSDP(nn.Module):
 
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
         """By id of each original parameter, the shard that stands for it."""
-        return {id(p.raw): p.sharded for group in self._groups() for p in group.parameters}
+        return {p.original_id: p.sharded for group in self._groups() for p in group.parameters}
 
     def _groups(self) -> list[ParameterGroup]:
         units = (self._context.root, *self._context.units)

@@ -63,7 +63,6 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "expt_device_mesh": (None, "expert parallelism"),
     "expt_fsdp_group_ag": (None, "expert parallelism"),
     "tp_dim": (None, "tensor parallelism beside sharding"),
-    "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "report_nan_in_param_grad": (False, "reporting of NaN gradients"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),

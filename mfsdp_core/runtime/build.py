@@ -31,6 +31,7 @@ from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
@@ -127,9 +128,13 @@ def build_context(
     pieces = environment.coordinate().pieces(config.strategy)
     facts = [_facts(managed, owners) for managed, owners in collected]
     factory = _GroupFactory(config, policy, environment)
-    for plan in plan_buckets(facts, pieces, bucketing=config.bucketing):
-        members = [parameters[index] for index in plan.members]
-        by_name[plan.unit].groups.append(factory.build(plan, members))
+    plans = plan_buckets(facts, pieces, bucketing=config.bucketing)
+    groups: dict[str, ParameterGroup] = {}
+    initialiser = MetaInitialiser(module, parameters, environment.device)
+    for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
+        groups[plan.name] = factory.build(plan, [parameters[index] for index in plan.members])
+    for plan in plans:
+        by_name[plan.unit].groups.append(groups[plan.name])
     events, schedule = environment.events, config.schedule
     context = ShardedContext(
         root,
@@ -248,11 +253,6 @@ def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, DTensor):
         raise CapabilityNotBuiltError(
             f"{name} is a DTensor already (tensor parallelism beside sharding is not built)."
-        )
-    if parameter.is_meta:
-        raise CapabilityNotBuiltError(
-            f"{name} is on the meta device (meta initialisation is not built). "
-            "Materialise the model before sharding it."
         )
 
 

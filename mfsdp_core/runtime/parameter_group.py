@@ -34,6 +34,11 @@ class ManagedParameter:
     holders: tuple[tuple[nn.Module, str], ...]
     raw: nn.Parameter
     sharded: nn.Parameter = field(init=False)
+    original_id: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
+        self.original_id = id(self.raw)
 
     def check_unchanged(self) -> None:
         """Refuse a `requires_grad` that was changed after sharding.

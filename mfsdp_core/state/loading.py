@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import CheckpointError, StateDictError
 from mfsdp_core.state.checkpoint_folder import Manifest, read_manifest
@@ -158,6 +159,11 @@ class Loading:
             for own, saved in zip(skeleton["param_groups"], self._values("groups"), strict=True)
         ]
         optimizer.load_state_dict({**skeleton, "state": state, "param_groups": groups})
+        for parameter, name in names.items():
+            for key, value in state.get(number.get(name, -1), {}).items():
+                # Optimizer.load_state_dict casts moments to the dtype of the weights.
+                if isinstance(value, DTensor) and optimizer.state[parameter][key] is not value:
+                    optimizer.state[parameter][key] = value
 
     def _values(self, section: str) -> Any:
         return unpack(self.manifest.values.get(section), self.targets)

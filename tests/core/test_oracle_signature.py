@@ -78,7 +78,6 @@ NOT_BUILT: dict[str, Any] = {
     "hybrid_fsdp_expt_group": object(),
     "expt_device_mesh": object(),
     "expt_fsdp_group_ag": object(),
-    "init_model_with_meta_device": True,
     "report_nan_in_param_grad": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
@@ -90,6 +89,7 @@ NOT_BUILT: dict[str, Any] = {
     "maxpool_double_buffer": True,
 }
 BUILT = {
+    "init_model_with_meta_device",
     "dp_outer_dim",
     "hybrid_fsdp_group",
     "outer_dp_sharding_strategy",

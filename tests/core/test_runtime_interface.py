@@ -306,5 +306,5 @@ def half_loaded(strategy: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
-def test_a_refused_state_dict_changes_nothing(ranks: RankPool, strategy: str) -> None:
+def test_r18_a_refused_state_dict_changes_nothing(ranks: RankPool, strategy: str) -> None:
     assert ranks.run(half_loaded, strategy) == [[True, True]] * 4
