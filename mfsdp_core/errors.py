@@ -6,6 +6,7 @@ MfsdpError
 │   └── UnitSelectionError        `fsdp_unit_modules` names nothing, or not a module class
 ├── LayoutError                   a flat layout cannot be built or broke one of its invariants
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
+├── NonFiniteGradientError        NaN or Inf in a gradient, where looking for them was asked for
 ├── LifecycleError                a call at a time when it cannot mean anything
 │   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
 ├── StateDictError                missing, unexpected or wrongly shaped entries
@@ -37,6 +38,22 @@ class LayoutError(MfsdpError, ValueError):
 
 class GradAlreadyReducedError(MfsdpError, RuntimeError):
     """A second reduction, or an accumulation after the reduction, within one cycle."""
+
+
+class NonFiniteGradientError(MfsdpError, ArithmeticError):
+    """A NaN or an Inf in a gradient of this rank, found before any reduction.
+
+    rank: in the world. parameters: all names of all parameters concerned. microbatch: index of the
+    backward pass in its cycle, from 0; the latest one where the gradient is a sum over several.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int = -1, parameters: tuple[str, ...] = (), microbatch: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.parameters = parameters
+        self.microbatch = microbatch
 
 
 class LifecycleError(MfsdpError, RuntimeError):

@@ -22,7 +22,8 @@ class Event:
     operation: all_gather, reduce_scatter, all_reduce, broadcast; for `land` copy or add; else "".
     dtype: torch's name without prefix, as `bfloat16`. payload_bytes: size of the full (unsharded)
     buffer of a collective, or of what landed or was allocated. group: role of the process group
-    (`inner`, `outer`). group_size: ranks in it. bucket: name of the buffer, as `layers.0/0`.
+    (`inner`, `outer`; of experts `expert_inner`, `expert_outer`). group_size: ranks in it.
+    bucket: name of the buffer, as `layers.0/0`.
     """
 
     kind: EventKind

@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mfsdp_core.comm.wire_log import WireLog
@@ -43,7 +45,6 @@ class MegatronFSDP(nn.Module):
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
-    data_parallel_group: all ranks that hold a part of the model.
 
     A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
     reduction where gradients are held whole, one optimizer step.
@@ -63,7 +64,7 @@ class MegatronFSDP(nn.Module):
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log)
         self.param_and_grad_buffer = _BufferRegistration()
-        self.data_parallel_group = environment.data_parallel_group
+        self._dense, self._experts = environment.dense, environment.experts
         self._context = context
         self._policy = policy
         owner = weakref.ref(self)
@@ -288,6 +289,21 @@ class MegatronFSDP(nn.Module):
             )
             for group in self._groups()
         ]
+
+    @cached_property
+    def checkpoint_group(self) -> dist.ProcessGroup:
+        """All ranks that hold a part of the model. Beside tensor parallelism they make it together.
+
+        Raises:
+            CapabilityNotBuiltError: ranks hold different experts under equal names.
+        """
+        if self._experts is not None and self._experts.ranks != self._dense.ranks:
+            raise CapabilityNotBuiltError(
+                "checkpoints of experts that are spread over ranks are not built: different "
+                "experts go by equal names there, and would replace each other. Gather and save "
+                "them by rank."
+            )
+        return self._dense.group_of_all()
 
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
         """By id of each original parameter, the shard that stands for it."""

@@ -12,13 +12,18 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from bench.derive.flops import FORMULA, flops_per_global_batch
+from bench.derive.flops import flops_per_global_batch, formula
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
 from bench.derive.steady import DROPPED_STEPS, steady_window
 from bench.record import FINISHED_GOOD, RunRecord, RunSummary, SteadyWindow, StepSample
+from bench.spec import ResolvedRun
 
-SUMMARY_FORMULA = f"{FORMULA}; step=max-over-ranks; window={DROPPED_STEPS}+mser"
-"""Changes whenever a number could come out differently from the same samples."""
+_RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser"
+
+
+def summary_formula(resolved: ResolvedRun) -> str:
+    """Changes whenever a number could come out differently from the same samples."""
+    return f"{formula(resolved.shape)}; {_RULES}"
 
 
 def summarise(record: RunRecord) -> RunSummary:
@@ -42,7 +47,7 @@ def summarise(record: RunRecord) -> RunSummary:
     tflops = _tflops_per_device(record, middle)
     mfu = _mfu(record, tflops, notes)
     return RunSummary(
-        formula=SUMMARY_FORMULA,
+        formula=summary_formula(record.resolved),
         steady=steady,
         step_milliseconds_median=middle,
         step_milliseconds_p90=_quantile(times, 0.9),

@@ -9,30 +9,67 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 STANDARD_DEVIATION = 0.02
-_RESIDUAL_OUTPUTS = ("attention.output.weight", "feed_forward.down.weight")
+_RESIDUAL_OUTPUTS = (
+    "attention.output.weight",
+    "feed_forward.down.weight",
+    "mamba.output.weight",
+    "experts.down",
+    "experts.shared.down.weight",
+)
+_STEP_SIZES = (1e-3, 1e-1)
+_DECAY_RATES = (1.0, 16.0)
 
 
-def initialise(model: nn.Module, layers: int, seed: int) -> None:
+def initialise(model: nn.Module, residual_writes: int, seed: int) -> None:
     """Fill every parameter of `model` in place; a tied parameter is filled once."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, parameter.shape, layers=layers, seed=seed))
+            value = initial_value(name, parameter.shape, residual_writes=residual_writes, seed=seed)
+            parameter.copy_(value)
 
 
-def initial_value(name: str, shape: torch.Size, *, layers: int, seed: int) -> Tensor:
+def initial_value(name: str, shape: torch.Size, *, residual_writes: int, seed: int) -> Tensor:
     """FP32 value of one parameter on the CPU.
 
-    Norm weights are one; all others normal(0, 0.02), where projections that write to the residual
-    stream are scaled by 1/sqrt(2 * layers), so that its variance does not grow with depth (GPT-2).
+    Norm weights are one; the vectors of a Mamba block follow their own rules; all others
+    normal(0, 0.02), where the `residual_writes` projections that write to the residual stream are
+    scaled by 1/sqrt(residual_writes), so that its variance does not grow with depth (GPT-2).
     """
     if len(shape) == 1:
-        return torch.ones(shape)
-    scale = 1 / math.sqrt(2 * layers) if name.endswith(_RESIDUAL_OUTPUTS) else 1.0
+        rule = _VECTORS.get(name.rpartition(".")[2], torch.ones)
+        return rule(shape[0])
+    scale = STANDARD_DEVIATION
+    if name.endswith(_RESIDUAL_OUTPUTS):
+        scale *= 1 / math.sqrt(residual_writes)
+    elif name.endswith("conv_weight"):
+        # A channel of the convolution has only `kernel` inputs: keep their variance.
+        scale = 1 / math.sqrt(shape[-1])
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(shape).normal_(0.0, STANDARD_DEVIATION * scale, generator=generator)
+    return torch.empty(shape).normal_(0.0, scale, generator=generator)
+
+
+def _log_decay_rates(heads: int) -> Tensor:
+    """Logarithms of rates evenly spread over the range of Mamba-2 (arXiv:2405.21060)."""
+    return torch.linspace(*_DECAY_RATES, heads, dtype=torch.float64).log().float()
+
+
+def _step_bias(heads: int) -> Tensor:
+    """The step size of a head is softplus of this: geometrically spread over Mamba's range."""
+    low, high = (math.log(size) for size in _STEP_SIZES)
+    sizes = torch.linspace(low, high, heads, dtype=torch.float64).exp()
+    return torch.log(torch.expm1(sizes)).float()
+
+
+_VECTORS: Final[dict[str, Callable[[int], Tensor]]] = {
+    "log_decay": _log_decay_rates,
+    "step_bias": _step_bias,
+    "conv_bias": torch.zeros,
+}

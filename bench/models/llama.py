@@ -1,33 +1,18 @@
-"""A Llama-style decoder as one module: tokens and targets in, mean cross-entropy out.
-
-Called through `__call__` by every engine, so that the hooks of a sharding wrapper see the root, and
-the root's own parameters (embedding, last norm, head) are read inside its forward.
-`TransformerLayer` is the unit that sharding engines gather and release as one.
-"""
+"""A Llama-style decoder; `TransformerLayer` is the unit that sharding engines gather as one."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.models.initialisation import initialise
+from bench.models.decoder import Decoder
+from bench.models.norm import RMSNorm
 from bench.models.rotary import RotaryCache, RotaryTables, apply_rotary
 from bench.spec import ModelShape, Recompute
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] to the same shape; the mean is accumulated in FP32 or wider."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -50,10 +35,11 @@ class Attention(nn.Module):
         self.value = nn.Linear(shape.hidden, kv_size, bias=False)
         self.output = nn.Linear(query_size, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, rotary: RotaryTables) -> Tensor:
-        """[batch, seq_len, hidden] to the same shape."""
-        query = apply_rotary(self._heads(self.query(x)), rotary)
-        key = apply_rotary(self._heads(self.key(x)), rotary)
+    def forward(self, x: Tensor, rotary: RotaryTables | None) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape; without tables positions are not marked."""
+        query, key = self._heads(self.query(x)), self._heads(self.key(x))
+        if rotary is not None:
+            query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
         value = self._heads(self.value(x))
         if self.recompute_core:
             # No dropout in this model, so there is no random state to replay.
@@ -113,56 +99,23 @@ class TransformerLayer(nn.Module):
         return out
 
 
-class Llama(nn.Module):
-    """Decoder of `shape`. Parameters are FP32 as built; engines cast, wrap or shard them."""
+class Llama(Decoder):
+    """Decoder of transformer layers."""
 
-    unit_classes = (TransformerLayer,)
+    unit_classes: ClassVar[tuple[type[nn.Module], ...]] = (TransformerLayer,)
 
     def __init__(self, shape: ModelShape, recompute: Recompute = "none") -> None:
-        super().__init__()
-        self.shape = shape
-        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(TransformerLayer(shape, recompute) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        super().__init__(shape, (TransformerLayer(shape, recompute) for _ in range(shape.layers)))
         self._rotary = RotaryCache(shape.head_dim, shape.rope_theta)
-        self.tie()
 
-    def tie(self) -> None:
-        """Make embedding and head one parameter again, where the shape says so.
+    @property
+    def residual_writes(self) -> int:
+        """Attention and feed-forward of every layer."""
+        return 2 * len(self.layers)
 
-        Needed after anything that replaces parameters one by one (`to_empty` from meta).
-        """
-        if self.shape.tie_embeddings:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """int64 [batch, seq_len] twice to the mean cross-entropy, a scalar in FP32 or wider."""
-        logits = self.logits(tokens)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """int64 [batch, seq_len] to [batch, seq_len, vocab] in the compute dtype."""
-        cos, sin = self._rotary.tables(tokens.shape[1], tokens.device)
-        x = self.embedding(tokens)
+    def run_layers(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] through all layers."""
+        cos, sin = self._rotary.tables(x.shape[1], x.device)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        out: Tensor = self.head(self.norm(x))
-        return out
-
-
-def build_llama(
-    shape: ModelShape, *, recompute: Recompute, seed: int, device: torch.device
-) -> Llama:
-    """FP32 model on `device` whose values depend on `shape` and `seed` alone.
-
-    Built without values first, so that no default initialisation is computed and thrown away, and
-    so that a device model never has a second full copy in host memory.
-    """
-    with torch.device("meta"):
-        model = Llama(shape, recompute)
-    model.to_empty(device=device)
-    model.tie()
-    initialise(model, shape.layers, seed)
-    return model
+        return x

@@ -6,8 +6,9 @@ import difflib
 
 from bench.errors import ConfigError
 from bench.resolve.presets import PRESETS
-from bench.spec import ModelShape, ModelSpec
+from bench.spec import BLOCK_LETTERS, HybridShape, ModelShape, ModelSpec
 
+_REPLACEABLE_IN_HYBRIDS = ("pattern", "experts", "experts_per_token")
 _REPLACEABLE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tie_embeddings")
 
 
@@ -18,13 +19,21 @@ def resolve_shape(model: ModelSpec) -> ModelShape:
     hidden / heads.
 
     Raises:
-        ConfigError: unknown preset, or numbers of heads that do not fit.
+        ConfigError: unknown preset, numbers of heads that do not fit, or, in a hybrid, a pattern
+            or experts that mean nothing.
     """
     preset = _preset(model.preset)
     changes = {
         name: getattr(model, name) for name in _REPLACEABLE if getattr(model, name) is not None
     }
-    shape = preset.model_copy(update=changes)
+    if preset.hybrid is None:
+        _refuse_hybrid_fields(model)
+        shape = preset.model_copy(update=changes)
+    else:
+        hybrid = _resolve_hybrid(model, preset.hybrid)
+        shape = preset.model_copy(
+            update=changes | {"hybrid": hybrid, "layers": len(hybrid.pattern)}
+        )
     if model.hidden is not None or model.heads is not None:
         shape = shape.model_copy(update={"head_dim": _head_dim(shape)})
     if shape.heads % shape.kv_heads:
@@ -33,6 +42,42 @@ def resolve_shape(model: ModelSpec) -> ModelShape:
             f" kv_heads out of {_divisors(shape.heads)}"
         )
     return shape
+
+
+def _refuse_hybrid_fields(model: ModelSpec) -> None:
+    asked = [name for name in _REPLACEABLE_IN_HYBRIDS if getattr(model, name) is not None]
+    if asked:
+        hybrids = [name for name, shape in PRESETS.items() if shape.hybrid is not None]
+        raise ConfigError(
+            f"model.{asked[0]}: {model.preset} is a Llama, whose layers are all alike; choose a"
+            f" hybrid preset ({', '.join(hybrids)}), or leave the field out"
+        )
+
+
+def _resolve_hybrid(model: ModelSpec, preset: HybridShape) -> HybridShape:
+    """The hybrid part with single fields replaced."""
+    changes = {
+        name: getattr(model, name)
+        for name in _REPLACEABLE_IN_HYBRIDS
+        if getattr(model, name) is not None
+    }
+    hybrid = preset.model_copy(update=changes)
+    if model.layers is not None and model.layers != len(hybrid.pattern):
+        raise ConfigError(
+            f"model.layers: {model.layers} blocks do not fit the pattern {hybrid.pattern!r}, which"
+            f" spells {len(hybrid.pattern)}; leave layers out, or set model.pattern"
+        )
+    unknown = sorted(set(hybrid.pattern) - set(BLOCK_LETTERS))
+    if unknown or not hybrid.pattern:
+        found = f"found {', '.join(map(repr, unknown))}" if unknown else "found no block at all"
+        spelled = ", ".join(f"{letter} {what}" for letter, what in BLOCK_LETTERS.items())
+        raise ConfigError(f"model.pattern: expected one letter per block out of {spelled}; {found}")
+    if hybrid.experts_per_token > hybrid.experts:
+        raise ConfigError(
+            f"model.experts_per_token: a token cannot visit {hybrid.experts_per_token} of"
+            f" {hybrid.experts} experts; choose at most {hybrid.experts}"
+        )
+    return hybrid
 
 
 def _preset(name: str) -> ModelShape:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bench.spec import ModelShape
+from bench.spec import HybridShape, ModelShape
 
 _LLAMA3_VOCAB = 128_256
 _LLAMA3_THETA = 500_000.0
+_NEMOTRON3_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
 
 def _shapes() -> tuple[ModelShape, ...]:
@@ -89,4 +90,85 @@ def _shapes() -> tuple[ModelShape, ...]:
     )
 
 
-PRESETS: dict[str, ModelShape] = {shape.preset: shape for shape in _shapes()}
+def _hybrids() -> tuple[ModelShape, ...]:
+    return (
+        # Small enough for two CPU ranks, with units of three sizes: 4,698,832 parameters.
+        ModelShape(
+            preset="hybrid-tiny",
+            layers=len("MEM*EMEM*E"),
+            hidden=192,
+            ffn_hidden=512,
+            heads=6,
+            kv_heads=2,
+            head_dim=32,
+            vocab=256,
+            tie_embeddings=True,
+            hybrid=HybridShape(
+                pattern="MEM*EMEM*E",
+                mamba_heads=12,
+                mamba_head_dim=32,
+                mamba_groups=2,
+                state=32,
+                chunk=32,
+                experts=8,
+                experts_per_token=2,
+                expert_hidden=224,
+                shared_expert_hidden=448,
+            ),
+        ),
+        # config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16: 31,577,937,344 parameters (the
+        # number that its safetensors files state). Its head is a matrix of its own.
+        ModelShape(
+            preset="nemotron3-nano-30b",
+            layers=len(_NEMOTRON3_NANO),
+            hidden=2688,
+            ffn_hidden=1856,
+            heads=32,
+            kv_heads=2,
+            head_dim=128,
+            vocab=131_072,
+            tie_embeddings=False,
+            hybrid=HybridShape(
+                pattern=_NEMOTRON3_NANO,
+                mamba_heads=64,
+                mamba_head_dim=64,
+                mamba_groups=8,
+                state=128,
+                chunk=128,
+                experts=128,
+                experts_per_token=6,
+                expert_hidden=1856,
+                shared_expert_hidden=3712,
+                routed_scale=2.5,
+            ),
+        ),
+        # The same blocks at the size of one GPU: 15 of the 52, 16 of the 128 experts, a vocabulary
+        # of 32,000 and a tied head. Not a published model: 1,481,913,664 parameters.
+        ModelShape(
+            preset="nemotron3-nano-1b",
+            layers=len("MEMEM*EMEMEM*EM"),
+            hidden=2688,
+            ffn_hidden=1856,
+            heads=32,
+            kv_heads=2,
+            head_dim=128,
+            vocab=32_000,
+            tie_embeddings=True,
+            hybrid=HybridShape(
+                pattern="MEMEM*EMEMEM*EM",
+                mamba_heads=64,
+                mamba_head_dim=64,
+                mamba_groups=8,
+                state=128,
+                chunk=128,
+                experts=16,
+                experts_per_token=6,
+                expert_hidden=1856,
+                shared_expert_hidden=3712,
+                routed_scale=2.5,
+            ),
+        ),
+    )
+
+
+PRESETS: dict[str, ModelShape] = {shape.preset: shape for shape in (*_shapes(), *_hybrids())}

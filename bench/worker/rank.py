@@ -12,7 +12,7 @@ from bench.engines.registry import build_engine
 from bench.loop import TrainingLoop
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.sample_sink import SampleSink
-from bench.models.llama import build_llama
+from bench.models.build import build_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
 from bench.store.layout import MEMORY, RUNTIME, steps_name
@@ -35,7 +35,7 @@ def run_rank(run_dir: Path) -> None:
 def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     profile = MemoryProfile(place.device) if resolved.measure.profile == "memory" else None
     batches = build_batches(resolved, place.rank, place.device)
-    model = build_llama(
+    model = build_model(
         resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=place.device
     )
     engine = build_engine(model, resolved, place.device)

@@ -55,11 +55,13 @@ class Communicator(Protocol):
     """Collectives over the ranks of one mesh axis.
 
     Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
-    `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events.
+    `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
+    `role` the group.
     """
 
     size: int
     rank: int
+    role: str
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""

@@ -30,13 +30,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class TorchCommunicator:
-    """A `Communicator` over one process group. `role` names it in events (`inner`, `outer`)."""
+    """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
 
     def __init__(self, group: dist.ProcessGroup, role: str, events: EventBus) -> None:
         self.size = group.size()
         self.rank = group.rank()
         self._group = group
-        self._role = role
+        self.role = role
         self._events = events
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
@@ -83,7 +83,7 @@ class TorchCommunicator:
                 operation=operation,
                 dtype=dtype_name(full.dtype),
                 payload_bytes=full.numel() * full.element_size(),
-                group=self._role,
+                group=self.role,
                 group_size=self.size,
                 bucket=bucket,
             )

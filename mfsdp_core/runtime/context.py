@@ -14,9 +14,11 @@ from torch import nn
 from torch.autograd import Variable
 
 from mfsdp_core.events import EventBus
+from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
+from mfsdp_core.runtime.turns import Turns
 from mfsdp_core.runtime.units import Unit
 
 _NO_BACKWARD = -1
@@ -55,6 +57,9 @@ class ShardedContext:
         self.grads = grads
         self.events = events
         self.auto_sync = auto_sync
+        self._calls = CallBook()
+        self._forward_turns = Turns(params.order, "forward")
+        self._backward_turns = Turns(params.order, "backward")
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False
@@ -79,34 +84,47 @@ class ShardedContext:
         recomputing = inside_backward()
         if unit is self.root and not recomputing:
             self._begin_pass()
+        if unit.place is not None:
+            self._take_turn(unit.place, recomputing=recomputing)
         self.params.issue(unit)
         if not recomputing:
             # Never while recomputing: the unit gathered ahead would have run already, and nothing
             # would release it again (R7).
-            if unit.place is not None:
-                self.params.order.observe(unit.place)
             self.params.prefetch(unit, "forward")
         self.params.ready(unit)
         unit.show_raw()
+
+    def end_call(self, unit: Unit) -> Call | None:
+        """`unit` has run: what a backward pass through this call is to be known by."""
+        return None if inside_backward() else self._calls.end_call(unit.place)
 
     def after_forward(self, unit: Unit) -> None:
         """`unit` has run; its weights go, unless a backward pass is about to use them."""
         if inside_backward():
             return
-        if unit is self.root:
+        if unit.place is None:
             self._forward_running = False
+            for place in self._forward_turns.ahead_of(None):
+                self.params.pass_over(self.units[place])
+            self._forward_turns.end()
             self.params.order.finish_pass()
             self.params.release_all()
         else:
+            self.params.order.observe_end(unit.place)
             self.params.release(unit)
         unit.show_sharded()
 
-    def before_backward(self, unit: Unit) -> None:
+    def before_backward(self, unit: Unit, call: Call | None) -> None:
         """The first gradient has reached an output of `unit`."""
         if unit is self.root and self._backward not in {_NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
         self._begin_backward()
+        self._calls.reach(unit.place, call)
+        with torch.no_grad():
+            self._reduce_what_is_over()
+            if unit.place is not None:
+                self._pass_over_before(unit.place)
         unit.active_backwards += 1
         self.params.ready(unit)
         unit.show_raw()
@@ -128,11 +146,7 @@ class ShardedContext:
         """Autograd has finished the gradient of one raw parameter."""
         self._begin_backward()
         self._gather_ahead()
-        # A nested graph is a part of the pass: the same parameters may receive gradients again
-        # from another part, so what can be reduced only once waits for the end of the whole.
-        whole_pass = current_backward() == self._backward
-        is_last = self.is_last_microbatch and whole_pass
-        self.grads.take(unit, buffers, index, raw, is_last=is_last)
+        self.grads.take(unit, buffers, index, raw, is_last=self._reduces_last)
         if not unit.missing:
             self._release_if_spent(unit)
 
@@ -142,6 +156,59 @@ class ShardedContext:
         self.grads.issue_rest()
         self.grads.land_all()
         self.grads.attach()
+
+    @property
+    def _reduces_last(self) -> bool:
+        """Whether a reduction that starts now may be the only one of its cycle.
+
+        A nested graph is a part of the pass: the same parameters may receive gradients again from
+        another part, so what can be reduced only once waits for the end of the whole.
+        """
+        return self.is_last_microbatch and current_backward() == self._backward
+
+    def _is_over(self, unit: Unit) -> bool:
+        return self._calls.is_over(unit.place)
+
+    def _reduce_what_is_over(self) -> None:
+        """Reduce, in order, units that get no more gradients, and release those left open."""
+        for unit in self.grads.issue_over(self._is_over, is_last=self._reduces_last):
+            unit.active_backwards = 0
+            self._release_if_spent(unit)
+
+    def _take_turn(self, place: int, *, recomputing: bool) -> None:
+        """A unit is about to be gathered for its module's `forward`."""
+        if recomputing:
+            with torch.no_grad():
+                self._pass_over_before(place)
+            return
+        self.params.order.observe(place)
+        if torch.is_grad_enabled() or self._calls.is_counting:
+            self._calls.begin_call(place)
+        for skipped in self._forward_turns.ahead_of(place):
+            self._forward_turns.take(skipped)
+            self.params.pass_over(self.units[skipped])
+        self._forward_turns.take(place)
+
+    def _pass_over_before(self, place: int) -> None:
+        """In a backward pass: take part in gathers that other ranks make before that of `place`."""
+        for skipped in self._backward_turns.ahead_of(place):
+            unit = self.units[skipped]
+            if unit.has_backward and self._is_over(unit):
+                self._backward_turns.take(skipped)
+                self.params.pass_over(unit)
+                self._reduce_what_is_over()
+        self._backward_turns.take(place)
+
+    def _pass_over_rest(self) -> None:
+        """At the end of a backward pass: as above, for units that this rank never came to."""
+        if not self._calls.answers_whole_pass:
+            return
+        is_last = self.is_last_microbatch
+        for skipped in self._backward_turns.ahead_of(None):
+            unit = self.units[skipped]
+            if unit.has_backward:
+                self.grads.issue_ahead_of(unit, is_last=is_last)
+                self.params.pass_over(unit)
 
     def _release_if_spent(self, unit: Unit) -> None:
         """Free the unit's weights once nothing in the graph can need them any more.
@@ -172,16 +239,21 @@ class ShardedContext:
                 for managed in group.parameters:
                     managed.check_unchanged()
         self._forward_running = True
+        self._forward_turns.begin()
+        if torch.is_grad_enabled():
+            self._calls.begin_pass()
 
     def _begin_backward(self) -> None:
         if self._backward == _NO_BACKWARD:
             self._backward = current_backward()
             self.grads.begin_backward()
+            self._backward_turns.begin()
             engine = Variable._execution_engine
             engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         with torch.no_grad():
+            self._pass_over_rest()
             self.grads.end_backward(is_last=self.is_last_microbatch)
             self._settle()
             if self.is_last_microbatch:
@@ -192,6 +264,8 @@ class ShardedContext:
         self._backward = _NO_BACKWARD
         self._forward_running = False
         self._gather_ahead_of = None
+        self._calls.end_backward()
+        self._backward_turns.end()
         self.params.release_all()
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
@@ -210,4 +284,6 @@ class ShardedContext:
     @torch.no_grad()
     def _abandon(self) -> None:
         self.grads.abandon()
+        self._calls.abandon_pass()
+        self._forward_turns.end()
         self._settle()

@@ -12,11 +12,14 @@ bounds the communication memory and overlaps each reduction with the backward pa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from torch import nn
 
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
+from mfsdp_core.shard.tensor_parallel import local_gradient
 
 #: Units whose reductions may be under way at once.
 IN_FLIGHT = 1
@@ -25,9 +28,10 @@ IN_FLIGHT = 1
 class GradPipeline:
     """Accumulation and reduction of all units."""
 
-    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool) -> None:
+    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool, guard: NanGuard) -> None:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
+        self._guard = guard
         self._next = 0
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
@@ -41,6 +45,7 @@ class GradPipeline:
     def begin_backward(self) -> None:
         """Every trainable parameter owes a gradient again."""
         self._next = 0
+        self._guard.begin_microbatch()
         for unit in self._order:
             unit.expect_gradients()
 
@@ -49,14 +54,46 @@ class GradPipeline:
     ) -> None:
         """Take the gradient that autograd has just finished for the raw parameter `index`."""
         if getattr(raw, "grad_added_to_main_grad", False):
-            buffers.written(index)
             raw.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-        elif raw.grad is not None:
-            buffers.accumulate(index, raw.grad)
+            buffers.written(index)
+        else:
+            gradient = local_gradient(raw)
+            if gradient is not None:
+                buffers.accumulate(index, gradient)
         raw.grad = None
         unit.missing.discard(id(raw))
         if not unit.missing and self._overlap:
-            self._issue_complete(is_last=is_last)
+            self.issue_over(_never, is_last=is_last)
+
+    def issue_over(self, is_over: Callable[[Unit], bool], *, is_last: bool) -> list[Unit]:
+        """Reduce units as far as the order allows that get no more gradients in this pass.
+
+        Their missing gradients are zeros. Without this, a rank that leaves out a parameter would
+        start none of the reductions behind it before its backward pass ends, and could wait for a
+        gather from a rank that waits for one of those (see [Note: gather order]). Returns the
+        units that were incomplete.
+        """
+        incomplete: list[Unit] = []
+        while self._overlap and self._next < len(self._order):
+            unit = self._order[self._next]
+            if unit.missing:
+                if not is_over(unit):
+                    break
+                unit.missing.clear()
+                incomplete.append(unit)
+            self._issue(unit, is_last=is_last)
+            self._next += 1
+        return incomplete
+
+    def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
+        """At the end of a backward pass: reduce what stands before `unit` in the order."""
+        place = -1 if unit.place is None else unit.place
+        while self._overlap and self._next < len(self._order):
+            following = self._order[self._next]
+            if following.place is None or following.place <= place:
+                break
+            self._issue(following, is_last=is_last)
+            self._next += 1
 
     def end_backward(self, *, is_last: bool) -> None:
         """Reduce what this pass still owes, and land everything."""
@@ -99,6 +136,7 @@ class GradPipeline:
     def reset(self) -> None:
         """Begin a new cycle without gradients."""
         self.land_all()
+        self._guard.begin_cycle()
         for unit in self._order:
             for group in unit.groups:
                 group.reset_gradients()
@@ -116,11 +154,6 @@ class GradPipeline:
         for unit in self._order:
             for buffers in unit.gradients:
                 buffers.scale(factor)
-
-    def _issue_complete(self, *, is_last: bool) -> None:
-        while self._next < len(self._order) and not self._order[self._next].missing:
-            self._issue(self._order[self._next], is_last=is_last)
-            self._next += 1
 
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
         for buffers in unit.gradients:
@@ -149,3 +182,7 @@ class GradPipeline:
             self._outer_flying.popleft().land_outer()
         buffers.issue_outer()
         self._outer_flying.append(buffers)
+
+
+def _never(_unit: Unit) -> bool:
+    return False

@@ -25,13 +25,14 @@ import torch
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import PendingSum
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import GradAlreadyReducedError
+from mfsdp_core.errors import GradAlreadyReducedError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.bucket import BucketSpec
+from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.runtime.outer_reduction import OuterReduction
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
 
@@ -64,6 +65,7 @@ class GradientBuffers:
         *,
         reduction: ReductionConfig,
         strict: bool,
+        guard: BucketGuard | None,
         events: EventBus,
     ) -> None:
         self._name = spec.name
@@ -72,10 +74,10 @@ class GradientBuffers:
         self._dtypes = spec.dtypes
         self._communicator = communicators.inner
         self._allocator = allocator
-        self._average = reduction.average_in_collective
-        divides = not (reduction.per_token or reduction.average_in_collective)
-        self._scale = 1.0 / spec.coordinate.data_parallel_size if divides else 1.0
+        self._average = reduction.averages
+        self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
+        self._guard = guard
         self._events = events
         self._filled: set[int] = set()
         self._landed = False
@@ -162,6 +164,8 @@ class GradientBuffers:
 
     def written(self, index: int) -> None:
         """A kernel wrote the gradient of tensor `index` into `target` itself."""
+        if self._guard is not None:
+            self._guard.check_parameter(index, self.target(index))
         if self._whole is None:
             if self._scale != 1.0:
                 self._open_bucket().tensor(index).mul_(self._scale)
@@ -172,10 +176,13 @@ class GradientBuffers:
 
         Raises:
             GradAlreadyReducedError: the cycle's reduction has already run.
+            NonFiniteGradientError: it holds NaN or Inf, and somebody wants to know.
         """
         self._check_open()
         if gradient.is_sparse:
             gradient = gradient.to_dense()
+        if self._guard is not None:
+            self._guard.check_parameter(index, gradient)
         if self._whole is None:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
@@ -252,6 +259,8 @@ class GradientBuffers:
 
     def _issue_bucket(self, bucket: FullBuffer) -> None:
         self._zero_missing(bucket)
+        if self._guard is not None:
+            self._guard.check_buffer(bucket, accumulated=False)
         own = self._inner_part(bucket.data)
         work = self._communicator.reduce_scatter(
             own, bucket.data, self._name, average=self._average
@@ -266,6 +275,7 @@ class GradientBuffers:
         if self._dtypes.needs_comm_buffer:
             key = self._key("grad_bucket")
             data = self._allocator.acquire(key).copy_(whole.data)
+        self._look_before_reducing(data, key)
         if self._scale != 1.0:
             data.mul_(self._scale)
         own = data
@@ -276,6 +286,16 @@ class GradientBuffers:
             work = self._communicator.all_reduce(data, self._name, average=self._average)
         self._pending = Reduction(own, key is None, work, key)
         self.state = GradientState.REDUCED
+
+    def _look_before_reducing(self, data: torch.Tensor, copy: BufferKey | None) -> None:
+        if self._guard is None:
+            return
+        try:
+            self._guard.check_buffer(FullBuffer(self._layout, data), accumulated=True)
+        except NonFiniteGradientError:
+            if copy is not None:
+                self._allocator.release(copy)
+            raise
 
     def _open_bucket(self) -> FullBuffer:
         if self._pending is not None:
@@ -314,7 +334,7 @@ class GradientBuffers:
                 operation=operation,
                 dtype=dtype_name(self.reduced.dtype),
                 payload_bytes=own.numel() * own.element_size(),
-                group="inner",
+                group=self._communicator.role,
                 group_size=self._communicator.size,
                 bucket=self._name,
             )

@@ -43,10 +43,12 @@ def _hook_module(context: ShardedContext, unit: Unit) -> None:
                 _on_gradient(inputs, "all", lambda: context.after_backward(unit))
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        call = context.end_call(unit)
         if torch.is_grad_enabled():
             outputs = _differentiable(output)
+            unit.has_backward = bool(outputs)
             if outputs:
-                _on_gradient(outputs, "any", lambda: context.before_backward(unit))
+                _on_gradient(outputs, "any", lambda: context.before_backward(unit, call))
         context.after_forward(unit)
 
     unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)

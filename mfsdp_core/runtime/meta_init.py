@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.grouping import BucketPlan
 from mfsdp_core.runtime.parameter_group import ManagedParameter
 
@@ -52,6 +53,11 @@ def check_meta_tensors(module: nn.Module, *, allowed: bool, sharded: bool) -> No
             "init_model_with_meta_device=True saves nothing under no_shard, which holds the whole "
             "model on every rank, and is refused. Use zero_dp_strategy 1 to 3, or initialise the "
             "model on its device."
+        )
+    if any(isinstance(p, DTensor) and p.is_meta for p in module.parameters()):
+        raise CapabilityNotBuiltError(
+            "init_model_with_meta_device=True of tensor-parallel parameters is not built: every "
+            "rank of tp_dim would have to draw its own part. Materialise the model first."
         )
     helpless = [
         f"{name or '(root)'} ({type(child).__name__})"

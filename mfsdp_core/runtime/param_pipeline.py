@@ -11,12 +11,20 @@ from mfsdp_core.runtime.units import Unit
 class ParamPipeline:
     """Gathers, prefetches and releases; which bucket does what is up to its placements."""
 
-    def __init__(self, root: Unit, units: list[Unit], events: EventBus, *, prefetch: bool) -> None:
+    def __init__(
+        self,
+        root: Unit,
+        units: list[Unit],
+        order: PrefetchOrder,
+        events: EventBus,
+        *,
+        prefetch: bool,
+    ) -> None:
         self._root = root
         self._units = units
         self._events = events
         self._prefetch = prefetch
-        self.order = PrefetchOrder(len(units))
+        self.order = order
 
     def issue(self, unit: Unit) -> bool:
         """Start whatever gathers `unit` needs; whether there were any."""
@@ -39,6 +47,11 @@ class ParamPipeline:
         target = self._units[following]
         if self.issue(target):
             self._publish(target)
+
+    def pass_over(self, unit: Unit) -> None:
+        """Take part in the gathers of a unit that other ranks may run and this one does not."""
+        self.issue(unit)
+        self.release(unit)
 
     def release(self, unit: Unit) -> None:
         """Free the unit's full buffers, where its placements say so."""
@@ -78,7 +91,7 @@ class ParamPipeline:
                     operation="all_gather",
                     dtype=dtype_name(compute),
                     payload_bytes=layout.total_elements * compute.itemsize,
-                    group="inner",
+                    group=group.weights.role,
                     group_size=layout.slices,
                     bucket=group.plan.name,
                 )

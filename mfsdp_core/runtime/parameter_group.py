@@ -24,17 +24,25 @@ from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import SliceBuffer
+from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 
 
 @dataclass
 class ManagedParameter:
-    """One physical parameter. holders: every (module, attribute) that refers to it."""
+    """One physical parameter.
+
+    holders: every (module, attribute) that refers to it. part: what tensor parallelism leaves of
+    it to this rank; layouts and shards are of that. offsets: where this rank's shard, which has
+    the shape of `sharded.to_local()`, begins in the whole parameter; set with `sharded`.
+    """
 
     names: tuple[str, ...]
     holders: tuple[tuple[nn.Module, str], ...]
     raw: nn.Parameter
+    part: TensorPart
     sharded: nn.Parameter = field(init=False)
     original_id: int = field(init=False)
+    offsets: Offsets = field(init=False)
 
     def __post_init__(self) -> None:
         """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
@@ -84,7 +92,7 @@ class ParameterGroup:
         self.gradients = gradients
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
         self._piece = spec.coordinate.piece(spec.strategy)
-        self._placements = dtensor_placements(spec.strategy, spec.coordinate, mesh.ndim)
+        self._spec = spec
         self._mesh = mesh
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
@@ -113,7 +121,14 @@ class ParameterGroup:
                 yield flat[slot.offset : slot.end].view(slot.shape)
 
     def load(self, index: int, value: torch.Tensor) -> None:
-        """Write a whole tensor into this rank's main weights; `install` must follow."""
+        """Write a tensor into this rank's main weights; `install` must follow.
+
+        value: the whole parameter, over the tensor-parallel axis as well.
+        """
+        self.load_part(index, self.parameters[index].part.of(value))
+
+    def load_part(self, index: int, value: torch.Tensor) -> None:
+        """Like `load`, of what tensor parallelism leaves to this rank."""
         local = list(self.local_views(self.weights.main))[index]
         if self._shards_optimizer:
             rows = self.plan.layout.local_rows(index, self._piece)
@@ -163,35 +178,34 @@ class ParameterGroup:
         full = self.weights.full
         for index, managed in enumerate(self.parameters):
             view = full.tensor(index)
-            view.copy_(managed.raw.detach())
-            # `.data` gives the parameter a version counter of its own: refilling the buffer must
-            # not look to autograd like an in-place change of a saved tensor.
-            managed.raw.data = view.data
+            view.copy_(local_data(managed.raw))
+            move_to(managed.raw, view)
         self.weights.adopt()
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
             shard = self._as_dtensor(index, local)
             managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
-            remember_offsets(managed.sharded, self._offsets(index))
+            managed.offsets = self._offsets(index)
+            remember_offsets(managed.sharded, managed.offsets)
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
 
     def _offsets(self, index: int) -> Offsets:
-        """Where this rank's rows of a parameter begin; a sharded scalar is one row."""
-        layout = self.plan.layout
-        first_row = layout.local_rows(index, self._piece).first_row if self._shards_optimizer else 0
-        dims = len(layout.slots[index].shape)
-        if not dims:
-            return (first_row,) if self._shards_optimizer else ()
-        return (first_row, *([0] * (dims - 1)))
+        """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""
+        offsets = self.parameters[index].part.offsets
+        if not self._shards_optimizer:
+            return offsets
+        first_row = self.plan.layout.local_rows(index, self._piece).first_row
+        return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
 
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         return enumerate(self.local_views(flat))
 
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
-        shape = self.plan.layout.slots[index].shape
-        return as_dtensor(local, shape, self._mesh, self._placements)
+        part = self.parameters[index].part
+        placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
+        return as_dtensor(local, part.whole_shape, self._mesh, placements)
 
     def _cast_key(self, reduced: torch.Tensor) -> BufferKey:
         return BufferKey(self.plan.name, "grad_cast", reduced.numel(), self.dtypes.main_params)

@@ -21,6 +21,7 @@ class Unit:
     place: position among the non-root units in registration order, None for the root.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
     active_backwards: calls of the module whose backward has begun and not ended.
+    has_backward: False once a call with gradients enabled returned nothing that requires one.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Unit:
     groups: list[ParameterGroup] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     active_backwards: int = 0
+    has_backward: bool = True
 
     @property
     def gradients(self) -> list[GradientBuffers]:

@@ -70,6 +70,7 @@ class WeightBuffers:
     ) -> None:
         self._spec = spec
         self._gather = communicators.gather
+        self.role = communicators.gather.role
         self._outer = communicators.outer
         self._allocator = allocator
         self._persistent = persistent or not spec.strategy.inner.gathers_every_use
@@ -176,7 +177,7 @@ class WeightBuffers:
                 operation="",
                 dtype=dtype_name(self._spec.dtypes.compute),
                 payload_bytes=self._full_key.size_bytes,
-                group="inner",
+                group=self.role,
                 group_size=self._gather.size,
                 bucket=self._spec.name,
             )

@@ -133,7 +133,7 @@ def _lost_ranks(path: Path) -> Iterator[None]:
 
 
 def _group_of(model: nn.Module) -> dist.ProcessGroup:
-    group = getattr(model, "data_parallel_group", None)
+    group = getattr(model, "checkpoint_group", None)
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError(
             f"expected a model that fully_shard_model has returned, found {type(model).__name__}."

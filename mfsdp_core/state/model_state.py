@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
-from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
 
 #: What the wrapper puts before every name.
@@ -76,20 +76,27 @@ def _match_parameters(
 
 
 def _check_parameter(group: ParameterGroup, index: int, name: str, value: object) -> None:
-    sharded = group.parameters[index].sharded
-    shape = group.plan.layout.slots[index].shape
+    managed = group.parameters[index]
+    sharded, shape = managed.sharded, managed.part.whole_shape
     if not isinstance(value, torch.Tensor):
         raise StateDictError(
             f"{name}: expected a tensor of shape {shape}, found {type(value).__name__}."
         )
     if tuple(value.shape) not in (shape, tuple(sharded.shape)):
         raise StateDictError(f"{name}: expected shape {shape}, found {tuple(value.shape)}.")
-    if isinstance(value, DTensor) and not _is_sharded_alike(value, sharded):
+    if not isinstance(value, DTensor) or _is_on_tensor_axis_alone(managed, value):
+        return
+    if not _is_sharded_alike(value, sharded):
         raise StateDictError(
             f"{name}: its shard has shape {tuple(value.to_local().shape)}, or lies elsewhere than "
             "this model's. Load whole tensors (gather_full), or save and load with "
             "save_checkpoint and load_checkpoint, which reshard."
         )
+
+
+def _is_on_tensor_axis_alone(managed: ManagedParameter, value: DTensor) -> bool:
+    """Whether `value` is placed as the module was before sharding."""
+    return managed.part.placement is not None and value.placements == (managed.part.placement,)
 
 
 def _is_sharded_alike(value: DTensor, sharded: torch.Tensor) -> bool:
@@ -111,6 +118,10 @@ def _check_buffer(name: str, own: object, value: object) -> None:
 def _load_parameter(group: ParameterGroup, index: int, value: torch.Tensor) -> None:
     if not isinstance(value, DTensor):
         group.load(index, value)
+        return
+    managed = group.parameters[index]
+    if _is_on_tensor_axis_alone(managed, value):
+        group.load_part(index, value.to_local())
         return
     target = list(group.local_views(group.weights.main))[index]
     local = value.to_local()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.derive.flops import FORMULA
+from bench.derive.flops import FORMULA, HYBRID_FORMULA
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
 from reports.document import Bullets, Section
@@ -27,7 +27,8 @@ def method() -> Section:
             "TFLOP/s",
             f"formula {FORMULA}: model FLOPs with causal attention, without what recompute "
             "repeats. Other formulas give other values at equal speed: torchtitan's reads 12.5 % "
-            "higher for an 8B model at 8192 tokens.",
+            f"higher for an 8B model at 8192 tokens. Hybrids: {HYBRID_FORMULA}, in which a token "
+            "counts the experts that it visits, and the state-space scan its recurrence.",
         ),
         (
             "MFU",

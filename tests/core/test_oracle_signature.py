@@ -74,11 +74,6 @@ WRAPPER_METHODS = (
 )
 # Arguments whose capability does not exist yet, each with a value that asks for it.
 NOT_BUILT: dict[str, Any] = {
-    "tp_dim": "tp",
-    "hybrid_fsdp_expt_group": object(),
-    "expt_device_mesh": object(),
-    "expt_fsdp_group_ag": object(),
-    "report_nan_in_param_grad": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
     "fsdp_double_buffer": True,
@@ -91,7 +86,11 @@ NOT_BUILT: dict[str, Any] = {
 BUILT = {
     "init_model_with_meta_device",
     "dp_outer_dim",
+    "tp_dim",
     "hybrid_fsdp_group",
+    "hybrid_fsdp_expt_group",
+    "expt_device_mesh",
+    "expt_fsdp_group_ag",
     "outer_dp_sharding_strategy",
     "device_mesh",
     "dp_shard_dim",
@@ -108,6 +107,7 @@ BUILT = {
     "disable_bucketing",
     "use_decoupled_grad",
     "calculate_per_token_loss",
+    "report_nan_in_param_grad",
 }
 
 

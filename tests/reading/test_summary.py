@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recorded_runs import TINY, resolved_run
 
 from bench.derive.flops import flops_per_global_batch
-from bench.derive.summary import SUMMARY_FORMULA, common_steps, summarise
+from bench.derive.summary import common_steps, summarise, summary_formula
 from bench.record import RunRecord, RunStatus, StepSample
 from bench.spec import LaunchSpec, MeasureSpec, ResolvedDtypes
 
@@ -60,7 +60,7 @@ def test_tflops_are_those_of_the_named_formula_per_rank():
     flops = flops_per_global_batch(TINY, 128, 4)
     summary = summarise(record())
     assert summary.tflops_per_second_per_device == pytest.approx(flops / 0.1 / 1e12 / 2)
-    assert summary.formula == SUMMARY_FORMULA
+    assert summary.formula == summary_formula(record().resolved)
     assert "megatron-causal-2025-03" in summary.formula
 
 

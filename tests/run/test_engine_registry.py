@@ -113,6 +113,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "average_in_collective": True,
         "transport": "native",
         "nccl_ub": True,
+        "use_decoupled_grad": False,
         "fsdp_double_buffer": True,
         "maxpool_double_buffer": True,
     }

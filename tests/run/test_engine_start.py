@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from bench.engines.registry import build_engine
 from bench.meters.local_tensor import local_tensor
-from bench.models.llama import build_llama
+from bench.models.build import build_model
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, ModelSpec, ResolvedRun, RunSpec
 
@@ -46,7 +46,7 @@ def run(engine: str, strategy: str, dtypes: DtypeSpec) -> ResolvedRun:
 
 def model():
     shape = run("single", "no_shard", DtypeSpec()).shape
-    return build_llama(shape, recompute="none", seed=1, device=CPU)
+    return build_model(shape, recompute="none", seed=1, device=CPU)
 
 
 def optimized(engine) -> list[torch.Tensor]:

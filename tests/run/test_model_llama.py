@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from bench.models.llama import Llama, TransformerLayer, build_llama
+from bench.models.build import build_model, empty_model
+from bench.models.llama import Llama, TransformerLayer
 from bench.resolve.presets import PRESETS
 from bench.spec import ModelShape
 
@@ -28,12 +29,13 @@ PUBLISHED = {
     "1b": 1_235_814_400,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "nemotron3-nano-30b": 31_577_937_344,
 }
 
 
 def small(*, recompute="none", seed=7, dtype=torch.float32, **changes) -> Llama:
     shape = SMALL.model_copy(update=changes)
-    return build_llama(shape, recompute=recompute, seed=seed, device=CPU).to(dtype)
+    return build_model(shape, recompute=recompute, seed=seed, device=CPU).to(dtype)
 
 
 def spread(model: Llama) -> Llama:
@@ -54,7 +56,7 @@ def batch(rows=3, length=5, vocab=11) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_module_has_exactly_the_parameters_that_its_shape_says(preset):
     shape = PRESETS[preset]
     with torch.device("meta"):
-        model = Llama(shape)
+        model = empty_model(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
     assert shape.parameters == PUBLISHED.get(preset, shape.parameters)
 
@@ -196,7 +198,7 @@ def test_no_two_parameters_share_their_random_numbers():
 
 
 def test_initial_spread_is_0_02_and_scaled_by_depth_where_the_residual_is_written():
-    model = build_llama(PRESETS["debug"], recompute="none", seed=1, device=CPU)
+    model = build_model(PRESETS["debug"], recompute="none", seed=1, device=CPU)
     layer = model.layers[0]
     assert layer.feed_forward.up.weight.std().item() == pytest.approx(0.02, rel=0.02)
     scaled = 0.02 / math.sqrt(2 * 4)
@@ -206,7 +208,7 @@ def test_initial_spread_is_0_02_and_scaled_by_depth_where_the_residual_is_writte
 
 
 def test_an_untrained_model_is_as_good_as_guessing():
-    model = build_llama(PRESETS["debug"], recompute="none", seed=1, device=CPU)
+    model = build_model(PRESETS["debug"], recompute="none", seed=1, device=CPU)
     tokens, targets = batch(vocab=256, length=64)
     assert model(tokens, targets).item() == pytest.approx(math.log(256), rel=0.02)
 

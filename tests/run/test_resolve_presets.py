@@ -5,9 +5,10 @@ import pytest
 from bench.errors import ConfigError
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.presets import PRESETS
-from bench.spec import ModelSpec
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import LaunchSpec, ModelSpec, RunSpec
 
-# Published: config.json plus weights of each model; debug and tiny are ours.
+# Published: config.json plus weights of each model; debug, both tiny ones and nano-1b are ours.
 PARAMETERS = {
     "debug": 1_049_728,
     "tiny": 14_817_792,
@@ -15,6 +16,9 @@ PARAMETERS = {
     "1b": 1_235_814_400,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "hybrid-tiny": 4_698_832,
+    "nemotron3-nano-30b": 31_577_937_344,
+    "nemotron3-nano-1b": 1_481_913_664,
 }
 
 
@@ -30,7 +34,9 @@ def test_every_preset_is_checked_against_a_published_number() -> None:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_preset_has_heads_that_fill_its_hidden_size(name: str) -> None:
     shape = PRESETS[name]
-    assert shape.heads * shape.head_dim == shape.hidden
+    # Nemotron's 32 heads of 128 are wider than its hidden size of 2688.
+    wider = name.startswith("nemotron")
+    assert shape.heads * shape.head_dim == (4096 if wider else shape.hidden)
     assert shape.heads % shape.kv_heads == 0
 
 
@@ -61,3 +67,39 @@ def test_a_hidden_size_that_heads_do_not_divide_is_refused_with_the_nearest() ->
 def test_an_odd_head_dimension_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be even"):
         resolve_shape(ModelSpec(preset="tiny", hidden=8 * 33))
+
+
+def test_a_hybrid_counts_its_blocks_from_its_pattern() -> None:
+    shape = resolve_shape(ModelSpec(preset="hybrid-tiny", pattern="M-E*", experts=4))
+    assert shape.hybrid is not None
+    assert (shape.layers, shape.hybrid.pattern, shape.hybrid.experts) == (4, "M-E*", 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pattern": "MXE"}, r"one letter per block out of M Mamba-2.*- feed-forward; found 'X'"),
+        ({"pattern": ""}, "found no block at all"),
+        ({"layers": 3}, r"3 blocks do not fit the pattern 'MEM\*EMEM\*E', which spells 10"),
+        ({"experts_per_token": 9}, "cannot visit 9 of 8 experts; choose at most 8"),
+        ({"experts": 1}, "cannot visit 2 of 1 experts"),
+    ],
+)
+def test_a_hybrid_that_means_nothing_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_shape(ModelSpec.model_validate({"preset": "hybrid-tiny", **fields}))
+
+
+@pytest.mark.parametrize("field", ["pattern", "experts", "experts_per_token"])
+def test_a_llama_has_no_pattern_and_no_experts(field: str) -> None:
+    value = "MM" if field == "pattern" else 2
+    with pytest.raises(ConfigError, match=rf"model\.{field}: tiny is a Llama.*hybrid-tiny"):
+        resolve_shape(ModelSpec.model_validate({"preset": "tiny", field: value}))
+
+
+def test_names_of_runs_from_before_the_hybrid_family_did_not_change() -> None:
+    # Measured on the last version without the family.
+    run = resolve_anywhere(RunSpec(model=ModelSpec(preset="tiny"), launch=LaunchSpec(ranks=2)))
+    assert run.config_hash == "633100aecfa6"
+    other = RunSpec(model=ModelSpec(preset="hybrid-tiny"), launch=LaunchSpec(ranks=2))
+    assert '"hybrid"' in resolve_anywhere(other).canonical_json()

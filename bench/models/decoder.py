@@ -1,0 +1,67 @@
+"""What all models have in common: embedding, layers, norm, head; tokens and targets in, loss out.
+
+Called through `__call__` by every engine, so that the hooks of a sharding wrapper see the root, and
+the root's own parameters (embedding, last norm, head) are read inside its forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.models.norm import RMSNorm
+from bench.spec import ModelShape
+
+
+class Decoder(nn.Module):
+    """A stack of `layers` between an embedding and a head.
+
+    Parameters are FP32 as built; engines cast, wrap or shard them. A subclass says what a layer is
+    called with. unit_classes: the modules that sharding engines gather and release as one.
+    """
+
+    unit_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+
+    def __init__(self, shape: ModelShape, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.tie()
+
+    @property
+    def residual_writes(self) -> int:
+        """How many projections write to the residual stream, for the scale of initial values."""
+        return len(self.layers)
+
+    def tie(self) -> None:
+        """Make embedding and head one parameter again, where the shape says so.
+
+        Needed after anything that replaces parameters one by one (`to_empty` from meta).
+        """
+        if self.shape.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """int64 [batch, seq_len] twice to the mean cross-entropy, a scalar in FP32 or wider."""
+        logits = self.logits(tokens)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """int64 [batch, seq_len] to [batch, seq_len, vocab] in the compute dtype."""
+        x = self.run_layers(self.embedding(tokens))
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+    def run_layers(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] through all layers."""
+        for layer in self.layers:
+            x = layer(x)
+        return x

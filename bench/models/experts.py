@@ -1,0 +1,89 @@
+"""Mixture of experts: a sigmoid router, the best few experts per token, one expert for every token.
+
+Routing as in Nemotron 3 Nano and DeepSeek-V3 (arXiv:2412.19437), without their load-balancing bias:
+it is no parameter, and which experts a token visits stays a function of the weights alone. Experts
+compute only the tokens that chose them, so the work is that of the active parameters. Every expert
+has a gradient on every rank (zero where no token chose it), because all of them are one parameter.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.spec import HybridShape
+
+
+class SquaredReLU(nn.Module):
+    """Feed-forward down(relu(up(x))^2) (Primer, arXiv:2109.08668); no gate, no bias."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden, width, bias=False)
+        self.down = nn.Linear(width, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] to the same shape."""
+        out: Tensor = self.down(F.relu(self.up(x)).square())
+        return out
+
+
+class Experts(nn.Module):
+    """Routed experts, stacked row upon row in two matrices, and the shared one.
+
+    up: [experts * expert_hidden, hidden]. down: [experts * hidden, expert_hidden]. Two dims, so
+    that a flat layout may cut them at any row and a large expert count causes no padding.
+    """
+
+    def __init__(self, hidden: int, hybrid: HybridShape) -> None:
+        super().__init__()
+        self.hybrid = hybrid
+        self.router = nn.Linear(hidden, hybrid.experts, bias=False)
+        self.up = nn.Parameter(torch.empty(hybrid.experts * hybrid.expert_hidden, hidden))
+        self.down = nn.Parameter(torch.empty(hybrid.experts * hidden, hybrid.expert_hidden))
+        width = hybrid.shared_expert_hidden
+        self.shared = SquaredReLU(hidden, width) if width else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape."""
+        tokens = x.flatten(0, 1)
+        shares, chosen = self._route(tokens)
+        visits = chosen.flatten()
+        # Stable, so that equal inputs are summed in equal order.
+        order = visits.argsort(stable=True)
+        counts = visits.bincount(minlength=self.hybrid.experts).tolist()
+        per_token = self.hybrid.experts_per_token
+        copies = tokens.unsqueeze(1).expand(-1, per_token, -1).flatten(0, 1)
+        answers = self._answer(copies[order], counts)
+        back = torch.empty_like(order).scatter_(
+            0, order, torch.arange(order.numel(), device=x.device)
+        )
+        each = answers[back].unflatten(0, (-1, per_token))
+        out: Tensor = (each * shares.to(each.dtype).unsqueeze(-1)).sum(1).view(x.shape)
+        if self.shared is not None:
+            out = out + self.shared(x)
+        return out
+
+    def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares (their sum is `routed_scale`) and numbers of each token's experts, [tokens, k].
+
+        In FP32 or wider under every engine: a rounding here would send tokens elsewhere.
+        """
+        wide = torch.promote_types(tokens.dtype, torch.float32)
+        with torch.autocast(tokens.device.type, enabled=False):
+            scores = F.linear(tokens.to(wide), self.router.weight.to(wide)).sigmoid()
+            best, chosen = scores.topk(self.hybrid.experts_per_token, dim=-1)
+            shares = best / best.sum(-1, keepdim=True) * self.hybrid.routed_scale
+        return shares, chosen
+
+    def _answer(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """Tokens sorted by expert, `counts` of each, to what the experts make of them."""
+        ups = self.up.unflatten(0, (self.hybrid.experts, -1)).unbind()
+        downs = self.down.unflatten(0, (self.hybrid.experts, -1)).unbind()
+        return torch.cat(
+            [
+                F.linear(F.relu(F.linear(part, up)).square(), down)
+                for part, up, down in zip(tokens.split(counts), ups, downs, strict=True)
+            ]
+        )

@@ -1,0 +1,115 @@
+"""Decoder of several kinds of blocks in the order of a pattern: units that differ in size.
+
+Every block is a norm, one mixer and a residual, as in Nemotron-H (arXiv:2504.03624). Attention has
+no rotary embedding: the state-space blocks mark the order of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.models.decoder import Decoder
+from bench.models.experts import Experts, SquaredReLU
+from bench.models.llama import Attention
+from bench.models.norm import RMSNorm
+from bench.models.state_space import Mamba
+from bench.spec import HybridShape, ModelShape, Recompute
+
+
+class Block(nn.Module):
+    """The unit of sharding and of recompute; a subclass says what `mix` is."""
+
+    def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
+        super().__init__()
+        self.recompute_all = recompute == "full"
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape."""
+        # Inside the block, so that a wrapper's hooks see one forward per microbatch.
+        if self.recompute_all and torch.is_grad_enabled():
+            recomputed: Tensor = checkpoint(
+                self._block, x, use_reentrant=False, preserve_rng_state=False
+            )
+            return recomputed
+        return self._block(x)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """What the block adds to the residual stream, from its normed input."""
+        raise NotImplementedError
+
+    def _block(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.norm(x))
+
+
+class MambaBlock(Block):
+    """`M`: state space."""
+
+    def __init__(self, shape: ModelShape, hybrid: HybridShape, recompute: Recompute) -> None:
+        super().__init__(shape, recompute)
+        self.mamba = Mamba(shape.hidden, hybrid, shape.norm_eps)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape."""
+        out: Tensor = self.mamba(x)
+        return out
+
+
+class AttentionBlock(Block):
+    """`*`: causal attention."""
+
+    def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
+        super().__init__(shape, recompute)
+        self.attention = Attention(shape, recompute_core=recompute == "selective")
+
+    def mix(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape."""
+        out: Tensor = self.attention(x, None)
+        return out
+
+
+class ExpertsBlock(Block):
+    """`E`: mixture of experts."""
+
+    def __init__(self, shape: ModelShape, hybrid: HybridShape, recompute: Recompute) -> None:
+        super().__init__(shape, recompute)
+        self.experts = Experts(shape.hidden, hybrid)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape."""
+        out: Tensor = self.experts(x)
+        return out
+
+
+class FeedForwardBlock(Block):
+    """`-`: feed-forward for every token."""
+
+    def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
+        super().__init__(shape, recompute)
+        self.feed_forward = SquaredReLU(shape.hidden, shape.ffn_hidden)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] to the same shape."""
+        out: Tensor = self.feed_forward(x)
+        return out
+
+
+_BLOCKS = {"M": MambaBlock, "*": AttentionBlock, "E": ExpertsBlock, "-": FeedForwardBlock}
+
+
+class Hybrid(Decoder):
+    """Decoder of the blocks that `shape.hybrid.pattern` spells."""
+
+    unit_classes: ClassVar[tuple[type[nn.Module], ...]] = (Block,)
+
+    def __init__(self, shape: ModelShape, recompute: Recompute = "none") -> None:
+        hybrid = shape.hybrid
+        if hybrid is None:
+            raise ValueError(f"{shape.preset} is no hybrid: its shape has no pattern")
+        super().__init__(
+            shape, (_BLOCKS[letter](shape, hybrid, recompute) for letter in hybrid.pattern)
+        )

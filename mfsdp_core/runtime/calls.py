@@ -1,0 +1,134 @@
+"""Which calls of units a backward pass can still reach.
+
+[Note: call numbers] A counter is read when a call of a unit begins and when it ends. Autograd runs
+what a later operation has left before what an earlier one has left, so a backward pass that has
+come to the call which ended at number n is done with every call that began after n, whether it got
+a gradient or never will. A unit whose calls have all begun after n is *over*: its missing gradients
+are zeros, and nobody will ask for its weights again in this backward pass.
+
+A pass is known as long as something of its graph is alive: the hooks on it hold the record. Where
+calls cannot be told apart (a unit that runs several times under reentrant checkpointing), the
+number stays where it was, and what is over is found at the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class ForwardPass:
+    """Calls of one forward pass, by place of the unit.
+
+    is_whole: the root ran, rather than a unit on its own. began: number at which the first call of
+    a unit began. ended: numbers at which its calls ended. answered: its backward pass is over.
+    """
+
+    is_whole: bool
+    began: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, list[int]] = field(default_factory=dict)
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a unit. number: the count when it ended; None for the root, which frames all."""
+
+    forward: ForwardPass
+    number: int | None
+
+
+class CallBook:
+    """Numbers calls, and knows how far the running backward pass has come."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._running: ForwardPass | None = None
+        self._depth = 0
+        self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
+        self._active: list[ForwardPass] = []
+        self._reached: int | None = None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether a forward pass that will have a backward pass is running."""
+        return self._running is not None
+
+    def begin_pass(self) -> None:
+        """The root begins to run with gradients enabled."""
+        self._running = self._new_pass(is_whole=True)
+        self._depth = 1
+
+    def begin_call(self, place: int) -> None:
+        """A unit begins to run outside of a backward pass, in the root or on its own."""
+        if self._running is None:
+            self._running = self._new_pass(is_whole=False)
+        self._depth += 1
+        self._count += 1
+        self._running.began.setdefault(place, self._count)
+
+    def end_call(self, place: int | None) -> Call | None:
+        """It (None: the root) has run; None where nobody counts."""
+        forward = self._running
+        if forward is None:
+            return None
+        self._depth -= 1
+        if not self._depth:
+            self._running = None
+        if place is None:
+            return Call(forward, None)
+        self._count += 1
+        forward.ended.setdefault(place, []).append(self._count)
+        return Call(forward, self._count)
+
+    def abandon_pass(self) -> None:
+        """What was running has raised."""
+        self._running = None
+        self._depth = 0
+
+    def reach(self, place: int | None, call: Call | None) -> None:
+        """A gradient has reached `call` of the unit; None: a call repeated by recomputation."""
+        if call is None:
+            number = self._only_end(place)
+        else:
+            number = call.number
+            if call.forward not in self._active:
+                call.forward.answered = False
+                self._active.append(call.forward)
+        if number is not None:
+            self._reached = number
+
+    def is_over(self, place: int | None) -> bool:
+        """Whether the running backward pass can no longer reach the unit; never so for the root."""
+        reached = self._reached
+        if reached is None or place is None:
+            return False
+        return all(
+            forward.answered or forward.began.get(place, reached + 1) > reached
+            for forward in self._alive
+        )
+
+    @property
+    def answers_whole_pass(self) -> bool:
+        """Whether the running backward pass goes through a forward pass of the root."""
+        return any(forward.is_whole for forward in self._active)
+
+    def end_backward(self) -> None:
+        """The backward pass is over, or has raised."""
+        for forward in self._active:
+            forward.answered = True
+        self._active.clear()
+        self._reached = None
+
+    def _new_pass(self, *, is_whole: bool) -> ForwardPass:
+        forward = ForwardPass(is_whole)
+        self._alive.add(forward)
+        return forward
+
+    def _only_end(self, place: int | None) -> int | None:
+        """Where the unit's call ended, if the passes being answered have one call of it."""
+        if place is None:
+            return None
+        ends = [n for forward in self._active for n in forward.ended.get(place, [])]
+        return ends[0] if len(ends) == 1 else None

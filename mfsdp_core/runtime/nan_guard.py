@@ -1,0 +1,111 @@
+"""Finding a NaN or Inf in a gradient while it still belongs to one rank.
+
+After a reduction every rank holds the same NaN and nobody can tell where it came from. Two checks,
+both off by default (README, Decisions, has their cost):
+
+each parameter     as autograd or a fused kernel finishes it: names rank, parameter and microbatch
+before reduction   one look at each buffer in the dtype that travels, so that an overflow of the
+                   cast shows as well; where gradients accumulate whole it sees their sum, and the
+                   culprit may be any microbatch of the cycle
+
+The rank that finds something raises, on its own and at once. See README, "NaN and Inf".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mfsdp_core.errors import NonFiniteGradientError
+from mfsdp_core.shard.flat_buffer import FullBuffer
+
+Names = tuple[str, ...]
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite.
+
+    A sum of finite numbers may overflow, a sum with a NaN or Inf in it is never finite: one pass
+    settles the usual case, a second one with a mask is needed only where the sum is not finite.
+    """
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
+
+
+class NanGuard:
+    """Which checks one model wants, and which microbatch of the cycle runs."""
+
+    def __init__(self, rank: int, *, each_parameter: bool, before_reduction: bool) -> None:
+        self.rank = rank
+        self.each_parameter = each_parameter
+        self.before_reduction = before_reduction
+        self.microbatch = -1
+
+    def for_bucket(self, names: Sequence[Names]) -> BucketGuard | None:
+        """The guard of a bucket whose parameters are called `names`; None if nothing is checked."""
+        wanted = self.each_parameter or self.before_reduction
+        return BucketGuard(self, names) if wanted else None
+
+    def begin_microbatch(self) -> None:
+        """A backward pass begins."""
+        self.microbatch += 1
+
+    def begin_cycle(self) -> None:
+        """The next backward pass is microbatch 0."""
+        self.microbatch = -1
+
+
+class BucketGuard:
+    """Checks of one bucket. names: per parameter, all names under which modules hold it."""
+
+    def __init__(self, guard: NanGuard, names: Sequence[Names]) -> None:
+        self._guard = guard
+        self._names = names
+
+    def check_parameter(self, index: int, gradient: torch.Tensor) -> None:
+        """Look at the gradient that this microbatch has given parameter `index`.
+
+        Raises:
+            NonFiniteGradientError: it holds a NaN or an Inf.
+        """
+        if self._guard.each_parameter and not all_finite(gradient):
+            when = f"in microbatch {self._guard.microbatch} of the cycle"
+            raise self._error([index], gradient, when)
+
+    def check_buffer(self, buffer: FullBuffer, *, accumulated: bool) -> None:
+        """Look at what is about to be reduced. accumulated: over all microbatches of the cycle.
+
+        Raises:
+            NonFiniteGradientError: it holds a NaN or an Inf; names the parameters that do.
+        """
+        if not self._guard.before_reduction or all_finite(buffer.data):
+            return
+        found = [i for i in range(len(self._names)) if not all_finite(buffer.tensor(i))]
+        if not found:  # in the padding, which no parameter reads
+            return
+        last = self._guard.microbatch
+        when = f"in microbatch {last} of the cycle"
+        if accumulated and last > 0:
+            when = f"in the sum of microbatches 0 to {last} of the cycle"
+        raise self._error(found, buffer.tensor(found[0]), f"{when}, before its reduction")
+
+    def _error(
+        self, found: Sequence[int], gradient: torch.Tensor, when: str
+    ) -> NonFiniteGradientError:
+        first = self._names[found[0]]
+        nans = int(torch.isnan(gradient).sum())
+        infinities = int(torch.isinf(gradient).sum())
+        others = [self._names[i][0] for i in found[1:]]
+        also = f" Also in: {', '.join(others)}." if others else ""
+        message = (
+            f"rank {self._guard.rank}: expected a finite gradient of {' = '.join(first)}, found "
+            f"{nans} NaN and {infinities} Inf among {gradient.numel()} elements {when}.{also} "
+            "Look at this rank's batch and loss; lower the learning rate or the loss scale."
+        )
+        return NonFiniteGradientError(
+            message,
+            rank=self._guard.rank,
+            parameters=tuple(name for i in found for name in self._names[i]),
+            microbatch=self._guard.microbatch,
+        )

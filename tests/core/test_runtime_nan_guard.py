@@ -1,0 +1,285 @@
+"""NaN and Inf in gradients: found before the reduction, with rank, parameter and microbatch."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import mfsdp_core
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core.errors import NonFiniteGradientError
+from mfsdp_core.runtime.nan_guard import all_finite
+from oracle.models import Block
+from oracle.ranks import RankPool, mesh
+from oracle.sharded import STRATEGIES
+
+pytestmark = pytest.mark.processes
+
+NAN, INF = float("nan"), float("inf")
+CHECKS = ("report_nan_in_param_grad", "check_for_nan_in_grad")
+TEST_ROOT = Path(__file__).parent
+
+
+class Given(torch.autograd.Function):
+    """Passes x on; the gradient of `weight` is `gradient`, a fused kernel writes it by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor, gradient: Tensor, fused: bool) -> Tensor:
+        ctx.weight, ctx.gradient, ctx.fused = weight, gradient, fused
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if not ctx.fused:
+            return ctx.gradient, upstream, None, None
+        target = ctx.weight.get_main_grad()
+        if ctx.weight.overwrite_main_grad:
+            target.copy_(ctx.gradient)
+        else:
+            target.add_(ctx.gradient)
+        ctx.weight.grad_added_to_main_grad = True
+        return torch.zeros_like(ctx.gradient), upstream, None, None
+
+
+class Poisoned(Block):
+    """A unit with a weight under two names whose gradient is whatever the caller says."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__(width=8, hidden=16)
+        self.fused = fused
+        self.weight = nn.Parameter(torch.ones(8))
+        self.alias = self.weight
+
+    def forward(self, x: Tensor, gradient: Tensor) -> Tensor:
+        return Given.apply(self.weight, super().forward(x), gradient, self.fused)
+
+
+class Chain(nn.Module):
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Poisoned(fused=fused) for _ in range(3))
+
+    def forward(self, x: Tensor, gradients: list[Tensor]) -> Tensor:
+        for block, gradient in zip(self.blocks, gradients, strict=True):
+            x = block(x, gradient)
+        return x.sum()
+
+
+def chain(strategy: str, fused: bool = False, group: Any = None, **arguments: Any) -> Any:
+    policy = arguments.pop("mixed_precision_policy", MixedPrecisionPolicy())
+    torch.manual_seed(5)
+    return fully_shard_model(
+        Chain(fused=fused),
+        device_mesh=group or mesh(2)["dp"],
+        fsdp_unit_modules=[Poisoned],
+        zero_dp_strategy=strategy,
+        sync_model_each_microbatch=False,
+        mixed_precision_policy=policy,
+        **arguments,
+    )
+
+
+def run(model: Any, *, poison: float = 1.0, unit: int = 1) -> None:
+    """A microbatch of one row whose gradient of `blocks.<unit>.weight` has one poisoned element."""
+    gradients = [torch.ones(8) for _ in range(3)]
+    gradients[unit][3] = poison
+    model(torch.ones(1, 8), gradients).backward()
+
+
+def accumulate_three(model: Any, poison: float) -> None:
+    """A cycle whose third microbatch is poisoned."""
+    for microbatch in range(3):
+        with model.no_sync():
+            run(model, poison=poison if microbatch == 2 else 1.0)
+    model.finish_grad_sync()
+
+
+def error_of_third_microbatch(
+    strategy: str, check: str, poison: float, fused: bool
+) -> tuple[str, int, tuple[str, ...], int, bool]:
+    """The error's text and fields, this rank, and whether a clean cycle follows zero_grad."""
+    model = chain(strategy, fused, **{check: True})
+    at_rest = model.ledger.bytes_by_category()
+    with pytest.raises(NonFiniteGradientError) as caught:
+        accumulate_three(model, poison)
+    model.zero_grad_buffer()
+    clean = model.ledger.bytes_by_category() == at_rest
+    for _ in range(2):
+        run(model)
+    model.finish_grad_sync()
+    gradients = dict(model.named_parameters())
+    local = gradients["module.blocks.1.weight"].grad.to_local()
+    clean &= bool(torch.equal(local, torch.full_like(local, 2.0)))
+    error = caught.value
+    return str(error), error.rank, error.parameters, error.microbatch, clean
+
+
+def found_with(poison: float, **arguments: Any) -> str:
+    """Text of what one finished microbatch raises, empty if it raises nothing."""
+    model = chain("optim", **arguments)
+    try:
+        run(model, poison=poison)
+        model.finish_grad_sync()
+    except NonFiniteGradientError as error:
+        model.zero_grad_buffer()
+        assert not model._context.grads._flying
+        assert model.ledger.bytes_by_category()["communication_buffers"] == 0
+        return str(error)
+    return ""
+
+
+def overflow_of_the_cast(check: bool) -> str:
+    """A finite FP32 gradient that FP16 cannot hold."""
+    policy = MixedPrecisionPolicy(main_params_dtype=torch.float32, grad_comm_dtype=torch.float16)
+    return found_with(1e6, mixed_precision_policy=policy, check_for_nan_in_grad=check)
+
+
+def raised_by_the_end_of_backward(strategy: str) -> tuple[int, ...]:
+    """Auto-sync: the check runs inside `backward`, and the next cycle is clean."""
+    model = chain(strategy, check_for_nan_in_grad=True)
+    model.set_model_auto_sync(True)
+    with pytest.raises(NonFiniteGradientError):
+        run(model, poison=NAN)
+    model.zero_grad_buffer()
+    run(model)
+    return tuple(int(torch.isfinite(p.grad.to_local()).all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("values", [[1e38] * 8, [0.0], [-INF, 1.0], [NAN], [INF, -INF], []])
+def test_finite_is_what_torch_calls_finite_even_where_the_sum_overflows(
+    values: list[float],
+) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    assert all_finite(tensor) == bool(torch.isfinite(tensor).all())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("poison", [NAN, -INF])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_report_names_rank_parameter_and_microbatch(
+    ranks: RankPool, strategy: str, poison: float, fused: bool
+) -> None:
+    found = ranks.run(error_of_third_microbatch, strategy, CHECKS[0], poison, fused)
+    for number, (text, rank, parameters, microbatch, clean) in enumerate(found):
+        assert rank == number
+        assert parameters == ("blocks.1.weight", "blocks.1.alias")
+        assert microbatch == 2
+        assert clean
+        kinds = "1 NaN and 0 Inf" if math.isnan(poison) else "0 NaN and 1 Inf"
+        assert f"rank {number}: expected a finite gradient of blocks.1.weight = " in text
+        assert f"found {kinds} among 8 elements in microbatch 2 of the cycle" in text
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_buffer_is_looked_at_before_it_is_reduced(
+    ranks: RankPool, strategy: str, fused: bool
+) -> None:
+    found = ranks.run(error_of_third_microbatch, strategy, CHECKS[1], NAN, fused)
+    whole = strategy in {"no_shard", "optim"}
+    when = "in the sum of microbatches 0 to 2" if whole else "in microbatch 2"
+    for number, (text, rank, parameters, microbatch, clean) in enumerate(found):
+        assert rank == number
+        assert parameters == ("blocks.1.weight", "blocks.1.alias")
+        assert microbatch == 2
+        assert clean
+        assert f"{when} of the cycle, before its reduction" in text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_check_raises_out_of_a_backward_pass_that_ends_its_cycle(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(raised_by_the_end_of_backward, strategy) == [(1,) * 18] * 4
+
+
+def test_an_overflow_of_the_communication_dtype_is_found(ranks: RankPool) -> None:
+    for text in ranks.run(overflow_of_the_cast, True):
+        assert "0 NaN and 1 Inf" in text
+    assert ranks.run(overflow_of_the_cast, False) == [""] * 4
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_finite_gradients_pass_every_check(ranks: RankPool, check: str) -> None:
+    assert ranks.run(found_with, 1.0) == [""] * 4
+    assert ranks.run(found_with, NAN) == [""] * 4  # off by default
+    for text in ranks.run(_found_by, check):
+        assert "1 NaN" in text
+
+
+def _found_by(check: str) -> str:
+    assert found_with(1.0, **{check: True}) == ""
+    return found_with(NAN, **{check: True})
+
+
+def lone_rank(rank: int, folder: str, poisoned: dict[int, int]) -> None:
+    """Body of one of two processes; a rank that raises ends with the traceback's exit code."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=120),
+    )
+    world = torch.distributed.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    model = chain("optim_grads_params", group=world, report_nan_in_param_grad=True)
+    if rank in poisoned:
+        run(model, poison=NAN, unit=poisoned[rank])
+    else:
+        run(model)
+    model.finish_grad_sync()
+
+
+@pytest.mark.parametrize(
+    "poisoned",
+    [
+        pytest.param({0: 2, 1: 0}, id="every rank"),
+        pytest.param({1: 1}, id="one rank", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_rank_that_raises_leaves_no_other_rank_waiting(
+    tmp_path: Path, poisoned: dict[int, int]
+) -> None:
+    """Both raise, at different parameters; or one does, and the other loses its peer."""
+    package = Path(mfsdp_core.__file__).parents[1]
+    paths = os.pathsep.join([str(TEST_ROOT), str(package)])
+    started = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import importlib.util as u\n"
+                f"spec = u.spec_from_file_location('case', {__file__!r})\n"
+                "case = u.module_from_spec(spec); spec.loader.exec_module(case)\n"
+                f"case.lone_rank({rank}, {str(tmp_path)!r}, {poisoned!r})\n",
+            ],
+            env={**os.environ, "PYTHONPATH": paths},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert time.monotonic() - started < 60  # and not the collectives' time limit of 120 s
+    assert [process.returncode for process in processes] == [1, 1], errors
+    # A rank may lose its peer before it comes to its own NaN, but one of them names the cause.
+    assert any("NonFiniteGradientError: rank" in error for error in errors)
+    for error in errors:
+        assert "NonFiniteGradientError: rank" in error or "RuntimeError: " in error

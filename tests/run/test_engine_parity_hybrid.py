@@ -1,0 +1,89 @@
+"""Every engine trains the hybrid family to the losses of the single process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import (
+    DataSpec,
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    ModelSpec,
+    ResolvedRun,
+    RunSpec,
+    TrainSpec,
+)
+
+TRAIN = TrainSpec(steps=4, global_batch=4, micro_batch=1, seq_len=40, lr=4e-3, warmup_steps=2)
+FP32, FP64 = DtypeSpec(), DtypeSpec(compute="fp64", main_params="fp64")
+BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
+
+
+def cell(name: str, strategy: str | None = None, dtypes: DtypeSpec = FP32, **model) -> ResolvedRun:
+    return resolve_anywhere(
+        RunSpec(
+            model=ModelSpec(preset="hybrid-tiny", pattern="ME*-", experts=4, hidden=96, **model),
+            data=DataSpec(kind="markov"),
+            engine=EngineSpec(name=name, strategy=strategy),
+            dtypes=dtypes,
+            train=TRAIN,
+            launch=LaunchSpec(ranks=1 if name == "single" else 2),
+        )
+    )
+
+
+FP32_CELLS = {
+    "ddp": cell("ddp"),
+    "fsdp2": cell("fsdp2", "optim_grads_params"),
+    "mfsdp-no_shard": cell("mfsdp", "no_shard"),
+    "mfsdp-optim": cell("mfsdp", "optim"),
+    "mfsdp-optim_grads": cell("mfsdp", "optim_grads"),
+    "mfsdp": cell("mfsdp", "optim_grads_params"),
+    "mfsdp-recompute": cell("mfsdp", "optim_grads_params", recompute="full"),
+}
+FP64_CELLS = {f"{name}-fp64": cell(name, dtypes=FP64) for name in ("fsdp2", "mfsdp")}
+BF16_CELLS = {f"{name}-bf16": cell(name, dtypes=BF16) for name in ("ddp", "fsdp2", "mfsdp")}
+TWO_RANK_CELLS = FP32_CELLS | FP64_CELLS | BF16_CELLS
+SINGLE_CELLS = {"single": cell("single"), "single-fp64": cell("single", dtypes=FP64)}
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def cells(run_cells, tmp_path_factory) -> Mapping:
+    root = tmp_path_factory.mktemp("hybrid")
+    return run_cells(root, SINGLE_CELLS) | run_cells(root, TWO_RANK_CELLS)
+
+
+def norms(finished) -> list[float]:
+    return [sample.grad_norm for sample in finished.samples()]
+
+
+@pytest.mark.parametrize("name", FP32_CELLS)
+def test_fp32_losses_of_a_hybrid_agree_with_the_single_process_to_1e_5(cells, name):
+    assert cells[name].losses == pytest.approx(cells["single"].losses, rel=1e-5)
+    assert norms(cells[name]) == pytest.approx(norms(cells["single"]), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", FP64_CELLS)
+def test_fp64_losses_of_a_hybrid_agree_with_the_single_process_to_1e_12(cells, name):
+    assert cells[name].losses == pytest.approx(cells["single-fp64"].losses, rel=1e-12)
+    assert norms(cells[name]) == pytest.approx(norms(cells["single-fp64"]), rel=1e-11)
+
+
+@pytest.mark.parametrize("name", BF16_CELLS)
+def test_bf16_losses_of_a_hybrid_stay_within_half_a_percent_of_fp32(cells, name):
+    assert cells[name].losses == pytest.approx(cells["single"].losses, rel=5e-3)
+    assert cells[name].losses != pytest.approx(cells["single"].losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FP32_CELLS)
+def test_a_hybrid_learns(cells, name):
+    losses = cells[name].losses
+    assert losses[0] == pytest.approx(math.log(256), rel=0.02)
+    assert losses[-1] < losses[0] - 0.1
