@@ -48,7 +48,7 @@ def save_checkpoint(
             value cannot be stored. What was at `path` before is still there.
         ConfigurationError: the model is not sharded by this package, or the optimizer not its.
     """
-    group, path = _group_of(model), Path(path)
+    group, path = group_of(model), Path(path)
 
     def collect() -> NamedState:
         state = NamedState()
@@ -86,7 +86,7 @@ def load_checkpoint(
         StateDictError: names, shapes or parameter groups differ. Nothing was changed.
         ConfigurationError: the model is not sharded by this package, or the optimizer not its.
     """
-    group, path = _group_of(model), Path(path)
+    group, path = group_of(model), Path(path)
     loading = together(group, lambda: Loading.prepare(path, model, optimizer), CheckpointError)
     with _lost_ranks(path):
         _run_dcp(lambda: loading.read(group), f"{path} could not be read, and is loaded in part")
@@ -132,7 +132,12 @@ def _lost_ranks(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: a rank was lost ({error}).") from error
 
 
-def _group_of(model: nn.Module) -> dist.ProcessGroup:
+def group_of(model: nn.Module) -> dist.ProcessGroup:
+    """All ranks that hold a part of `model`.
+
+    Raises:
+        ConfigurationError: it is not sharded by this package, or in a way that cannot be saved.
+    """
     group = getattr(model, "checkpoint_group", None)
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError(
