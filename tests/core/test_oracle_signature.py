@@ -76,15 +76,15 @@ WRAPPER_METHODS = (
 NOT_BUILT: dict[str, Any] = {
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
-    "fsdp_double_buffer": True,
-    "fsdp_db_use_persist_buf_on_alloc_fail": True,
     "disable_symmetric_registration": True,
     "enable_fine_grained_param_gather": True,
     "cuda_graph_mode": True,
-    "maxpool_double_buffer": True,
 }
 BUILT = {
     "init_model_with_meta_device",
+    "fsdp_double_buffer",
+    "fsdp_db_use_persist_buf_on_alloc_fail",
+    "maxpool_double_buffer",
     "dp_outer_dim",
     "tp_dim",
     "hybrid_fsdp_group",
