@@ -32,6 +32,7 @@ _SWITCHES = (
     "average_in_collective",
     "transport",
     "decoupled_grad",
+    "pool_slots",
     "separate_gather_group",
 )
 
@@ -134,10 +135,6 @@ def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
     if engine.name != "mfsdp":
         return None
     missing = []
-    if engine.allocator != "storage_resize":
-        missing.append(f"the allocator {engine.allocator}")
     if engine.nccl_ub:
         missing.append("NCCL user buffers (nccl_ub)")
-    if engine.double_buffer:
-        missing.append("double buffering (double_buffer)")
     return f"mfsdp does not have {', '.join(missing)} yet" if missing else None

@@ -17,7 +17,7 @@ from mfsdp_core.comm.protocol import Communicator, Scratch
 from mfsdp_core.comm.torch_backend import TorchCommunicator, dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
-from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAllocator
+from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig, Transport
@@ -35,6 +35,7 @@ from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
+from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 
@@ -121,10 +122,13 @@ def build_context(
     parameters = [managed for managed, _ in collected]
     pieces = environment.coordinate().pieces(config.strategy)
     facts = [_facts(managed, owners) for managed, owners in collected]
-    factory = _GroupFactory(config, policy, environment)
-    for plan in plan_buckets(facts, pieces, bucketing=config.bucketing):
-        members = [parameters[index] for index in plan.members]
-        by_name[plan.unit].groups.append(factory.build(plan, members))
+    plans = plan_buckets(facts, pieces, bucketing=config.bucketing)
+    members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
+    factory = _GroupFactory(config, policy, environment, plans, members)
+    for plan in plans:
+        by_name[plan.unit].groups.append(factory.build(plan, members[plan.name]))
+    for pool in factory.allocators.pools.values():
+        pool.forget_assignments()
     events, schedule = environment.events, config.schedule
     context = ShardedContext(
         root,
@@ -133,6 +137,7 @@ def build_context(
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
+        allocators=factory.allocators,
     )
     for unit in (root, *units):
         unit.show_sharded()
@@ -144,7 +149,12 @@ class _GroupFactory:
     """Builds the run-time side of bucket plans; holds what all of them share."""
 
     def __init__(
-        self, config: ShardingConfig, policy: MixedPrecisionPolicy, environment: Environment
+        self,
+        config: ShardingConfig,
+        policy: MixedPrecisionPolicy,
+        environment: Environment,
+        plans: list[BucketPlan],
+        members: dict[str, list[ManagedParameter]],
     ) -> None:
         self._config = config
         self._policy = policy
@@ -155,22 +165,34 @@ class _GroupFactory:
             each_parameter=config.checks.each_parameter,
             before_reduction=config.checks.before_reduction,
         )
-        self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
-        self._passing = TemporaryAllocator(environment.device, environment.ledger)
-        self._communicators = environment.communicators(
-            config.strategy, config.reduction.transport, AllocatedScratch(self._passing)
+        self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
+        specs = self._specs.values()
+        self.allocators = build_allocators(
+            config.allocation,
+            pool_requests(specs, has_outer_axis=environment.has_outer_axis),
+            pooled_dtypes(specs),
+            FEWER_SLOTS,
+            device=environment.device,
+            ledger=environment.ledger,
         )
+        self._communicators = environment.communicators(
+            config.strategy,
+            config.reduction.transport,
+            AllocatedScratch(self.allocators.scratch),
+        )
+
+    def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
+        compute = members[0].raw.dtype
+        dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
+        return BucketSpec(plan, self._config.strategy, self._coordinate, dtypes)
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""
-        environment = self._environment
-        compute = members[0].raw.dtype
-        dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
-        spec = BucketSpec(plan, self._config.strategy, self._coordinate, dtypes)
+        environment, spec = self._environment, self._specs[plan.name]
         weights = WeightBuffers(
             spec,
             self._communicators,
-            self._lasting,
+            self.allocators,
             persistent=plan.unit == ROOT,
             events=environment.events,
         )
@@ -179,7 +201,7 @@ class _GroupFactory:
             gradients = GradientBuffers(
                 spec,
                 self._communicators,
-                self._passing,
+                self.allocators,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
@@ -191,7 +213,7 @@ class _GroupFactory:
             weights,
             gradients,
             mesh=environment.mesh,
-            allocator=self._lasting,
+            allocator=self.allocators.lasting,
             decoupled=self._config.reduction.decoupled,
         )
 

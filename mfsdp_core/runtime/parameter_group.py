@@ -22,7 +22,7 @@ from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
-from mfsdp_core.shard.flat_buffer import SliceBuffer
+from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 
 
 @dataclass
@@ -161,6 +161,7 @@ class ParameterGroup:
             # `.data` gives the parameter a version counter of its own: refilling the buffer must
             # not look to autograd like an in-place change of a saved tensor.
             managed.raw.data = view.data
+        self.weights.on_move = self._rebind
         self.weights.adopt()
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
@@ -169,6 +170,14 @@ class ParameterGroup:
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
+
+    def _rebind(self, full: FullBuffer | None) -> None:
+        """Make the raw parameters views of `full`; None: of one element, in their own shape."""
+        for index, managed in enumerate(self.parameters):
+            if full is None:
+                managed.raw.data = managed.raw.data.new_empty(1).expand(managed.raw.shape)
+            else:
+                managed.raw.data = full.tensor(index).data
 
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         return enumerate(self.local_views(flat))
