@@ -16,9 +16,11 @@ from reports.sections.appendix import appendix
 from reports.sections.cells import cells_section
 from reports.sections.comparison import comparison
 from reports.sections.headline import headline
+from reports.sections.memory import memory_section
 from reports.sections.method import method
 from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
+from reports.sections.switches import switches_section
 from reports.sections.unmeasured import unmeasured
 from reports.sweep_view import load_sweeps
 
@@ -91,6 +93,7 @@ def _made_folder(out: Path) -> Path:
 def build_document(findings: Findings, runs: Path | None = None) -> Document:
     """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
     nccl = None if runs is None else nccl_section(findings, runs)
+    optional = (switches_section(findings), memory_section(findings), nccl)
     names = ", ".join(sweep.id for sweep in findings.sweeps)
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
     return Document(
@@ -101,7 +104,7 @@ def build_document(findings: Findings, runs: Path | None = None) -> Document:
             cells_section(findings),
             comparison(findings),
             parity_section(findings),
-            *(() if nccl is None else (nccl,)),
+            *(section for section in optional if section is not None),
             unmeasured(findings),
             method(),
             appendix(findings),
