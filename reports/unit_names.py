@@ -21,7 +21,7 @@ def unit_name(unit: str, shape: ModelShape) -> str:
 
 
 def unit_names(units: Iterable[str], shape: ModelShape) -> str:
-    """Several of one kind: `layers.0, 2, 5, 7 (Mamba-2 state space)`."""
+    """Several of one kind: `layers.0, 2, 5, 7 (Mamba-2)`."""
     distinct = list(dict.fromkeys(units))
     numbered = [_NUMBERED.fullmatch(unit) for unit in distinct]
     stems = {match["stem"] for match in numbered if match}

@@ -10,6 +10,9 @@ from pydantic import ValidationError
 
 from bench.record import MemoryChange, MemoryTimeline
 
+#: Bucket under which a ledger books all slots of a pool.
+POOL = "(pool)"
+
 
 @dataclass(frozen=True)
 class Held:
@@ -29,11 +32,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Moment:
-    """Bytes by category from `milliseconds` on. in_pools_bytes: of them, slots that are in use."""
+    """Bytes by category from `milliseconds` on. idle_bytes: of them, in slots that nobody uses."""
 
     milliseconds: float
     by_category: Mapping[str, int]
-    in_pools_bytes: int = 0
+    idle_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -80,7 +83,7 @@ def peak(timeline: MemoryTimeline) -> Peak:
 
 
 def _height(moment: Moment) -> tuple[int, int]:
-    return moment.total_bytes, moment.in_pools_bytes
+    return moment.total_bytes, -moment.idle_bytes
 
 
 def _walk(
@@ -89,11 +92,11 @@ def _walk(
     """Every moment with the buffers held then; the mapping is reused, so copy what is kept."""
     by_category: dict[str, int] = {}
     alive: dict[tuple[str, str, str, bool], int] = {}
-    in_pools = sum(_apply(change, by_category, alive) for change in timeline.start)
-    yield Moment(0.0, dict(by_category), in_pools), alive
+    idle = sum(_apply(change, by_category, alive) for change in timeline.start)
+    yield Moment(0.0, dict(by_category), idle), alive
     for change in timeline.changes:
-        in_pools += _apply(change, by_category, alive)
-        yield Moment(change.milliseconds, dict(by_category), in_pools), alive
+        idle += _apply(change, by_category, alive)
+        yield Moment(change.milliseconds, dict(by_category), idle), alive
 
 
 def _apply(
@@ -101,9 +104,11 @@ def _apply(
     by_category: dict[str, int],
     alive: dict[tuple[str, str, str, bool], int],
 ) -> int:
-    """Book `change`; the bytes of pools that it puts to use (negative: leaves)."""
+    """Book `change`; the bytes of pools that it leaves idle (negative: puts to use)."""
     if not change.in_pool:
         by_category[change.category] = by_category.get(change.category, 0) + change.bytes
     key = (change.category, change.bucket, change.role, change.in_pool)
     alive[key] = alive.get(key, 0) + change.bytes
-    return change.bytes if change.in_pool else 0
+    if change.in_pool:
+        return -change.bytes
+    return change.bytes if change.bucket == POOL else 0

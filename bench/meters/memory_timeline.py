@@ -60,6 +60,8 @@ class TimelineMeter:
         self._start = [_change(0.0, booked) for booked in self._ledger.alive()]
         self._start += self._only_measured()
         if self._activations is not None:
+            kept = self._activations.alive_bytes
+            self._start.append(MemoryChange(category="activations", bytes=kept))
             self._activations.observer = self._activation
         self._stop = self._ledger.subscribe(self._booked)
         self._began = perf_counter()

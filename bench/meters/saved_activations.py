@@ -31,6 +31,11 @@ class SavedActivations:
         #: Told every change of the bytes that are alive, while there is one.
         self.observer: Callable[[int], None] | None = None
 
+    @property
+    def alive_bytes(self) -> int:
+        """What autograd keeps now."""
+        return self._alive_bytes
+
     def __enter__(self) -> Self:
         self._hooks = saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
         self._hooks.__enter__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from reports.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 
@@ -17,11 +17,21 @@ ORDER = (
 _COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
 _HATCHES = ("", "///", "", "...", "", "\\\\\\", "xx", "")
 
+#: What lasts through a step before what comes and goes: the base of a stack stays flat.
+LASTING_FIRST = (
+    "main_weights",
+    "gradients",
+    "optimizer_state",
+    "compute_weights",
+    "communication_buffers",
+    "activations",
+)
 
-def in_order(found: Iterable[str]) -> list[str]:
+
+def in_order(found: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
     """Known categories in their order, then unknown ones as they came."""
     names = list(dict.fromkeys(found))
-    return [name for name in ORDER if name in names] + [n for n in names if n not in ORDER]
+    return [name for name in order if name in names] + [n for n in names if n not in order]
 
 
 def category_look(category: str, others: Iterable[str] = ()) -> tuple[str, str]:

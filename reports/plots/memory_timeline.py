@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.derive.timeline import Moment, moments, peak
 from bench.record import MemoryTimeline
-from reports.plots.categories import category_look, in_order
+from reports.plots.categories import LASTING_FIRST, category_look, in_order
 from reports.plots.style import drawing, label, svg
 
 _MIB = 2**20
 _WIDTH_INCHES = 11.0
 _PANEL_INCHES = 2.35
-_TOP_INCHES = 0.5
+_TOP_INCHES = 0.85
 _BOTTOM_INCHES = 0.55
 _COLUMNS = 2
 _MOST_POINTS = 3000
@@ -28,7 +29,10 @@ def memory_timeline_figure(shown: Sequence[tuple[str, MemoryTimeline]]) -> str:
     """(cell's name, its timeline) to panels on one scale of bytes; the first `MOST_TIMELINES`."""
     shown = shown[:MOST_TIMELINES]
     series = [_thinned(moments(timeline)) for _, timeline in shown]
-    categories = in_order(name for found in series for m in found for name in m.by_category)
+    categories = in_order(
+        (name for found in series for m in found for name in m.by_category), LASTING_FIRST
+    )
+    pooled = any(m.idle_bytes for found in series for m in found)
     top = 1.18 * max(max(m.total_bytes for m in found) for found in series) / _MIB or 1.0
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
@@ -41,7 +45,7 @@ def memory_timeline_figure(shown: Sequence[tuple[str, MemoryTimeline]]) -> str:
             top=1 - _TOP_INCHES / height,
             bottom=_BOTTOM_INCHES / height,
             wspace=0.06,
-            hspace=0.62,
+            hspace=0.55,
         )
         for axes, (name, timeline), found in zip(panels, shown, series, strict=False):
             _panel(axes, timeline, found, categories, top)
@@ -51,10 +55,10 @@ def memory_timeline_figure(shown: Sequence[tuple[str, MemoryTimeline]]) -> str:
         figure.supxlabel("time in the step (ms)", fontsize=9, y=0.12 / height)
         figure.supylabel("held by rank 0 (MiB)", fontsize=9, x=0.008)
         figure.legend(
-            handles=_legend(categories),
+            handles=_legend(categories, pooled=pooled),
             loc="upper left",
             bbox_to_anchor=(0.06, 1 - 0.03 / height),
-            ncols=len(categories),
+            ncols=len(categories) + 1,
             fontsize=8.5,
             borderaxespad=0.0,
         )
@@ -80,6 +84,9 @@ def _panel(
             times, below, above, step="post", facecolor=colour, hatch=hatch, edgecolor="white", lw=0
         )
         below = above
+    if any(m.idle_bytes for m in found):
+        used = [(m.total_bytes - m.idle_bytes) / _MIB for m in found]
+        axes.step(times, [*used, used[-1]], where="post", color=_INK, linewidth=1.0)
     axes.set_xlim(0, end or 1.0)
     axes.set_ylim(0, top)
     axes.tick_params(labelsize=8)
@@ -92,7 +99,7 @@ def _marks(axes: Axes, timeline: MemoryTimeline, end: float) -> None:
     parts = [(at, name) for at, name in timeline.marks if name != "clip"]
     named = len(parts) <= _MOST_NAMED_MARKS
     ends = [at for at, _ in parts[1:]] + [end]
-    for (at, name), until in zip(parts, ends, strict=True):
+    for (at, name), until in zip(parts, ends, strict=False):
         axes.axvline(at, color=_INK, linewidth=0.6, linestyle=":")
         if named and until - at > 0.04 * end:
             axes.annotate(
@@ -123,12 +130,14 @@ def _peak(axes: Axes, timeline: MemoryTimeline, end: float) -> None:
     )
 
 
-def _legend(categories: Sequence[str]) -> list[Patch]:
-    handles = []
+def _legend(categories: Sequence[str], *, pooled: bool) -> list[Patch | Line2D]:
+    handles: list[Patch | Line2D] = []
     for category in categories:
         colour, hatch = category_look(category, categories)
         name = label(category.replace("_", " "))
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="white", lw=0, label=name))
+    if pooled:
+        handles.append(Line2D([], [], color=_INK, linewidth=1.0, label="without idle pool slots"))
     return handles
 
 
