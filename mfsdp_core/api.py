@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mfsdp_core.comm.mesh import check_gather_group, data_parallel_mesh, target_device
+from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -82,7 +82,12 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     device_mesh, dp_shard_dim: the mesh, and the name of the dimension to shard over (needed where
     the mesh has several); None is a mesh over all ranks. dp_outer_dim, hybrid_fsdp_group: the
     outer data-parallel dimension of hybrid sharding, and a process group over the ranks of both;
-    one is refused without the other. outer_dp_sharding_strategy: 0 replicates over the outer
+    one is refused without the other. Dimensions may be flattened ones, and the mesh may have more.
+    tp_dim: the dimension of tensor parallelism, after the others; parameters that are DTensors on
+    it, or marked as cut by hand, are sharded further. expt_device_mesh: the same dimensions, of the
+    ranks that share an expert; hybrid_fsdp_expt_group and expt_fsdp_group_ag are to it what
+    hybrid_fsdp_group and fsdp_group_ag are to device_mesh. Parameters with `allreduce = False`, or
+    `.experts.` in their name, are experts'. outer_dp_sharding_strategy: 0 replicates over the outer
     dimension (HSDP), 1 shards the optimizer over it as well (HFSDP). fsdp_group_ag: process group
     over the ranks of the inner dimension for gathers alone. fsdp_unit_modules: classes, or import
     paths of classes, whose instances are sharded as one; what lies outside is the root's.
@@ -91,15 +96,15 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the backward pass.
     overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
     backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
-    the number of ranks. calculate_per_token_loss: sum gradients without dividing.
-    report_nan_in_param_grad: raise when a parameter's gradient holds NaN or Inf, as soon as it is
-    computed; check_for_nan_in_grad: look once per buffer, before it is reduced.
-    disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach reduced
-    gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that reads them
-    there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour, in which a
-    whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
-    `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where
-    gradients are scattered. allocator: who serves the buffers that come and go, one of
+    the number of ranks. calculate_per_token_loss: sum gradients without dividing, whatever
+    average_in_collective says. report_nan_in_param_grad: raise when a parameter's gradient holds
+    NaN or Inf, as soon as it is computed; check_for_nan_in_grad: look once per buffer, before it is
+    reduced. disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach
+    reduced gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that
+    reads them there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour,
+    in which a whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
+    `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where gradients
+    are scattered. allocator: who serves the buffers that come and go, one of
     `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is what
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
@@ -146,11 +151,14 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     config = dataclasses.replace(config, checks=checks)
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes)
-    mesh = data_parallel_mesh(device_mesh, dp_shard_dim, dp_outer_dim, hybrid_fsdp_group)
-    check_gather_group(fsdp_group_ag, mesh)
-    target = target_device(device, mesh)
+    names = AxisNames(dp_shard_dim, dp_outer_dim, tp_dim)
+    dense = dense_axes(device_mesh, names, hybrid_fsdp_group, fsdp_group_ag)
+    experts = expert_axes(
+        expt_device_mesh, names, hybrid_fsdp_expt_group, expt_fsdp_group_ag, dense
+    )
+    target = target_device(device, dense.mesh)
     module.to(target)
-    environment = Environment(mesh, target, fsdp_group_ag, EventBus(), MemoryLedger())
+    environment = Environment(dense, experts, target, EventBus(), MemoryLedger())
     context = build_context(module, units, config, mixed_precision_policy, environment)
     return MegatronFSDP(module, context, environment, mixed_precision_policy)
 

@@ -10,7 +10,7 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
 from reports import html, markdown
-from reports.document import Document, Figure
+from reports.document import Document, Figure, Section
 from reports.findings import Findings, find
 from reports.sections.appendix import appendix
 from reports.sections.cells import cells_section
@@ -22,6 +22,7 @@ from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
 from reports.sections.switches import switches_section
 from reports.sections.unmeasured import unmeasured
+from reports.sections.validation import validation_section
 from reports.sweep_view import load_sweeps
 
 HTML_NAME = "report.html"
@@ -62,7 +63,7 @@ def write_report(
     """
     out = _made_folder(Path(out_dir).expanduser().absolute())
     findings = find(load_sweeps(store, sweep_ids), reference)
-    document = build_document(findings, store.root / "runs")
+    document = build_document(findings, store.root / "runs", validation_section(store))
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
     figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
     for path, figure in zip(figures, drawn, strict=True):
@@ -90,10 +91,12 @@ def _made_folder(out: Path) -> Path:
     return out
 
 
-def build_document(findings: Findings, runs: Path | None = None) -> Document:
+def build_document(
+    findings: Findings, runs: Path | None = None, validation: Section | None = None
+) -> Document:
     """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
     nccl = None if runs is None else nccl_section(findings, runs)
-    optional = (switches_section(findings), memory_section(findings), nccl)
+    optional = (switches_section(findings), memory_section(findings), nccl, validation)
     names = ", ".join(sweep.id for sweep in findings.sweeps)
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
     return Document(

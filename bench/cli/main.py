@@ -161,7 +161,7 @@ def status(
 def show(
     run: RunArgument, *, results: ResultsOption = DEFAULT_RESULTS, json: JsonOption = False
 ) -> int:
-    """Show one run: its configuration, how it ended, and its numbers."""
+    """Show one run (or validation): its configuration, how it ended, and its numbers."""
     from bench.cli import single_run
 
     return single_run.show_run(results, run, as_json=json)
@@ -181,6 +181,46 @@ def logs(
     from bench.cli import single_run
 
     return single_run.show_logs(results, run, rank, as_json=json)
+
+
+@app.command()
+def validate(  # noqa: PLR0913 - every option of the command line is a parameter
+    engines: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENGINE]...",
+            help="mfsdp (if left out), fsdp2, ddp, single, or package.module:factory.",
+        ),
+    ] = None,
+    *,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="All cases, or those that touch every axis.")
+    ] = False,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, max=64, help="At most; 4 on a CPU.")
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", "--only", metavar="PATTERN", help="Cases whose id matches."),
+    ] = None,
+    inject: Annotated[
+        str | None,
+        typer.Option("--inject", metavar="R1,...|all", help="Put historical bugs back first."),
+    ] = None,
+    case_seconds: Annotated[
+        float, typer.Option("--case-seconds", min=1, help="After which a case counts as hung.")
+    ] = 120.0,
+    list_: Annotated[bool, typer.Option("--list", help="Print the ids of the cases.")] = False,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Check engines against plain torch: gradients, weights, wire and memory, case by case."""
+    from bench.cli import validating
+
+    asked = validating.Asked(
+        tuple(engines or ()), full, ranks, tuple(case or ()), inject, case_seconds, list_, json
+    )
+    return validating.run_validation(results, asked)
 
 
 @app.command()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.cli import console, exit_codes
+from bench.cli import console, exit_codes, validating
 from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunStatus
 from bench.store import ResultsStore
+from bench.store.validations import PREFIX as VALIDATION
 
 _UNITS = {
     "step_milliseconds_median": "step, median (ms)",
@@ -26,7 +27,9 @@ _UNITS = {
 
 
 def show_run(results: Path, run: str, *, as_json: bool) -> int:
-    """Print one run."""
+    """Print one run, or a validation by its id."""
+    if run.startswith(VALIDATION):
+        return validating.show_validation(results, run, as_json=as_json)
     record = ResultsStore.open(results, create=False).read(run)
     if as_json:
         console.data_json(_document(record))

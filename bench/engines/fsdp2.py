@@ -97,7 +97,7 @@ class Fsdp2Engine(StockEngine):
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
-        return StockInspection(self.model, "fsdp2")
+        return StockInspection(self.model, "fsdp2", autocast=False)
 
     def code_path(self) -> str:
         """The file of torch's fully_shard."""

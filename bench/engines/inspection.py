@@ -63,8 +63,11 @@ class BucketContents:
 class Inspection(Protocol):
     """What a rank's engine holds. Names are those of the bare model; a tied weight has its first.
 
-    Methods marked collective are called on all ranks at once.
+    Methods marked collective are called on all ranks at once. autocast: whether another compute
+    dtype than that of the main weights comes from autocast, rather than from a cast of the weights.
     """
+
+    autocast: bool
 
     def gradients(self) -> dict[str, Piece | None]:
         """Of every trainable parameter, what the next optimizer step would be handed."""
@@ -110,6 +113,10 @@ class Inspection(Protocol):
 @runtime_checkable
 class Inspectable(Protocol):
     """An engine that can be validated."""
+
+    def code_path(self) -> str:
+        """As every engine's."""
+        ...
 
     def inspection(self) -> Inspection:
         """A view of the engine; cheap, holds nothing but the engine."""

@@ -19,6 +19,8 @@ _PREFIX = "module."
 class MfsdpInspection:
     """Of a `MegatronFSDP`."""
 
+    autocast = False
+
     def __init__(self, model: Any) -> None:
         self._model = model
 

@@ -18,7 +18,10 @@ class StockInspection:
     prefix: what the wrapper puts before every name. what: the engine's name in refusals.
     """
 
-    def __init__(self, model: nn.Module, what: str, prefix: str = "") -> None:
+    def __init__(
+        self, model: nn.Module, what: str, prefix: str = "", *, autocast: bool = True
+    ) -> None:
+        self.autocast = autocast
         self._model = model
         self._what = what
         self._prefix = prefix

@@ -131,10 +131,6 @@ def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | No
 
 def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
     """Capabilities of the mfsdp engine that do not exist yet."""
-    engine = run.engine
-    if engine.name != "mfsdp":
+    if run.engine.name != "mfsdp" or not run.engine.nccl_ub:
         return None
-    missing = []
-    if engine.nccl_ub:
-        missing.append("NCCL user buffers (nccl_ub)")
-    return f"mfsdp does not have {', '.join(missing)} yet" if missing else None
+    return "mfsdp does not have NCCL user buffers (nccl_ub) yet"

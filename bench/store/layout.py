@@ -14,6 +14,7 @@ results/
   sweeps/<id>/plan.json
   arms/                  worktrees and packages of arms; may be removed, it is made again
   baselines/<name>.json  noise/<hardware-key>.json
+  validations/<id>/verdict.json
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ RUNS = "runs"
 SWEEPS = "sweeps"
 BASELINES = "baselines"
 NOISE = "noise"
+VALIDATIONS = "validations"
 LOGS = "logs"
 NCCL = "nccl"
 PLAN = "plan.json"

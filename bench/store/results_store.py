@@ -20,6 +20,7 @@ from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.reading import read_json_object, read_record, read_status
 from bench.store.run_folder import RunFolder, utc_now
+from bench.store.validations import Validations
 
 _MAX_NAMED_RUNS = 10
 
@@ -59,6 +60,11 @@ class ResultsStore:
     def noise(self) -> NamedDocuments:
         """A/A calibrations, `noise/<hardware-key>.json`."""
         return NamedDocuments(self.root / layout.NOISE, "noise calibration")
+
+    @property
+    def validations(self) -> Validations:
+        """Verdicts on engines, `validations/<id>/verdict.json`."""
+        return Validations(self.root / layout.VALIDATIONS)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -122,6 +122,17 @@ BUGS: tuple[Bug, ...] = (
         (Change(_GRADIENTS, _LANDING, f"{_LANDING} and self._outer is None"),),
     ),
     Bug(
+        "R11",
+        "gradients of experts are divided by the ranks that share the expert alone",
+        (
+            Change(
+                "plan/config.py",
+                "return (own_ranks if self.averages else 1) / dense_ranks",
+                "return (own_ranks if self.averages else 1) / own_ranks",
+            ),
+        ),
+    ),
+    Bug(
         "R13",
         "whole tensors are put together by torch's even chunks",
         (
@@ -136,7 +147,26 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "R14",
         "weights that are whole on both axes of a mesh are placed on one of them only",
-        (Change("shard/dtensor.py", "return (Replicate(), inner)", "return (inner,)"),),
+        (
+            Change(
+                "shard/dtensor.py",
+                "placements.insert(0, outer or Replicate())",
+                "placements[:0] = [outer] if outer else []",
+            ),
+        ),
+    ),
+    Bug(
+        "R15",
+        "a weight that tensor parallelism has cut is laid out in its whole shape",
+        (
+            Change(
+                "runtime/parameter_group.py",
+                "yield SliceBuffer(layout, self._piece, flat).rows(index)",
+                "whole = self.parameters[index].part.whole_shape\n"
+                "                rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
+                "                yield rows.reshape(-1, *whole[1:])",
+            ),
+        ),
     ),
     Bug(
         "R16",

@@ -55,11 +55,13 @@ class Communicator(Protocol):
     """Collectives over the ranks of one mesh axis.
 
     Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
-    `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events.
+    `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
+    `role` the group.
     """
 
     size: int
     rank: int
+    role: str
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
@@ -68,6 +70,9 @@ class Communicator(Protocol):
         self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
     ) -> PendingSum:
         """Sum (or mean) over ranks of slice `rank` of `full`, into `own` or higher precision."""
+
+    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
+        """Whether the `own` of a reduction of `wire` values may be of dtype `result`."""
 
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""

@@ -20,14 +20,30 @@ class ReductionConfig:
     transport: `auto`, `native` or `point_to_point` (`auto`: point to point on gloo
     where gradients are scattered, else native).
     average_in_collective: let the collective divide instead of scaling its input.
-    per_token: do not divide at all; the caller scales by the number of tokens.
+    per_token: do not divide at all; the caller scales by the number of tokens. It wins over
+    average_in_collective, as it does upstream.
     decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
+
+    [Note: divisor] Gradients are divided by the number of *dense* data-parallel ranks, also those
+    of experts (R11). An expert is shared by fewer ranks, but each of them has already added up, in
+    its backward pass, the tokens of all the ranks that sent it some.
     """
 
     average_in_collective: bool = False
     per_token: bool = False
     transport: Transport = "auto"
     decoupled: bool = False
+
+    @property
+    def averages(self) -> bool:
+        """Whether collectives take the mean over their own ranks."""
+        return self.average_in_collective and not self.per_token
+
+    def input_scale(self, own_ranks: int, dense_ranks: int) -> float:
+        """Factor on what enters a reduction over `own_ranks` ranks: see [Note: divisor]."""
+        if self.per_token:
+            return 1.0
+        return (own_ranks if self.averages else 1) / dense_ranks
 
 
 @dataclass(frozen=True)
@@ -70,10 +86,6 @@ class ShardingConfig:
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
 NOT_BUILT: dict[str, tuple[object, str]] = {
-    "hybrid_fsdp_expt_group": (None, "hybrid sharding of experts"),
-    "expt_device_mesh": (None, "expert parallelism"),
-    "expt_fsdp_group_ag": (None, "expert parallelism"),
-    "tp_dim": (None, "tensor parallelism beside sharding"),
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),

@@ -25,10 +25,11 @@ class Coordinate:
     inner_size: int
     outer_rank: int = 0
     outer_size: int = 1
+    has_outer_axis: bool = False
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks over which gradients are averaged."""
+        """Ranks that share a parameter, on both axes."""
         return self.inner_size * self.outer_size
 
     def pieces(self, strategy: Strategy) -> int:

@@ -3,8 +3,8 @@
 Every parameter has exactly one owner unit (the root is the unit named ""). A tie that crosses two
 units belongs to neither: it is hoisted to the root, which stays materialised for the whole
 iteration, since no unit's boundary is a safe place to release it. The parameters of a unit that
-agree in dtype and in requires_grad form a group; a group whose padding would pass the budget is
-split into several buckets.
+agree in dtype, in requires_grad and in being an expert's or not form a group; a group whose padding
+would pass the budget is split into several buckets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class ParameterFacts:
     """What grouping needs to know of one physical parameter.
 
     names: every qualified name under which modules hold it, registration order. units: the owner
-    unit of each name. dtype: any name; equal names share a group.
+    unit of each name. shape: of what this rank holds before sharding. dtype: any name; equal names
+    share a group. is_expert: sharded over the mesh of experts.
     """
 
     names: tuple[str, ...]
@@ -31,6 +32,7 @@ class ParameterFacts:
     shape: Shape
     dtype: str
     requires_grad: bool
+    is_expert: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class BucketPlan:
     requires_grad: bool
     members: tuple[int, ...]
     layout: Layout
+    is_expert: bool = False
 
 
 def owner_of(units: Iterable[str]) -> str:
@@ -52,27 +55,34 @@ def owner_of(units: Iterable[str]) -> str:
 
 
 def plan_buckets(
-    parameters: Sequence[ParameterFacts], slices: int, *, bucketing: bool = True
+    parameters: Sequence[ParameterFacts],
+    slices: int,
+    *,
+    expert_slices: int = 1,
+    bucketing: bool = True,
 ) -> list[BucketPlan]:
     """Buckets for `parameters` over `slices` ranks, in registration order of their units.
+
+    Those of experts are over `expert_slices` ranks.
 
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool], list[int]] = {}
+    groups: dict[tuple[str, str, bool, bool], list[int]] = {}
     for index, facts in enumerate(parameters):
-        key = (owner_of(facts.units), facts.dtype, facts.requires_grad)
+        key = (owner_of(facts.units), facts.dtype, facts.requires_grad, facts.is_expert)
         groups.setdefault(key, []).append(index)
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
-    for (unit, dtype, requires_grad), indices in groups.items():
+    for (unit, dtype, requires_grad, is_expert), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
         alone = [[position] for position in range(len(shapes))]
-        for part in split_by_padding(shapes, slices) if bucketing else alone:
+        pieces = expert_slices if is_expert else slices
+        for part in split_by_padding(shapes, pieces) if bucketing else alone:
             members = tuple(indices[i] for i in part)
             count = number.get(unit, 0)
             number[unit] = count + 1
-            layout = build_layout([parameters[i].shape for i in members], slices)
+            layout = build_layout([parameters[i].shape for i in members], pieces)
             name = f"{unit or '(root)'}/{count}"
-            plans.append(BucketPlan(name, unit, dtype, requires_grad, members, layout))
+            plans.append(BucketPlan(name, unit, dtype, requires_grad, members, layout, is_expert))
     return plans

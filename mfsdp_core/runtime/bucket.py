@@ -15,12 +15,16 @@ from mfsdp_core.plan.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """A planned bucket, its placements along both axes, this rank's place, and its dtypes."""
+    """A planned bucket, its placements along both axes, this rank's place, and its dtypes.
+
+    dense_ranks: number of ranks that gradients are divided by, see [Note: divisor].
+    """
 
     plan: BucketPlan
     strategy: Strategy
     coordinate: Coordinate
     dtypes: GroupDtypes[torch.dtype]
+    dense_ranks: int
 
     @property
     def name(self) -> str:

@@ -6,29 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.protocol import Communicator, Scratch
-from mfsdp_core.comm.torch_backend import TorchCommunicator, dtype_name
+from mfsdp_core.comm.data_parallel import DataParallelAxes
+from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
-from mfsdp_core.plan.config import ShardingConfig, Transport
-from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.prefetch import PrefetchOrder
-from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.experts import is_expert
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
@@ -38,60 +32,26 @@ from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
+from mfsdp_core.shard.tensor_parallel import tensor_part
 
 
 @dataclass(frozen=True)
 class Environment:
     """Where a model is sharded.
 
-    mesh: (inner,) or (outer, inner). gather_group None: gathers share the inner axis' group.
+    dense: the axes of all parameters but experts'. experts: theirs, None where every rank has all.
     """
 
-    mesh: DeviceMesh
+    dense: DataParallelAxes
+    experts: DataParallelAxes | None
     device: torch.device
-    gather_group: dist.ProcessGroup | None
     events: EventBus
     ledger: MemoryLedger
 
-    @property
-    def has_outer_axis(self) -> bool:
-        """Whether the mesh has two axes, whatever their sizes."""
-        return self.mesh.ndim == 2  # noqa: PLR2004 - outer and inner
-
-    def coordinate(self) -> Coordinate:
-        """This rank's place on the mesh."""
-        inner = self.mesh.ndim - 1
-        return Coordinate(
-            inner_rank=self.mesh.get_local_rank(inner),
-            inner_size=self.mesh.size(inner),
-            outer_rank=self.mesh.get_local_rank(0) if self.has_outer_axis else 0,
-            outer_size=self.mesh.size(0) if self.has_outer_axis else 1,
-        )
-
-    def communicators(
-        self, strategy: Strategy, transport: Transport, scratch: Scratch
-    ) -> AxisCommunicators:
-        """One per purpose; all publish to `events`.
-
-        `auto` exchanges directly on gloo, except along an axis that all-reduces: there the second
-        half of a direct exchange cannot overlap with the backward pass.
-        """
-
-        def over(group: dist.ProcessGroup, role: str, axis: AxisPlacements) -> Communicator:
-            on_gloo = dist.get_backend(group) == "gloo"
-            pays_off = on_gloo and axis.reduction is not Collective.ALL_REDUCE
-            if transport == "point_to_point" or (transport == "auto" and pays_off):
-                return PointToPointCommunicator(group, role, self.events, scratch)
-            return TorchCommunicator(group, role, self.events)
-
-        inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
-        gather = inner
-        if self.gather_group is not None:
-            gather = over(self.gather_group, "inner", strategy.inner)
-        outer = None
-        if self.has_outer_axis:
-            outer = over(self.mesh.get_group(0), "outer", strategy.outer)
-        return AxisCommunicators(inner, gather, outer)
+    def axes(self, *, is_expert: bool) -> DataParallelAxes:
+        """The axes of one kind of parameters."""
+        return self.experts if is_expert and self.experts is not None else self.dense
 
 
 def group_dtypes(
@@ -119,10 +79,18 @@ def build_context(
     units = [Unit(name, child, place) for place, (name, child) in enumerate(unit_modules)]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
-    parameters = [managed for managed, _ in collected]
-    pieces = environment.coordinate().pieces(config.strategy)
-    facts = [_facts(managed, owners) for managed, owners in collected]
-    plans = plan_buckets(facts, pieces, bucketing=config.bucketing)
+    managed_facts = [_manage(found, environment) for found in collected]
+    parameters = [managed for managed, _ in managed_facts]
+    pieces = {
+        kind: environment.axes(is_expert=kind).coordinate().pieces(config.strategy)
+        for kind in (False, True)
+    }
+    plans = plan_buckets(
+        [facts for _, facts in managed_facts],
+        pieces[False],
+        expert_slices=pieces[True],
+        bucketing=config.bucketing,
+    )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
     for plan in plans:
@@ -159,9 +127,9 @@ class _GroupFactory:
         self._config = config
         self._policy = policy
         self._environment = environment
-        self._coordinate = environment.coordinate()
+        self._dense_ranks = environment.dense.coordinate().data_parallel_size
         self.guard = NanGuard(
-            environment.mesh.get_rank(),
+            environment.dense.mesh.get_rank(),
             each_parameter=config.checks.each_parameter,
             before_reduction=config.checks.before_reduction,
         )
@@ -169,29 +137,35 @@ class _GroupFactory:
         specs = self._specs.values()
         self.allocators = build_allocators(
             config.allocation,
-            pool_requests(specs, has_outer_axis=environment.has_outer_axis),
+            pool_requests(specs),
             pooled_dtypes(specs),
             FEWER_SLOTS,
             device=environment.device,
             ledger=environment.ledger,
         )
-        self._communicators = environment.communicators(
-            config.strategy,
-            config.reduction.transport,
-            AllocatedScratch(self.allocators.scratch),
-        )
+        scratch = AllocatedScratch(self.allocators.scratch)
+        self._communicators = {
+            axes.role_prefix: axes.communicators(
+                config.strategy, config.reduction.transport, scratch, environment.events
+            )
+            for axes in (environment.dense, environment.experts)
+            if axes is not None
+        }
 
     def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
+        axes = self._environment.axes(is_expert=plan.is_expert)
         compute = members[0].raw.dtype
         dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
-        return BucketSpec(plan, self._config.strategy, self._coordinate, dtypes)
+        return BucketSpec(plan, self._config.strategy, axes.coordinate(), dtypes, self._dense_ranks)
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""
         environment, spec = self._environment, self._specs[plan.name]
+        axes = environment.axes(is_expert=plan.is_expert)
+        communicators = self._communicators[axes.role_prefix]
         weights = WeightBuffers(
             spec,
-            self._communicators,
+            communicators,
             self.allocators,
             persistent=plan.unit == ROOT,
             events=environment.events,
@@ -200,22 +174,27 @@ class _GroupFactory:
         if plan.requires_grad:
             gradients = GradientBuffers(
                 spec,
-                self._communicators,
+                communicators,
                 self.allocators,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
                 events=environment.events,
             )
-        return ParameterGroup(
+        group = ParameterGroup(
             spec,
             members,
             weights,
             gradients,
-            mesh=environment.mesh,
+            mesh=axes.whole,
             allocator=self.allocators.lasting,
             decoupled=self._config.reduction.decoupled,
         )
+        if plan.is_expert:
+            scope = ExpertScope(environment.dense.groups, len(axes.ranks))
+            for managed in members:
+                mark_expert(managed.sharded, scope)
+        return group
 
 
 @dataclass
@@ -228,10 +207,8 @@ class _Found:
     holders: dict[tuple[int, str], nn.Module]
 
 
-def _collect(
-    root: nn.Module, units: dict[int, str]
-) -> list[tuple[ManagedParameter, tuple[str, ...]]]:
-    """Physical parameters in registration order, and the unit of each of their names.
+def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
+    """Physical parameters in registration order, with the unit of each of their names.
 
     units: id of a unit's module -> its name. A module that is registered under several parents is
     visited once per path, since its parameters may then belong to several units.
@@ -254,24 +231,10 @@ def _collect(
                 visit(child, f"{path}.{attribute}" if path else attribute, unit)
 
     visit(root, "", ROOT)
-    return [
-        (
-            ManagedParameter(
-                tuple(entry.names),
-                tuple((holder, attribute) for (_, attribute), holder in entry.holders.items()),
-                entry.raw,
-            ),
-            tuple(entry.units),
-        )
-        for entry in found.values()
-    ]
+    return list(found.values())
 
 
 def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, DTensor):
-        raise CapabilityNotBuiltError(
-            f"{name} is a DTensor already (tensor parallelism beside sharding is not built)."
-        )
     if parameter.is_meta:
         raise CapabilityNotBuiltError(
             f"{name} is on the meta device (meta initialisation is not built). "
@@ -279,8 +242,14 @@ def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def _facts(managed: ManagedParameter, units: tuple[str, ...]) -> ParameterFacts:
-    raw = managed.raw
-    return ParameterFacts(
-        managed.names, units, tuple(raw.shape), dtype_name(raw.dtype), raw.requires_grad
+def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, ParameterFacts]:
+    raw = found.raw
+    expert = is_expert(found.names, raw, has_expert_mesh=environment.experts is not None)
+    axes = environment.axes(is_expert=expert)
+    part = tensor_part(found.names[0], raw, axes.tensor_group)
+    holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
+    names, units = tuple(found.names), tuple(found.units)
+    facts = ParameterFacts(
+        names, units, part.shape, dtype_name(raw.dtype), raw.requires_grad, expert
     )
+    return ManagedParameter(names, holders, raw, part), facts

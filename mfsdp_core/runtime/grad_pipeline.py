@@ -19,6 +19,7 @@ from torch import nn
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
+from mfsdp_core.shard.tensor_parallel import local_gradient
 
 #: Units whose reductions may be under way at once.
 IN_FLIGHT = 1
@@ -58,8 +59,10 @@ class GradPipeline:
         if getattr(raw, "grad_added_to_main_grad", False):
             raw.grad_added_to_main_grad = False  # type: ignore[attr-defined]
             buffers.written(index)
-        elif raw.grad is not None:
-            buffers.accumulate(index, raw.grad)
+        else:
+            gradient = local_gradient(raw)
+            if gradient is not None:
+                buffers.accumulate(index, gradient)
         raw.grad = None
         unit.missing.discard(id(raw))
         if not unit.missing and self._overlap:

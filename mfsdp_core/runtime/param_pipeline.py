@@ -83,6 +83,8 @@ class ParamPipeline:
                 group.weights.broadcast()
 
     def _publish(self, target: Unit) -> None:
+        if not self._events.wants("prefetch"):
+            return
         for group in target.groups:
             layout, compute = group.plan.layout, group.dtypes.compute
             self._events.publish(
@@ -91,7 +93,7 @@ class ParamPipeline:
                     operation="all_gather",
                     dtype=dtype_name(compute),
                     payload_bytes=layout.total_elements * compute.itemsize,
-                    group="inner",
+                    group=group.weights.role,
                     group_size=layout.slices,
                     bucket=group.plan.name,
                 )

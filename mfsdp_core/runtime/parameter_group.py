@@ -23,16 +23,24 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
+from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 
 
 @dataclass
 class ManagedParameter:
-    """One physical parameter. holders: every (module, attribute) that refers to it."""
+    """One physical parameter.
+
+    holders: every (module, attribute) that refers to it. part: what tensor parallelism leaves of
+    it to this rank; layouts and shards are of that. offsets: where this rank's shard, which has
+    the shape of `sharded.to_local()`, begins in the whole parameter; set with `sharded`.
+    """
 
     names: tuple[str, ...]
     holders: tuple[tuple[nn.Module, str], ...]
     raw: nn.Parameter
+    part: TensorPart
     sharded: nn.Parameter = field(init=False)
+    offsets: tuple[int, ...] = field(init=False)
 
     def check_unchanged(self) -> None:
         """Refuse a `requires_grad` that was changed after sharding.
@@ -78,7 +86,7 @@ class ParameterGroup:
         self.gradients = gradients
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
         self._piece = spec.coordinate.piece(spec.strategy)
-        self._placements = dtensor_placements(spec.strategy, spec.coordinate, mesh.ndim)
+        self._spec = spec
         self._mesh = mesh
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
@@ -107,7 +115,14 @@ class ParameterGroup:
                 yield flat[slot.offset : slot.end].view(slot.shape)
 
     def load(self, index: int, value: torch.Tensor) -> None:
-        """Write a whole tensor into this rank's main weights; `install` must follow."""
+        """Write a tensor into this rank's main weights; `install` must follow.
+
+        value: the whole parameter, over the tensor-parallel axis as well.
+        """
+        self.load_part(index, self.parameters[index].part.of(value))
+
+    def load_part(self, index: int, value: torch.Tensor) -> None:
+        """Like `load`, of what tensor parallelism leaves to this rank."""
         local = list(self.local_views(self.weights.main))[index]
         if self._shards_optimizer:
             rows = self.plan.layout.local_rows(index, self._piece)
@@ -157,34 +172,43 @@ class ParameterGroup:
         full = self.weights.full
         for index, managed in enumerate(self.parameters):
             view = full.tensor(index)
-            view.copy_(managed.raw.detach())
-            # `.data` gives the parameter a version counter of its own: refilling the buffer must
-            # not look to autograd like an in-place change of a saved tensor.
-            managed.raw.data = view.data
+            view.copy_(local_data(managed.raw))
+            move_to(managed.raw, view)
         self.weights.on_move = self._rebind
         self.weights.adopt()
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
             shard = self._as_dtensor(index, local)
             managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
+            managed.offsets = self._offsets(index)
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
 
     def _rebind(self, full: FullBuffer | None) -> None:
         """Make the raw parameters views of `full`; None: of one element, in their own shape."""
+        nothing = self.weights.main.new_empty((), dtype=self.dtypes.compute)
         for index, managed in enumerate(self.parameters):
             if full is None:
-                managed.raw.data = managed.raw.data.new_empty(1).expand(managed.raw.shape)
+                move_to(managed.raw, nothing.expand(self.plan.layout.slots[index].shape))
             else:
-                managed.raw.data = full.tensor(index).data
+                move_to(managed.raw, full.tensor(index))
+
+    def _offsets(self, index: int) -> tuple[int, ...]:
+        """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""
+        offsets = self.parameters[index].part.offsets
+        if not self._shards_optimizer:
+            return offsets
+        first_row = self.plan.layout.local_rows(index, self._piece).first_row
+        return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
 
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         return enumerate(self.local_views(flat))
 
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
-        shape = self.plan.layout.slots[index].shape
-        return as_dtensor(local, shape, self._mesh, self._placements)
+        part = self.parameters[index].part
+        placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
+        return as_dtensor(local, part.whole_shape, self._mesh, placements)
 
     def _cast_key(self, reduced: torch.Tensor) -> BufferKey:
         return BufferKey(self.plan.name, "grad_cast", reduced.numel(), self.dtypes.main_params)

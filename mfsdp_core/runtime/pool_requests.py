@@ -17,9 +17,7 @@ from mfsdp_core.runtime.grad_pipeline import IN_FLIGHT
 FEWER_SLOTS: dict[Role, int] = {"outer_bucket": IN_FLIGHT}
 
 
-def pool_requests(
-    specs: Iterable[BucketSpec], *, has_outer_axis: bool
-) -> dict[Role, list[BucketRequest]]:
+def pool_requests(specs: Iterable[BucketSpec]) -> dict[Role, list[BucketRequest]]:
     """Requests by role, in the order of `specs`.
 
     The root's buffers stay or are asked for once per pass, so no slot is planned for them.
@@ -27,7 +25,7 @@ def pool_requests(
     requests: dict[Role, list[BucketRequest]] = {}
     for spec in specs:
         if spec.plan.unit != ROOT:
-            for role, request in _of_bucket(spec, has_outer_axis=has_outer_axis):
+            for role, request in _of_bucket(spec):
                 requests.setdefault(role, []).append(request)
     return requests
 
@@ -38,7 +36,7 @@ def pooled_dtypes(specs: Iterable[BucketSpec]) -> dict[str, torch.dtype]:
     return {dtype_name(dtype): dtype for dtype in found}
 
 
-def _of_bucket(spec: BucketSpec, *, has_outer_axis: bool) -> list[tuple[Role, BucketRequest]]:
+def _of_bucket(spec: BucketSpec) -> list[tuple[Role, BucketRequest]]:
     inner, dtypes = spec.strategy.inner, spec.dtypes
     whole = spec.layout.total_elements
     padding = whole - spec.layout.used_elements
@@ -49,7 +47,7 @@ def _of_bucket(spec: BucketSpec, *, has_outer_axis: bool) -> list[tuple[Role, Bu
         return found
     if inner.reduces_every_microbatch or dtypes.needs_comm_buffer:
         found.append(("grad_bucket", _request(spec, dtypes.grad_comm, whole, padding)))
-    if has_outer_axis and dtypes.needs_comm_buffer:
+    if spec.coordinate.has_outer_axis and dtypes.needs_comm_buffer:
         accumulated = whole
         if inner.shards_optimizer:
             accumulated //= spec.coordinate.inner_size

@@ -76,6 +76,7 @@ class WeightBuffers:
     ) -> None:
         self._spec = spec
         self._gather = communicators.gather
+        self.role = communicators.gather.role
         self._outer = communicators.outer
         self._persistent = persistent or not spec.strategy.inner.gathers_every_use
         self._lasting = allocators.lasting
@@ -198,13 +199,15 @@ class WeightBuffers:
         self.state = following
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
+        if not self._events.wants(kind):
+            return
         self._events.publish(
             Event(
                 kind=kind,
                 operation="",
                 dtype=dtype_name(self._spec.dtypes.compute),
                 payload_bytes=self._full_key.size_bytes,
-                group="inner",
+                group=self.role,
                 group_size=self._gather.size,
                 bucket=self._spec.name,
             )

@@ -16,6 +16,7 @@ from mfsdp_core.comm.uneven import gather_rows
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.layout import Shape
 from mfsdp_core.plan.strategy import Strategy
+from mfsdp_core.shard.tensor_parallel import TensorPart
 
 
 def contiguous_stride(shape: Shape) -> tuple[int, ...]:
@@ -27,19 +28,25 @@ def contiguous_stride(shape: Shape) -> tuple[int, ...]:
 
 
 def dtensor_placements(
-    strategy: Strategy, place: Coordinate, mesh_dims: int
+    strategy: Strategy, place: Coordinate, part: TensorPart
 ) -> tuple[Placement, ...]:
-    """Placements of main weights on a mesh (inner,) or (outer, inner).
+    """Placements of main weights on a mesh (outer, inner, tensor), of which only inner must exist.
 
-    Pieces are inner-major, which torch spells as a strided shard on the outer dimension: dim 0 is
-    cut by the inner axis first, and each of its `split_factor` parts by the outer one.
+    Dim 0 is cut from the right: by the tensor-parallel axis, where it cuts rows at all, then by the
+    inner one, and each of those parts by the outer one (pieces are inner-major). torch spells that
+    as strided shards, whose `split_factor` is the number of cuts made before.
     """
-    inner: Placement = Shard(0) if strategy.inner.shards_optimizer else Replicate()
-    if mesh_dims == 1:
-        return (inner,)
-    if strategy.outer.shards_optimizer:
-        return (_StridedShard(0, split_factor=place.inner_size), inner)
-    return (Replicate(), inner)
+    inner: Placement = Replicate()
+    if strategy.inner.shards_optimizer:
+        inner = _StridedShard(0, split_factor=part.axis_size) if part.cuts_rows else Shard(0)
+    placements = [inner]
+    if place.has_outer_axis:
+        cuts = place.inner_size * (part.axis_size if part.cuts_rows else 1)
+        outer = _StridedShard(0, split_factor=cuts) if strategy.outer.shards_optimizer else None
+        placements.insert(0, outer or Replicate())
+    if part.placement is not None:
+        placements.append(part.placement)
+    return tuple(placements)
 
 
 def as_dtensor(
@@ -87,9 +94,11 @@ def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.to_local().detach()
     mesh = tensor.device_mesh
     gathered = False
-    # The outer dimension comes first: its pieces make up an inner slice.
+    # The outer dimension comes first, since its pieces make up an inner slice; inner slices make up
+    # what tensor parallelism left to a rank, the last dimension of the mesh.
     for dim, placement in enumerate(tensor.placements):
-        if not isinstance(placement, Replicate):
-            rows = gather_rows(rows, mesh.get_group(dim))
+        if isinstance(placement, Shard | _StridedShard):
+            parts = rows.movedim(placement.dim, 0)
+            rows = gather_rows(parts, mesh.get_group(dim)).movedim(0, placement.dim)
             gathered = True
-    return rows.view(tensor.shape) if gathered else rows.clone()
+    return rows.reshape(tensor.shape) if gathered else rows.clone()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
+from mfsdp_core.shard.expert_scope import ExpertScope, expert_scope
 from mfsdp_core.state.owner import optimizer_gradient, owners_of
 
 
@@ -32,28 +33,37 @@ def clip_grad_norm_(
     parameters = list(parameters)
     for owner in owners_of(parameters):
         owner.finish_grad_sync()
-    gradients = [g for g in map(optimizer_gradient, parameters) if g is not None]
-    norm = _norm(gradients)
+    owned = [(p, g) for p in parameters if (g := optimizer_gradient(p)) is not None]
+    gradients = [gradient for _, gradient in owned]
+    norm = _norm((expert_scope(parameter), gradient) for parameter, gradient in owned)
     if max_norm != float("inf") and gradients:
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         torch._foreach_mul_([_local(g) for g in gradients], coefficient)
     return norm
 
 
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """2-norm over all ranks' rows; sharded gradients are summed per mesh, replicas count once."""
-    alike: dict[object, list[torch.Tensor]] = {}
-    for gradient in gradients:
+def _norm(gradients: Iterable[tuple[ExpertScope | None, torch.Tensor]]) -> torch.Tensor:
+    """2-norm over all ranks' rows; sharded gradients are summed per mesh, replicas count once.
+
+    Experts are summed over the ranks that share one, and then over all others: each of those adds
+    an equal part of what its own set of ranks has found.
+    """
+    alike: dict[tuple[ExpertScope | None, object], list[torch.Tensor]] = {}
+    for scope, gradient in gradients:
         key = (gradient.device_mesh, gradient.placements) if _is_sharded(gradient) else None
-        alike.setdefault(key, []).append(gradient)
+        alike.setdefault((scope, key), []).append(gradient)
     total: torch.Tensor | None = None
-    for tensors in alike.values():
+    for (scope, _), tensors in alike.items():
         squares = _sum_of_squares([_local(tensor) for tensor in tensors])
         first = tensors[0]
         if isinstance(first, DTensor):
             for dim, placement in enumerate(first.placements):
                 if not isinstance(placement, Replicate):
                     squares = sum_over_ranks(squares, first.device_mesh.get_group(dim))
+        if scope is not None:
+            squares = squares / scope.copies
+            for group in scope.groups:
+                squares = sum_over_ranks(squares, group)
         total = squares if total is None else total + squares
     return torch.zeros(()) if total is None else total.sqrt()
 

@@ -56,12 +56,16 @@ def load_model_state(
 
 
 def _load_one(group: ParameterGroup, index: int, name: str, value: torch.Tensor) -> None:
-    sharded = group.parameters[index].sharded
-    shape = group.plan.layout.slots[index].shape
+    managed = group.parameters[index]
+    sharded, shape = managed.sharded, managed.part.whole_shape
     if tuple(value.shape) not in (shape, tuple(sharded.shape)):
         raise StateDictError(f"{name}: expected shape {shape}, found {tuple(value.shape)}.")
     if not isinstance(value, DTensor):
         group.load(index, value)
+        return
+    if managed.part.placement is not None and value.placements == (managed.part.placement,):
+        # As the module was before sharding: on the tensor-parallel axis alone.
+        group.load_part(index, value.to_local())
         return
     local, own = value.to_local(), sharded.detach()
     if not isinstance(own, DTensor) or local.shape != own.to_local().shape:

@@ -74,10 +74,6 @@ WRAPPER_METHODS = (
 )
 # Arguments whose capability does not exist yet, each with a value that asks for it.
 NOT_BUILT: dict[str, Any] = {
-    "tp_dim": "tp",
-    "hybrid_fsdp_expt_group": object(),
-    "expt_device_mesh": object(),
-    "expt_fsdp_group_ag": object(),
     "init_model_with_meta_device": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
@@ -90,7 +86,11 @@ BUILT = {
     "fsdp_db_use_persist_buf_on_alloc_fail",
     "maxpool_double_buffer",
     "dp_outer_dim",
+    "tp_dim",
     "hybrid_fsdp_group",
+    "hybrid_fsdp_expt_group",
+    "expt_device_mesh",
+    "expt_fsdp_group_ag",
     "outer_dp_sharding_strategy",
     "device_mesh",
     "dp_shard_dim",

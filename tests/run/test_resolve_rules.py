@@ -125,9 +125,9 @@ CASES = {
         engine(double_buffer=True), engine(), "use fixed_pool or max_pool"
     ),
     "not-built": Case(
-        engine(allocator="temporary"),
-        engine(),
-        "mfsdp does not have the allocator temporary",
+        on_cuda(**POOL),
+        on_cuda(double_buffer=True, allocator="max_pool"),
+        "mfsdp does not have NCCL user buffers",
         SERVER,
     ),
     "too-few-devices": Case(

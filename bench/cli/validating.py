@@ -1,0 +1,188 @@
+"""`validate`: is an engine right, and would this checker notice if it were not?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cli import console, exit_codes
+from bench.cli.interrupts import stop_on_signals
+from bench.errors import UsageError
+from bench.launch.environment import package_versions
+from bench.launch.git_state import git_state
+from bench.launch.rank_code import checkout_root
+from bench.resolve.machine import Machine
+from bench.store import ResultsStore
+from bench.store.run_folder import utc_now
+from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
+from sweeps.suggest import did_you_mean
+
+ENGINES = ("mfsdp", "fsdp2", "ddp", "single")
+_WORD_EVERY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for. inject: `R1,R2` or `all`, None checks engines as they are."""
+
+    engines: tuple[str, ...]
+    full: bool
+    ranks: int | None
+    patterns: tuple[str, ...]
+    inject: str | None
+    case_seconds: float
+    list_only: bool
+    as_json: bool
+
+
+def run_validation(results: Path, asked: Asked) -> int:
+    """Check engines, or the checker; the exit code says the result.
+
+    Raises:
+        UsageError: an unknown engine, case or bug, or options that exclude each other.
+    """
+    from bench.validate.injection import parse_bugs
+    from bench.validate.matrix import cases, select
+
+    engines = _engines(asked)
+    bugs = parse_bugs(asked.inject) if asked.inject is not None else ()
+    chosen = select([c for e in engines for c in cases(e, full=asked.full)], asked.patterns)
+    if asked.list_only:
+        console.data("\n".join(case.id for case in chosen))
+        return exit_codes.OK
+    store = ResultsStore.open(results, create=True)
+    record = ValidationRecord(
+        id=store.validations.new_id(),
+        engines=engines,
+        wanted=("full" if asked.full else "quick") + (", a selection" if asked.patterns else ""),
+        started_utc=utc_now(),
+        environment=_environment(),
+    )
+    stop = threading.Event()
+    with stop_on_signals(stop):
+        record = _run(asked, record, chosen, bugs, stop)
+    record = record.model_copy(update={"ended_utc": utc_now(), "interrupted": stop.is_set()})
+    path = store.validations.write(record)
+    _print(record, asked)
+    console.note(f"kept in {path}")
+    return exit_codes.INTERRUPTED if stop.is_set() else exit_code(record)
+
+
+def exit_code(record: ValidationRecord) -> int:
+    """1 if a case failed or a bug was missed; 3 if nothing could be asked."""
+    if record.bugs or record.core:
+        outcomes = {bug.outcome for bug in record.bugs}
+        if "missed" in outcomes:
+            return exit_codes.REQUIREMENT_NOT_MET
+        return exit_codes.OK if "caught" in outcomes else exit_codes.NOTHING_MEASURED
+    counts = record.counts()
+    if counts["failed"]:
+        return exit_codes.REQUIREMENT_NOT_MET
+    return exit_codes.OK if counts["passed"] else exit_codes.NOTHING_MEASURED
+
+
+def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
+    """Print a validation of the results folder."""
+    record = ResultsStore.open(results, create=False).validations.read(wanted)
+    if as_json:
+        console.data_json(record.model_dump(mode="json"))
+    else:
+        from reports.validation_text import to_terminal
+
+        console.data(to_terminal(record))
+    return exit_codes.OK
+
+
+def _engines(asked: Asked) -> tuple[str, ...]:
+    engines = asked.engines or ("mfsdp",)
+    for engine in engines:
+        if engine not in ENGINES and ":" not in engine:
+            raise UsageError(
+                f"unknown engine {engine!r}{did_you_mean(engine, ENGINES)}: expected one of "
+                f"{', '.join(ENGINES)}, or package.module:factory of an engine of your own"
+            )
+    if asked.inject is not None and engines != ("mfsdp",):
+        raise UsageError(
+            "--inject puts bugs back into mfsdp_core, so it checks the engine mfsdp; "
+            f"found {', '.join(engines)}"
+        )
+    return tuple(dict.fromkeys(engines))
+
+
+def _run(
+    asked: Asked,
+    record: ValidationRecord,
+    chosen: Sequence[object],
+    bugs: Sequence[object],
+    stop: threading.Event,
+) -> ValidationRecord:
+    from bench.validate.bugs import Bug
+    from bench.validate.cases import Case
+    from bench.validate.injection import inject
+    from bench.validate.ranks import Nursery
+    from bench.validate.session import Place, verdicts
+
+    cases = [case for case in chosen if isinstance(case, Case)]
+    place = Place.of_this_machine(asked.ranks, asked.case_seconds)
+    progress = _Progress(len(bugs) or len(cases))
+    found: list[CaseVerdict] = []
+    put_back: list[BugVerdict] = []
+    with Nursery(place.device, paths=(str(Path.cwd()),)) as nursery:
+        if bugs:
+            known = [bug for bug in bugs if isinstance(bug, Bug)]
+            for bug, _ in inject(nursery, known, cases, place, stop):
+                put_back.append(bug)
+                progress.say(f"{bug.bug} {bug.outcome.replace('_', ' ')}", now=True)
+        else:
+            for verdict in verdicts(nursery, cases, place, stop=stop):
+                found.append(verdict)
+                failed = verdict.state == "failed"
+                progress.say(f"FAILED {verdict.case}" if failed else verdict.case, now=failed)
+    return record.model_copy(
+        update={
+            "device": place.device,
+            "cases": tuple(found),
+            "bugs": tuple(put_back),
+            "core": "changed copies" if bugs else "",
+        }
+    )
+
+
+class _Progress:
+    """A line now and then, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._last = time.monotonic()
+
+    def say(self, text: str, *, now: bool) -> None:
+        """One more is done; print it `now`, or if nothing was printed for a while."""
+        self._done += 1
+        if now or time.monotonic() - self._last > _WORD_EVERY_SECONDS:
+            self._last = time.monotonic()
+            console.note(f"{self._done} of {self._total}: {text}")
+
+
+def _print(record: ValidationRecord, asked: Asked) -> None:
+    if asked.as_json:
+        console.data_json(record.model_dump(mode="json"))
+        return
+    from reports.validation_text import to_terminal
+
+    console.data(to_terminal(record))
+
+
+def _environment() -> dict[str, object]:
+    machine = Machine.detect()
+    return {
+        "hostname": machine.hostname,
+        "cpu_name": machine.cpu_name,
+        "cpu_count": machine.cpu_count,
+        "cuda_devices": [gpu.name for gpu in machine.cuda_devices],
+        "packages": package_versions(),
+        "git": git_state(checkout_root()),
+    }

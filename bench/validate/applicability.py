@@ -1,0 +1,30 @@
+"""Why a case cannot be asked of an engine here, known before anything runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bench.resolve.machine import Machine
+from bench.resolve.rules import RULES
+from bench.validate.cases import Case
+from bench.validate.subjects import SUBJECTS
+
+
+def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Machine) -> str | None:
+    """The reason, in words; None for a case that can run.
+
+    An engine given by its import path is asked everything: what it cannot do, it refuses itself.
+    """
+    if case.ranks > ranks:
+        return f"needs {case.ranks} ranks, and there are {ranks}"
+    if ":" in case.engine:
+        return None
+    run = case.resolved(device)
+    reason = SUBJECTS[case.subject].not_for.get(run.engine.name)
+    if reason is not None:
+        return reason
+    for rule in RULES:
+        reason = rule.check(run, machine)
+        if reason is not None:
+            return reason
+    return None

@@ -1,0 +1,74 @@
+"""What a wrong gradient is made of: evidence, instead of a guess at the cause.
+
+A gradient is a sum of c[r, j] * g[r, j] over ranks and microbatches, each c being 1/N if it is
+right. Solving for the coefficients tells which contributions were lost, counted twice or scaled.
+The answer is given only if it explains the gradient that was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: The sum must be this close to what was found, relative to it, to count as an explanation.
+_RESIDUAL = 1e-4
+#: A coefficient this far from the right one is worth a line.
+_NOTABLE = 1e-3
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """microbatch: of the first contribution that counts wrongly, from 0; None if none does."""
+
+    microbatch: int | None
+    lines: tuple[str, ...]
+
+
+def attribute(
+    found: Sequence[Tensor],
+    contributions: Sequence[Sequence[Sequence[Tensor]]],
+    others: Sequence[tuple[str, Sequence[Tensor]]] = (),
+) -> Attribution | None:
+    """Explain `found`; None where no sum of contributions does.
+
+    found: rows of one or several parameters on one rank. contributions: [rank][microbatch] -> the
+    same rows. others: named further candidates, such as the gradient of the step before.
+    """
+    target = _flat(found)
+    keys = [(r, j) for r, row in enumerate(contributions) for j in range(len(row))]
+    columns = [_flat(contributions[r][j]) for r, j in keys]
+    columns += [_flat(tensors) for _, tensors in others]
+    if not torch.isfinite(target).all() or target.numel() < 2 * len(columns):
+        return None
+    basis = torch.stack(columns, dim=1)
+    solution = torch.linalg.lstsq(basis, target.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+    size = max(float(target.norm()), float(basis.norm()) * 1e-12)
+    if size == 0 or float((basis @ solution - target).norm()) > _RESIDUAL * size:
+        return None
+    return _told(keys, solution.tolist(), 1.0 / len(contributions), [name for name, _ in others])
+
+
+def _told(
+    keys: list[tuple[int, int]], solution: list[float], right: float, others: list[str]
+) -> Attribution:
+    wrong = [
+        (j, r, found)
+        for (r, j), found in zip(keys, solution, strict=False)
+        if abs(found - right) > _NOTABLE * right
+    ]
+    wrong.sort()
+    lines = [
+        f"rank {r}'s gradient of microbatch {j + 1} counts {found:.4g} times, expected {right:.4g}"
+        for j, r, found in wrong
+    ]
+    for name, found in zip(others, solution[len(keys) :], strict=True):
+        if abs(found) > _NOTABLE:
+            lines.append(f"it holds {found:.4g} times {name}")
+    return Attribution(wrong[0][0] if wrong else None, tuple(lines))
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.double().flatten() for tensor in tensors])

@@ -1,0 +1,151 @@
+"""What is checked: one case is a subject, a sharding, a dtype policy and an exercise on n ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.spec import (
+    DataSpec,
+    DtypeName,
+    EngineName,
+    EngineSpec,
+    LaunchSpec,
+    MeasureSpec,
+    ModelShape,
+    OuterStrategyName,
+    ResolvedDtypes,
+    ResolvedRun,
+    StrategyName,
+    TrainSpec,
+    TransportName,
+)
+
+Policy = Literal["fp64", "fp32", "bf16", "bf16_wire", "bf16_sum"]
+Exercise = Literal["train", "unmarked", "again", "redirected", "equalised", "reloaded"]
+
+#: compute, main weights, main gradients, wire.
+POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
+    "fp64": ("fp64", "fp64", "fp64", "fp64"),
+    "fp32": ("fp32", "fp32", "fp32", "fp32"),
+    "bf16": ("bf16", "fp32", "fp32", "bf16"),
+    "bf16_wire": ("fp32", "fp32", "fp32", "bf16"),
+    "bf16_sum": ("bf16", "fp32", "bf16", "fp32"),
+}
+
+#: What an exercise does that plain training does not.
+EXERCISES: dict[Exercise, str] = {
+    "train": "three steps, the second clipped",
+    "unmarked": "no microbatch is marked as the last; the gradients are asked for afterwards",
+    "again": "a further backward pass after the last one of a step",
+    "redirected": "the communication dtype changes between steps, and back",
+    "equalised": "ranks start from different weights and are made equal",
+    "reloaded": "other weights are loaded from a plain state dict, then one that lacks an entry",
+}
+
+STEPS = 3
+CLIP_NORM = 0.05
+_LEARNING_RATE = 0.01
+# Stands in for an architecture, which a subject is not described by; no engine reads it.
+_SHAPE = ModelShape(
+    preset="subject",
+    layers=3,
+    hidden=6,
+    ffn_hidden=10,
+    heads=1,
+    kv_heads=1,
+    head_dim=6,
+    vocab=11,
+    tie_embeddings=False,
+)
+STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+
+@dataclass(frozen=True)
+class Case:
+    """outer: ranks of the outer data-parallel axis, 1 is none. microbatches: per step and rank."""
+
+    engine: str
+    strategy: StrategyName
+    subject: str = "stack"
+    policy: Policy = "fp64"
+    ranks: int = 2
+    outer: int = 1
+    outer_strategy: OuterStrategyName = "no_shard"
+    microbatches: int = 1
+    exercise: Exercise = "train"
+    average: bool = False
+    overlap: bool = True
+    transport: TransportName = "auto"
+    gather_group: bool = False
+
+    @property
+    def id(self) -> str:
+        """Readable and unique, as `mfsdp/optim/2x2hfsdp/stack/fp64/k3`."""
+        parts = [self.engine, self.strategy, self.place, self.subject, self.policy]
+        parts.append(f"k{self.microbatches}")
+        if self.exercise != "train":
+            parts.append(self.exercise)
+        parts += [name for name in ("average", "gather_group") if getattr(self, name)]
+        parts += [] if self.overlap else ["no_overlap"]
+        parts += [] if self.transport == "auto" else [self.transport]
+        return "/".join(parts)
+
+    @property
+    def place(self) -> str:
+        """Ranks, as `4`, `2x2hsdp` (outer x inner) or `2x2hfsdp`."""
+        if self.outer == 1:
+            return f"{self.ranks}"
+        kind = "hfsdp" if self.outer_strategy == "optim" else "hsdp"
+        return f"{self.outer}x{self.ranks // self.outer}{kind}"
+
+    @property
+    def inner(self) -> int:
+        """Ranks of the inner axis."""
+        return self.ranks // self.outer
+
+    def resolved(self, device: Literal["cpu", "cuda"]) -> ResolvedRun:
+        """The run that an engine is built from; the subject stands in for the shape."""
+        compute, main, grads, comm = POLICIES[self.policy]
+        return ResolvedRun(
+            shape=_SHAPE,
+            recompute="none",
+            data=DataSpec(),
+            engine=EngineSpec(
+                name=engine_name(self.engine),
+                strategy=self.strategy,
+                outer_strategy=self.outer_strategy,
+                outer_size=self.outer,
+                overlap_param_gather=self.overlap,
+                overlap_grad_reduce=self.overlap,
+                average_in_collective=self.average,
+                transport=self.transport,
+                separate_gather_group=self.gather_group,
+            ),
+            dtypes=ResolvedDtypes(
+                compute=compute, main_params=main, main_grads=grads, grad_comm=comm
+            ),
+            train=TrainSpec(
+                steps=STEPS,
+                global_batch=2 * self.ranks * self.microbatches,
+                micro_batch=2,
+                seq_len=5,
+                lr=_LEARNING_RATE,
+                clip_norm=CLIP_NORM,
+            ),
+            launch=LaunchSpec(ranks=self.ranks, device=device),
+            measure=MeasureSpec(),
+            data_parallel=self.ranks,
+            microbatches=self.microbatches,
+        )
+
+
+def engine_name(engine: str) -> EngineName:
+    """The name in a spec; an engine given by its import path may read every switch of mfsdp."""
+    known: dict[str, EngineName] = {
+        "single": "single",
+        "ddp": "ddp",
+        "fsdp2": "fsdp2",
+        "mfsdp": "mfsdp",
+    }
+    return known.get(engine, "mfsdp")

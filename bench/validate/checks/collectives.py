@@ -1,0 +1,167 @@
+"""How often each buffer is communicated and how large it is: the table of the strategies.
+
+Per bucket and step of k microbatches, inner axis: no_shard 1 all-reduce; optim 1 reduce-scatter and
+1 all-gather of updated weights; optim_grads k and 1; optim_grads_params k and 2k (the root's: 1).
+Outer axis, once per step: an all-reduce, or a reduce-scatter and an all-gather. Weights that no
+step has updated need no refresh, so the first step, and frozen buckets, go without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from bench.engines.inspection import BucketContents
+from bench.validate.checks.verdicts import failed, not_applicable, passed
+from bench.validate.evidence import Evidence, at
+from bench.verdict import CheckVerdict, Finding
+
+#: Padding of a buffer above what its largest parameter alone would need (DESIGN.md, section 3).
+PADDING_BUDGET = 0.05
+
+Counts = Counter[tuple[str, str]]
+
+
+def counts(evidence: Evidence) -> CheckVerdict:
+    """Collectives of every bucket and step, by operation and axis."""
+    check = "collective counts"
+    reason = _why_not(evidence)
+    if reason is not None:
+        return not_applicable(check, reason)
+    entries = 0
+    for step in evidence.steps:
+        for rank, one in enumerate(evidence.seen):
+            found: dict[str, Counts] = {bucket.name: Counter() for bucket in one.buckets}
+            for entry in one.steps[step].log:
+                found.setdefault(entry.bucket, Counter())[entry.operation, entry.group] += 1
+                entries += 1
+            for bucket in one.buckets:
+                expected = expected_counts(evidence, bucket, step)
+                if not _agree(found[bucket.name], expected, step):
+                    finding = at(
+                        step, parameter=bucket.parameters[0], rank=rank,
+                        expected=f"bucket {bucket.name}: {_words(expected)}",
+                        found=_words(found[bucket.name]),
+                        evidence=evidence.wire_lines(step, bucket.parameters[0], rank),
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, f"{entries} collectives, all expected")
+
+
+def _agree(found: Counts, expected: Counts, step: int) -> bool:
+    """Equal; in the first step one refresh more is right, where weights had to be loaded first."""
+    loaded = Counter({("all_gather", axis): 1 for axis in ("inner", "outer")})
+    return found == expected or (step == 0 and not (found - expected - loaded or expected - found))
+
+
+def _why_not(evidence: Evidence) -> str | None:
+    lacking = evidence.seen[0].lacking
+    if "log" in lacking or "buckets" in lacking:
+        return lacking.get("log") or lacking["buckets"]
+    if evidence.case.exercise in ("again", "equalised", "reloaded"):
+        return "this exercise communicates more than a step does"
+    if evidence.case.subject == "twice":
+        return "a unit that runs twice may be gathered two to four times"
+    return None
+
+
+def expected_counts(evidence: Evidence, bucket: BucketContents, step: int) -> Counts:
+    """From the module's table; an axis of one rank communicates nothing."""
+    case, k = evidence.case, evidence.case.microbatches
+    trainable = bucket.parameters[0] in evidence.trainable
+    refreshed = trainable and step > 0
+    found: Counts = Counter()
+    if case.inner > 1:
+        if case.strategy == "optim_grads_params" and not is_root(bucket):
+            found["all_gather", "inner"] = 2 * k
+        elif case.strategy != "no_shard" and refreshed:
+            found["all_gather", "inner"] = 1
+        if trainable and case.strategy == "no_shard":
+            found["all_reduce", "inner"] = 1
+        elif trainable:
+            every = evidence.reduces_every_microbatch
+            found["reduce_scatter", "inner"] = k if every else 1
+    if case.outer > 1 and trainable:
+        shards = case.outer_strategy == "optim"
+        found["reduce_scatter" if shards else "all_reduce", "outer"] = 1
+        if shards and refreshed:
+            found["all_gather", "outer"] = 1
+    return found
+
+
+def is_root(bucket: BucketContents) -> bool:
+    """Whether its parameters are the root's, by the subjects' names: blocks are units."""
+    return not all(name.startswith("blocks.") for name in bucket.parameters) or (
+        bucket.name.startswith("(root)")
+    )
+
+
+def _words(found: Counts) -> str:
+    parts = [f"{n} x {operation} ({axis})" for (operation, axis), n in sorted(found.items()) if n]
+    return ", ".join(parts) or "no collective"
+
+
+def volume(evidence: Evidence) -> CheckVerdict:
+    """Every parameter lies in one buffer, which is no larger than the padding rule allows."""
+    check = "buffers"
+    one = evidence.seen[0]
+    if "buckets" in one.lacking:
+        return not_applicable(check, one.lacking["buckets"])
+    held = Counter(name for bucket in one.buckets for name in bucket.parameters)
+    for name in evidence.reference.shapes:
+        if held[name] != 1:
+            finding = Finding(
+                parameter=name, expected="one buffer that holds it", found=f"{held[name]} buffers"
+            )
+            return failed(check, finding)
+    worst = 0.0
+    for bucket in one.buckets:
+        used, allowed = _allowed_elements(evidence, bucket)
+        worst = max(worst, bucket.elements / used - 1)
+        if bucket.elements > allowed:
+            finding = Finding(
+                parameter=bucket.parameters[0],
+                expected=f"bucket {bucket.name}: at most {allowed:.0f} elements for {used} used",
+                found=f"{bucket.elements} elements ({bucket.elements / used - 1:+.0%} padding)",
+                evidence=tuple(
+                    f"{name} {evidence.reference.shapes[name]}" for name in bucket.parameters
+                ),
+            )
+            return failed(check, finding)
+        finding_or_none = _payloads(evidence, bucket)
+        if finding_or_none is not None:
+            return failed(check, finding_or_none)
+    return passed(check, f"largest padding {worst:.0%}")
+
+
+def _allowed_elements(evidence: Evidence, bucket: BucketContents) -> tuple[int, float]:
+    case = evidence.case
+    slices = case.inner * (case.outer if case.outer_strategy == "optim" else 1)
+    shapes = [evidence.reference.shapes[name] for name in bucket.parameters]
+    used = sum(prod(shape) for shape in shapes)
+    largest = max(shapes, key=prod)
+    rows = largest[0] if largest else 1
+    alone = -(-rows // slices) * slices / rows - 1
+    if case.strategy == "no_shard":
+        alone = max(alone, 0.0)
+    return used, used * (1 + alone + PADDING_BUDGET)
+
+
+def _payloads(evidence: Evidence, bucket: BucketContents) -> Finding | None:
+    """Inner collectives move the whole buffer, outer ones all of it or an inner slice."""
+    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+    for step in evidence.steps:
+        for rank, one in enumerate(evidence.seen):
+            for entry in one.steps[step].log:
+                if entry.bucket != bucket.name or entry.dtype not in sizes:
+                    continue
+                elements = entry.payload_bytes / sizes[entry.dtype]
+                whole = entry.group == "outer" and evidence.case.strategy == "no_shard"
+                parts = 1 if entry.group == "inner" or whole else evidence.case.inner
+                if elements * parts != bucket.elements:
+                    return at(
+                        step, parameter=bucket.parameters[0], rank=rank,
+                        expected=f"{bucket.elements // parts} elements of {bucket.name}",
+                        found=f"{entry.operation} of {elements:.0f} elements",
+                    )  # fmt: skip
+    return None

@@ -1,0 +1,206 @@
+"""The gradients that the optimizer is handed, on each rank's own rows; their norm and clipping."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.engines.inspection import Piece
+from bench.validate import joining
+from bench.validate.attribution import Attribution, attribute
+from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
+from bench.validate.evidence import Evidence, at
+from bench.validate.exercise import CLIPPED_STEP
+from bench.validate.reference import clip_coefficient, norm_of
+from bench.verdict import CheckVerdict
+
+_NORM_SLACK = 10
+
+
+def gradients(evidence: Evidence) -> CheckVerdict:
+    """Every parameter, step and rank against the mean over ranks of the sum over microbatches."""
+    check = "gradients"
+    if evidence.seen[0].refusal and evidence.case.exercise == "again":
+        return not_applicable(check, "the further backward pass was refused, as it may be")
+    worst = 0.0
+    for step in evidence.steps:
+        for name in evidence.trainable:
+            expected, slack = evidence.expected_gradient(name, step)
+            pieces = evidence.gradient_pieces(name, step)
+            for rank in evidence.ranks:
+                excess = _excess(evidence, name, pieces, rank, (expected, slack))
+                if excess > 1 or excess != excess:  # noqa: PLR0124 - NaN
+                    return _told(evidence, name, step, rank)
+                worst = max(worst, excess)
+    rule = f"tolerance {evidence.tolerance:g}, relative norm"
+    if _rounds(evidence):
+        rule = "rounding bound of the dtype policy"
+    return passed(check, f"largest difference {worst:.2g} of the {rule}")
+
+
+def _rounds(evidence: Evidence) -> bool:
+    return any(
+        evidence.expected_gradient(evidence.trainable[0], step)[1] is not None
+        for step in evidence.steps
+    )
+
+
+def _excess(
+    evidence: Evidence,
+    name: str,
+    pieces: list[Piece | None],
+    rank: int,
+    wanted: tuple[Tensor, Tensor | None],
+) -> float:
+    """Difference in units of what is allowed; more than 1 is wrong."""
+    expected, slack = wanted
+    piece = pieces[rank]
+    size = float(expected.norm())
+    if piece is None:
+        # Nobody used it: None and zero are both a gradient that is not there.
+        return 0.0 if size == 0 else float("inf")
+    rows, allowed = _rows(evidence, name, pieces, rank, expected), None
+    if rows is None:
+        return float("inf")
+    if slack is not None:
+        allowed = _rows(evidence, name, pieces, rank, slack)
+    if allowed is None:
+        return relative(piece.rows, rows, size) / evidence.tolerance
+    difference = (piece.rows.double() - rows).abs()
+    if not torch.isfinite(difference).all():
+        return float("inf")
+    # What 32 bits cannot tell apart is no difference either.
+    floor = 1e-6 * size / max(1, expected.numel()) ** 0.5
+    return float((difference / (allowed + floor + 1e-30)).max()) if difference.numel() else 0.0
+
+
+def _rows(
+    evidence: Evidence, name: str, pieces: list[Piece | None], rank: int, whole: Tensor
+) -> Tensor | None:
+    """The rows of `whole` that the piece of `rank` stands for; None if the pieces do not fit."""
+    own = pieces[rank]
+    there = [piece for piece in pieces if piece is not None]
+    if own is None or len(there) != len(pieces):
+        return None
+    try:
+        joining.joined(name, there, evidence.reference.shapes[name])
+        return joining.cut(whole, joining.first_row(name, there, rank), own)
+    except (joining.JoiningError, RuntimeError):
+        return None
+
+
+def _told(evidence: Evidence, name: str, step: int, rank: int) -> CheckVerdict:
+    expected, slack = evidence.expected_gradient(name, step)
+    pieces = evidence.gradient_pieces(name, step)
+    piece = pieces[rank]
+    rows = _rows(evidence, name, pieces, rank, expected)
+    lines = evidence.wire_lines(step, name, rank)
+    if piece is None or rows is None:
+        there = [None if p is None else tuple(p.rows.shape) for p in pieces]
+        finding = at(
+            step, parameter=name, rank=rank, evidence=lines,
+            expected=f"a gradient of shape {evidence.reference.shapes[name]} over all ranks",
+            found=f"pieces {there}",
+        )  # fmt: skip
+        return failed("gradients", finding)
+    explained = _explained(evidence, step, rank, name)
+    moved = _rows_of_another(evidence, name, step, rank)
+    where = _worst_element(piece.rows, rows)
+    off = relative(piece.rows, rows, float(expected.norm()))
+    finding = at(
+        step,
+        parameter=name,
+        rank=rank,
+        microbatch=None
+        if explained is None or explained.microbatch is None
+        else explained.microbatch + 1,
+        expected=numbers(rows, where),
+        found=numbers(piece.rows, where),
+        evidence=(*(explained.lines if explained else ()), *moved, *lines),
+    )
+    allowed = "the rounding bound" if slack is not None else f"{evidence.tolerance:g}"
+    return failed("gradients", finding, f"relative difference {off:.2g}, allowed {allowed}")
+
+
+def _explained(evidence: Evidence, step: int, rank: int, name: str) -> Attribution | None:
+    """From the parameter alone if it has elements enough, else from its bucket's."""
+    bucket = evidence.bucket_of(name)
+    companions = [n for n in evidence.trainable if n != name and evidence.bucket_of(n) == bucket]
+    for names in ([name], [name, *companions]):
+        found: list[Tensor] = []
+        raw = evidence.raw(step)
+        contributions: list[list[list[Tensor]]] = [
+            [[] for _ in row] for row in raw.contributions(name)
+        ]
+        before: list[Tensor] = []
+        for one in names:
+            pieces = evidence.gradient_pieces(one, step)
+            piece = pieces[rank]
+            if piece is None or _rows(evidence, one, pieces, rank, raw.mean(one)) is None:
+                continue
+            found.append(piece.rows)
+            for r, row in enumerate(raw.contributions(one)):
+                for j, gradient in enumerate(row):
+                    rows = _rows(evidence, one, pieces, rank, gradient)
+                    contributions[r][j].append(gradient if rows is None else rows)
+            if step > 0:
+                rows = _rows(evidence, one, pieces, rank, evidence.raw(step - 1).mean(one))
+                before.append(piece.rows if rows is None else rows)
+        others = [("the gradient of the step before", before)] if step > 0 else []
+        explained = attribute(found, contributions, others) if found else None
+        if explained is not None and explained.lines:
+            return explained
+    return None
+
+
+def _rows_of_another(evidence: Evidence, name: str, step: int, rank: int) -> tuple[str, ...]:
+    """Whether these are another rank's rows."""
+    expected, _ = evidence.expected_gradient(name, step)
+    pieces = evidence.gradient_pieces(name, step)
+    own = pieces[rank]
+    if own is None or own.parts == 1 or own.rows.numel() == 0:
+        return ()
+    for other in evidence.ranks:
+        theirs = _rows(evidence, name, pieces, other, expected)
+        same_place = pieces[other] is None or pieces[other].order == own.order  # type: ignore[union-attr]
+        if same_place or theirs is None or theirs.shape != own.rows.shape:
+            continue
+        if relative(own.rows, theirs, float(expected.norm())) <= 1e3 * evidence.tolerance:
+            return (f"these are the rows that belong to rank {other}",)
+    return ()
+
+
+def _worst_element(found: Tensor, expected: Tensor) -> int | None:
+    if not found.numel():
+        return None
+    difference = (found.double() - expected.double()).abs().flatten()
+    return int(torch.nan_to_num(difference, nan=float("inf")).argmax())
+
+
+def norm_and_clipping(evidence: Evidence) -> CheckVerdict | None:
+    """The norm before clipping on every rank, and what clipping leaves."""
+    check = "norm and clipping"
+    step = CLIPPED_STEP
+    if step not in evidence.steps or evidence.seen[0].steps[step].clipped is None:
+        return None
+    whole = norm_of(evidence.gradients(step))
+    allowed = _NORM_SLACK * evidence.tolerance
+    for rank, one in enumerate(evidence.seen):
+        norm = one.steps[step].norm
+        if norm is not None and not abs(norm - whole) <= allowed * whole:
+            finding = at(step, rank=rank, expected=f"norm {whole:.9g}", found=f"norm {norm:.9g}")
+            return failed(check, finding)
+    factor = clip_coefficient(whole)
+    before, after = evidence.gradients(step), evidence.gradients(step, clipped=True)
+    for name, gradient in before.items():
+        clipped = after[name]
+        if gradient is None or clipped is None:
+            continue
+        off = relative(clipped, gradient.double() * factor, whole)
+        if not off <= allowed:
+            finding = at(
+                step, parameter=name,
+                expected=f"{factor:.6g} of {numbers(gradient)}", found=numbers(clipped),
+            )  # fmt: skip
+            return failed(check, finding)
+    return passed(check, f"norm {whole:.6g}, scaled by {factor:.4g}")

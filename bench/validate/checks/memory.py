@@ -1,0 +1,102 @@
+"""What is held at rest after a step, what grows from step to step, what a deleted engine leaves."""
+
+from __future__ import annotations
+
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.inspection import BucketContents
+from bench.validate.cases import POLICIES
+from bench.validate.checks.collectives import is_root
+from bench.validate.checks.verdicts import failed, not_applicable, passed
+from bench.validate.evidence import Evidence, at
+from bench.verdict import CheckVerdict, Finding
+
+#: Small objects of torch and Python come and go; a bucket of the smallest subject is larger.
+_NOISE_BYTES = 256
+_STATE_SCALAR_BYTES = 4
+
+
+def at_rest(evidence: Evidence) -> CheckVerdict | None:
+    """The engine's ledger after each step against the table of the strategies, to the byte."""
+    check = "memory at rest"
+    lacking = evidence.seen[0].lacking
+    if "ledger" in lacking or "buckets" in lacking:
+        return not_applicable(check, lacking.get("ledger") or lacking["buckets"])
+    if not evidence.updated_steps:
+        return None
+    buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
+    for step in evidence.steps:
+        for rank, one in enumerate(evidence.seen):
+            held = dict(one.steps[step].held_bytes or {})
+            state = held.pop("optimizer_state", 0)
+            rows = [
+                p.rows for name, p in one.steps[step].weights.items() if name in evidence.trainable
+            ]
+            wanted_state = sum(2 * row.nbytes + _STATE_SCALAR_BYTES for row in rows)
+            for what, found, expected in (
+                ("weights, gradients and communication", sum(held.values()), buffers),
+                ("optimizer state", state, wanted_state),
+            ):
+                if found != expected:
+                    finding = at(
+                        step, rank=rank, expected=f"{expected} B of {what}", found=f"{found} B",
+                        evidence=tuple(f"ledger: {k} {v} B" for k, v in held.items()),
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, f"{buffers} B per rank beside the optimizer's, to the byte")
+
+
+def _bucket_bytes(evidence: Evidence, bucket: BucketContents) -> int:
+    """Section 1.2 of the specification for one buffer, padding included."""
+    case = evidence.case
+    compute, main, grads, _ = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
+    elements = bucket.elements
+    trainable = bucket.parameters[0] in evidence.trainable
+    shard = elements // case.inner
+    sharded = case.strategy == "optim_grads_params"
+    weights = shard * compute if sharded else elements * compute
+    if sharded and is_root(bucket):
+        weights += elements * compute
+    if not trainable:
+        return weights
+    owned = elements if case.strategy == "no_shard" else shard
+    if case.outer_strategy == "optim":
+        owned //= case.outer
+    separate = POLICIES[case.policy][0] != POLICIES[case.policy][1]
+    accumulator = shard if evidence.reduces_every_microbatch else elements
+    return weights + (owned * main if separate else 0) + accumulator * grads
+
+
+def no_growth(evidence: Evidence) -> CheckVerdict | None:
+    """Tensors that exist at rest do not become more from one step to the next."""
+    check = "no growth"
+    if evidence.case.exercise not in ("train", "equalised"):
+        return None
+    for rank, one in enumerate(evidence.seen):
+        later = [step.live_bytes for step in one.steps]
+        for step in range(1, len(later)):
+            grown = later[step] - later[step - 1]
+            if grown > _NOISE_BYTES:
+                finding = at(
+                    step, rank=rank, expected=f"{later[step - 1]} B of tensors, as a step before",
+                    found=f"{later[step]} B ({grown:+d})",
+                    evidence=tuple(
+                        f"ledger after step {number}: {after.held_bytes}"
+                        for number, after in enumerate(one.steps, 1)
+                    ),
+                )  # fmt: skip
+                return failed(check, finding)
+    return passed(check, f"{evidence.seen[0].steps[-1].live_bytes} B after every step")
+
+
+def freed(evidence: Evidence) -> CheckVerdict | None:
+    """A deleted engine leaves no tensor behind."""
+    check = "freed after deletion"
+    if evidence.case.exercise != "train":
+        return None
+    for rank, one in enumerate(evidence.seen):
+        if one.left_bytes > _NOISE_BYTES:
+            finding = Finding(
+                rank=rank, expected="no tensor of a deleted engine", found=f"{one.left_bytes} B"
+            )
+            return failed(check, finding)
+    return passed(check, f"at most {max(0, *(s.left_bytes for s in evidence.seen))} B left")

@@ -1,0 +1,194 @@
+"""Main weights: where they start, what a step makes of them, and what modules then read."""
+
+from __future__ import annotations
+
+import torch
+
+from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
+from bench.validate.evidence import Evidence, at
+from bench.validate.reference import Named
+from bench.verdict import CheckVerdict, Finding
+
+_OTHER_SEED = 8
+_LOSS_SLACK = 20
+
+
+def initial_weights(evidence: Evidence) -> CheckVerdict:
+    """The engine starts from the values that its model had."""
+    check = "initial weights"
+    case = evidence.case
+    sharded = case.strategy != "no_shard"
+    if case.exercise == "equalised" and sharded:
+        return not_applicable(check, "every row keeps the value of the rank that owns it")
+    wanted = evidence.reference.initial(_OTHER_SEED if case.exercise == "reloaded" else 7)
+    for name, expected in wanted.items():
+        found = evidence.initial[name]
+        if not torch.equal(found.to(expected.dtype), expected):
+            finding = Finding(parameter=name, expected=numbers(expected), found=numbers(found))
+            return failed(check, finding)
+    return passed(check, "bit-equal")
+
+
+def replicas(evidence: Evidence) -> CheckVerdict:
+    """Ranks that hold the same piece of a main weight hold the same bits, after every step."""
+    check = "replicas"
+    compared = 0
+    for step in (-1, *evidence.updated_steps):
+        for name in evidence.reference.shapes:
+            first: dict[int, int] = {}
+            for rank, one in enumerate(evidence.seen):
+                held = one.initial if step < 0 else one.steps[step].weights
+                other = first.setdefault(held[name].order, rank)
+                theirs = evidence.seen[other]
+                piece = theirs.initial if step < 0 else theirs.steps[step].weights
+                compared += other != rank
+                if not torch.equal(held[name].rows, piece[name].rows):
+                    finding = at(
+                        step, parameter=name, rank=rank,
+                        expected=f"the bits of rank {other}: {numbers(piece[name].rows)}",
+                        found=numbers(held[name].rows),
+                    )  # fmt: skip
+                    return failed(check, finding)
+    if not compared:
+        return not_applicable(check, "every piece lies on one rank alone")
+    return passed(check, f"{compared} comparisons, bit-equal")
+
+
+def optimizer_step(evidence: Evidence) -> CheckVerdict | None:
+    """Weights after each step against torch's AdamW, fed with the gradients that were found."""
+    check = "optimizer step"
+    if not evidence.updated_steps:
+        return None
+    optimizer = evidence.optimizer()
+    worst = 0.0
+    for step in evidence.steps:
+        before = evidence.before(step)
+        clipped = evidence.seen[0].steps[step].clipped is not None
+        gradients = evidence.gradients(step, clipped=clipped)
+        expected: Named = {**before, **optimizer.step(gradients, before)}
+        for name, wanted in expected.items():
+            found = evidence.weights[step][name]
+            off = relative(found, wanted, float(wanted.double().norm()))
+            worst = max(worst, off)
+            if not off <= evidence.tolerance:
+                return failed(check, _changed(evidence, step, name, expected, off))
+    return passed(check, f"relative difference {worst:.1e}, allowed {evidence.tolerance:g}")
+
+
+def _changed(evidence: Evidence, step: int, name: str, expected: Named, off: float) -> Finding:
+    before, found = evidence.before(step)[name], evidence.weights[step][name]
+    lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
+    if name not in evidence.trainable:
+        lines.append("the parameter is frozen and must not change")
+    if torch.equal(found, before):
+        lines.append("the step has not changed it")
+    where = int((found.double() - expected[name].double()).abs().nan_to_num(1e30).argmax())
+    return at(
+        step,
+        parameter=name,
+        expected=numbers(expected[name], where),
+        found=numbers(found, where),
+        evidence=tuple(lines),
+    )
+
+
+def computed_weights(evidence: Evidence) -> CheckVerdict:
+    """What modules read in a step: the main weights in the compute dtype, alike on all ranks."""
+    check = "computed weights"
+    for step in evidence.steps:
+        wanted = evidence.reference.as_computed(evidence.before(step))
+        for name in sorted(evidence.raw(step).read):
+            for rank, one in enumerate(evidence.seen):
+                finding = _read(evidence, step, name, rank, wanted)
+                if finding is not None:
+                    return failed(check, finding)
+                late = [m for m, weight in one.steps[step].changed if weight == name]
+                if late:
+                    finding = at(
+                        step, parameter=name, rank=rank, microbatch=late[0] + 1,
+                        expected="what the first microbatch of the step read",
+                        found="another value, or a shard of it",
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, "bit-equal on all ranks and in all microbatches")
+
+
+def _read(evidence: Evidence, step: int, name: str, rank: int, wanted: Named) -> Finding | None:
+    found = evidence.seen[rank].steps[step].computed.get(name)
+    expected = wanted[name]
+    if found is not None and found.shape == expected.shape and torch.equal(found, expected):
+        return None
+    lines: list[str] = []
+    if found is not None and found.shape == expected.shape and step > 0:
+        older = evidence.reference.as_computed(evidence.before(step - 1))[name]
+        if torch.equal(found, older):
+            lines.append("these are the weights from before the last step")
+    lines += evidence.wire_lines(step, name, rank)
+    if found is None:
+        said = "no module read it: the hooks of its module did not run"
+    elif found.shape != expected.shape:
+        said = f"shape {tuple(found.shape)} {found.dtype}"
+    else:
+        said = f"{numbers(found)} {found.dtype}"
+    return at(
+        step,
+        parameter=name,
+        rank=rank,
+        expected=f"{numbers(expected)} {expected.dtype}, shape {tuple(expected.shape)}",
+        found=said,
+        evidence=tuple(lines),
+    )
+
+
+def losses(evidence: Evidence) -> CheckVerdict:
+    """The loss of every microbatch of every rank."""
+    check = "losses"
+    compute = evidence.reference.compute
+    allowed = _LOSS_SLACK * torch.finfo(compute).eps
+    for step in evidence.steps:
+        for rank, one in enumerate(evidence.seen):
+            for index, found in enumerate(one.steps[step].losses):
+                expected = evidence.raw(step).losses[rank][index]
+                if not abs(found - expected) <= allowed * abs(expected):
+                    finding = at(
+                        step, rank=rank, microbatch=index + 1,
+                        expected=f"{expected:.12g}", found=f"{found:.12g}",
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, f"within {allowed:.0e}")
+
+
+def gathered_weights(evidence: Evidence) -> CheckVerdict | None:
+    """The engine's own whole weights against those put together here."""
+    check = "gathered weights"
+    if evidence.seen[0].whole is None:
+        return None
+    for rank, one in enumerate(evidence.seen):
+        for name, expected in evidence.weights[-1].items():
+            found = (one.whole or {}).get(name)
+            if found is None or found.shape != expected.shape or not torch.equal(found, expected):
+                finding = Finding(
+                    parameter=name,
+                    rank=rank,
+                    expected=numbers(expected),
+                    found="nothing" if found is None else numbers(found),
+                )
+                return failed(check, finding)
+    return passed(check, "bit-equal")
+
+
+def strict_loading(evidence: Evidence) -> CheckVerdict | None:
+    """A state dict that lacks a parameter is refused."""
+    check = "strict loading"
+    if evidence.case.exercise != "reloaded":
+        return None
+    for rank, one in enumerate(evidence.seen):
+        if one.refusal is None:
+            finding = Finding(
+                parameter=list(evidence.reference.shapes)[-1],
+                rank=rank,
+                expected="an error for a state dict that lacks it",
+                found="loaded without an error",
+            )
+            return failed(check, finding)
+    return passed(check, (evidence.seen[0].refusal or "")[:120])

@@ -1,0 +1,133 @@
+"""The wire: dtypes as they travelled, the order of collectives on all ranks, and the accounts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.spec import DtypeName
+from bench.validate.cases import POLICIES
+from bench.validate.checks.verdicts import failed, not_applicable, passed
+from bench.validate.evidence import Evidence, at
+from bench.validate.observation import Sent
+from bench.validate.wire_tap import ring_bytes
+from bench.verdict import CheckVerdict
+
+_ALONE = "one rank alone sends nothing"
+_GATHERS = ("all_gather", "broadcast")
+#: torch's operators by what they do; a plain message may be part of either.
+_REDUCING = ("allreduce", "reduce_scatter")
+
+
+def payloads(sent: Iterable[Sent]) -> list[Sent]:
+    """Without integers and single numbers, which are the engine's bookkeeping and norms."""
+    return [s for s in sent if s.elements > 1 and not s.dtype.startswith(("int", "bool"))]
+
+
+def dtypes(evidence: Evidence) -> CheckVerdict:
+    """Weights travel in the compute dtype, gradients in the dtype of the policy."""
+    check = "wire dtypes"
+    if len(evidence.seen) == 1:
+        return not_applicable(check, _ALONE)
+    compute = _torch_name(POLICIES[evidence.case.policy][0])
+    used: set[str] = set()
+    for step in evidence.steps:
+        wire = _torch_name(evidence.wire_dtype(step))
+        for rank, one in enumerate(evidence.seen):
+            logged = [
+                (e.operation, e.dtype, compute if e.operation in _GATHERS else wire)
+                for e in one.steps[step].log
+            ]
+            wanted = [*logged, *_by_operator(payloads(one.steps[step].sent), compute, wire)]
+            for operation, dtype, expected in wanted:
+                used.add(f"{operation} {dtype}")
+                if dtype not in expected.split(" or "):
+                    finding = at(
+                        step, rank=rank, expected=f"{operation} in {expected}",
+                        found=f"{operation} in {dtype}",
+                        evidence=evidence.wire_lines(step, None, rank),
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, ", ".join(sorted(used)) or "nothing was sent")
+
+
+def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[str, str, str]]:
+    found = []
+    for one in sent:
+        expected = wire if any(word in one.operation for word in _REDUCING) else compute
+        if one.operation in ("send", "alltoall_", "alltoall_base_"):
+            expected = f"{compute} or {wire}"
+        found.append((one.operation, one.dtype, expected))
+    return found
+
+
+def _torch_name(dtype: DtypeName) -> str:
+    return str(TORCH_DTYPES[dtype]).removeprefix("torch.")
+
+
+def order(evidence: Evidence) -> CheckVerdict:
+    """All ranks issue the same collectives in the same order."""
+    check = "wire order"
+    if len(evidence.seen) == 1:
+        return not_applicable(check, _ALONE)
+    count = 0
+    for step in evidence.steps:
+        first = evidence.seen[0].steps[step]
+        for rank in list(evidence.ranks)[1:]:
+            other = evidence.seen[rank].steps[step]
+            for ours, theirs in ((first.log, other.log), (first.sent, other.sent)):
+                place = _difference(ours, theirs)
+                count += len(ours)
+                if place is not None:
+                    finding = at(
+                        step, rank=rank, expected=f"as rank 0, number {place + 1}: "
+                        f"{_entry(ours, place)}", found=_entry(theirs, place),
+                        evidence=(*evidence.wire_lines(step, None), *evidence.wire_lines(
+                            step, None, rank)),
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, f"{count} entries alike on {len(evidence.seen)} ranks")
+
+
+def _difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if one != other:
+            return place
+    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+
+
+def _entry(entries: Sequence[object], place: int) -> str:
+    return str(entries[place]) if place < len(entries) else "nothing"
+
+
+def accounts(evidence: Evidence) -> CheckVerdict:
+    """Bytes: the engine's meter and its log against what was seen on the wire, dtype by dtype."""
+    check = "wire accounts"
+    if len(evidence.seen) == 1:
+        return not_applicable(check, _ALONE)
+    if all(s.accounted_bytes is None for s in evidence.seen[0].steps):
+        return not_applicable(check, "the engine counts no bytes")
+    total = 0
+    for step in evidence.steps:
+        for rank, one in enumerate(evidence.seen):
+            found = one.steps[step]
+            sent: Counter[str] = Counter()
+            for message in payloads(found.sent):
+                sent[message.dtype] += ring_bytes(message)
+            seen_bytes = sum(sent.values())
+            total += seen_bytes
+            logged: Counter[str] = Counter()
+            for e in found.log:
+                passes = 2 if e.operation == "all_reduce" else 1
+                logged[e.dtype] += passes * e.payload_bytes * (e.group_size - 1) // e.group_size
+            pairs = [("the engine's meter", found.accounted_bytes, seen_bytes)]
+            pairs += [(f"the engine's log, {d}", logged[d], sent[d]) for d in logged | sent]
+            for what, said, counted in pairs if found.log else pairs[:1]:
+                if said is not None and said != counted:
+                    finding = at(
+                        step, rank=rank, expected=f"{what}: {counted} B, as seen on the wire",
+                        found=f"{said} B", evidence=evidence.wire_lines(step, None, rank),
+                    )  # fmt: skip
+                    return failed(check, finding)
+    return passed(check, f"{total} B in all steps and ranks, as metered")

@@ -1,0 +1,94 @@
+"""From what the ranks of a case saw to its verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.validate.cases import EXERCISES, Case
+from bench.validate.checks import collectives, gradients, memory, weights, wire
+from bench.validate.evidence import Evidence
+from bench.validate.joining import JoiningError
+from bench.validate.ranks import Outcome
+from bench.verdict import CaseVerdict, CheckVerdict, Finding
+
+#: None: the exercise of the case does not ask it.
+Check = Callable[[Evidence], CheckVerdict | None]
+
+#: In the order in which they are asked and printed: causes before what follows from them.
+CHECKS: tuple[Check, ...] = (
+    weights.initial_weights,
+    weights.computed_weights,
+    weights.losses,
+    gradients.gradients,
+    gradients.norm_and_clipping,
+    weights.optimizer_step,
+    weights.replicas,
+    weights.gathered_weights,
+    weights.strict_loading,
+    wire.dtypes,
+    wire.order,
+    wire.accounts,
+    collectives.counts,
+    collectives.volume,
+    memory.at_rest,
+    memory.no_growth,
+    memory.freed,
+)
+_ENDINGS = {
+    "raised": "no exception",
+    "died": "a rank that lives",
+    "hung": "an answer of every rank in time",
+}
+_LINES_OF_TRACE = 6
+
+
+def judge(case: Case, outcome: Outcome, device: torch.device, seconds: float) -> CaseVerdict:
+    """The verdict of one case."""
+    verdict = CaseVerdict(
+        case=case.id,
+        engine=case.engine,
+        state="passed",
+        settings=settings(case),
+        seconds=round(seconds, 3),
+        cpu_seconds=round(sum(one.cpu_seconds for one in outcome.seen), 3),
+    )
+    if outcome.kind == "unsupported":
+        return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})
+    if outcome.kind != "seen":
+        checks: tuple[CheckVerdict, ...] = (_unfinished(outcome),)
+    else:
+        evidence = Evidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
+        asked = [_asked(check, evidence) for check in CHECKS]
+        checks = tuple(verdict for verdict in asked if verdict is not None)
+    failed = any(check.state == "failed" for check in checks)
+    return verdict.model_copy(update={"state": "failed" if failed else "passed", "checks": checks})
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """Everything that makes the case, for a record."""
+    return dataclasses.asdict(case) | {"does": EXERCISES[case.exercise]}
+
+
+def _asked(check: Check, evidence: Evidence) -> CheckVerdict | None:
+    try:
+        return check(evidence)
+    except JoiningError as error:
+        finding = Finding(expected="pieces that make up the parameter", found=str(error))
+        name = check.__name__.replace("_", " ")
+        return CheckVerdict(check=name, state="failed", finding=finding)
+
+
+def _unfinished(outcome: Outcome) -> CheckVerdict:
+    lines = [line for line in outcome.text.strip().splitlines() if line.strip()]
+    last = lines[-1] if lines else outcome.kind
+    finding = Finding(
+        rank=outcome.rank,
+        expected=_ENDINGS[outcome.kind],
+        found=last if outcome.kind == "raised" else f"{outcome.kind}",
+        evidence=tuple(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines),
+    )
+    return CheckVerdict(check="runs to its end", state="failed", finding=finding)

@@ -1,0 +1,127 @@
+"""Which cases there are: a quick set that touches every axis, and the full one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import product
+
+from bench.errors import UsageError
+from bench.spec import OuterStrategyName, StrategyName
+from bench.validate.cases import EXERCISES, POLICIES, STRATEGIES, Case
+from bench.validate.subjects import SUBJECTS
+
+#: Inner strategies that an outer axis can shard the optimizer of.
+_SHARDING: tuple[StrategyName, ...] = STRATEGIES[1:]
+_HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
+    *((strategy, "no_shard") for strategy in STRATEGIES),
+    *((strategy, "optim") for strategy in _SHARDING),
+)
+
+
+def cases(engine: str, *, full: bool) -> list[Case]:
+    """Cases for `engine`, applicable or not, each once, few ranks first."""
+    wanted = _full(engine) if full else _quick(engine)
+    return sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
+
+
+def select(found: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+    """Cases that one of `patterns` names: an id, a part of ids, or a shell pattern; all if none.
+
+    Raises:
+        UsageError: a pattern that matches nothing.
+    """
+    if not patterns:
+        return list(found)
+    wanted: set[str] = set()
+    ids = [case.id for case in found]
+    for pattern in patterns:
+        matching = {pattern} if pattern in ids else {one for one in ids if _matches(one, pattern)}
+        if not matching:
+            example = ids[0] if ids else "no case"
+            raise UsageError(
+                f"--case {pattern!r} matches none of {len(found)} cases; ids look like {example} "
+                "(--list shows all; --full has more)"
+            )
+        wanted |= matching
+    return [case for case in found if case.id in wanted]
+
+
+def _matches(case_id: str, pattern: str) -> bool:
+    return pattern in case_id or fnmatchcase(case_id, pattern)
+
+
+def _quick(engine: str) -> Iterator[Case]:
+    base = Case(engine, "no_shard")
+    for strategy in STRATEGIES:
+        plain = replace(base, strategy=strategy)
+        yield replace(plain, microbatches=3)
+        yield plain
+        yield replace(plain, ranks=1, microbatches=3)
+        yield replace(plain, ranks=4, microbatches=2, policy="fp32")
+        for policy in ("bf16", "bf16_wire", "bf16_sum"):
+            yield replace(plain, policy=policy, microbatches=2)
+        for subject in ("tied", "frozen", "rooted", "recomputed"):
+            yield replace(plain, subject=subject, microbatches=2)
+        yield replace(plain, exercise="again")
+        yield replace(plain, exercise="unmarked", microbatches=2)
+        yield replace(plain, exercise="redirected", policy="fp32")
+        yield replace(plain, average=True, microbatches=2)
+    sharded = replace(base, strategy="optim_grads_params")
+    for subject in ("cross_tied", "rows", "twice", "unused", "sparse", "scalar"):
+        yield replace(sharded, subject=subject, microbatches=2)
+        yield replace(base, subject=subject, strategy="no_shard", microbatches=2)
+    yield replace(sharded, ranks=4, subject="rows")
+    yield replace(sharded, exercise="reloaded")
+    yield replace(base, exercise="equalised")
+    yield replace(sharded, transport="native", microbatches=2)
+    yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
+    yield replace(sharded, gather_group=True)
+    yield replace(base, strategy="optim", overlap=False, microbatches=2)
+    for inner, outer in _HYBRIDS:
+        hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
+        yield replace(hybrid, microbatches=3)
+        yield replace(hybrid, average=True)
+    hsdp = replace(sharded, ranks=4, outer=2)
+    yield replace(hsdp, policy="bf16_wire", microbatches=2)
+    yield replace(hsdp, outer_strategy="optim", policy="bf16_wire", microbatches=2)
+    yield replace(hsdp, exercise="equalised")
+    yield replace(hsdp, exercise="unmarked", microbatches=2)
+    yield replace(hsdp, outer_strategy="optim", subject="rooted", gather_group=True)
+    yield replace(hsdp, exercise="again")
+
+
+def _full(engine: str) -> Iterator[Case]:
+    yield from _quick(engine)
+    for strategy, subject, ranks, count in product(STRATEGIES, SUBJECTS, (1, 2, 4), (1, 3)):
+        yield Case(engine, strategy, subject, ranks=ranks, microbatches=count)
+    for strategy, policy, ranks, count in product(STRATEGIES, POLICIES, (1, 2, 4), (1, 2, 3, 4)):
+        yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
+    for strategy, exercise, ranks in product(STRATEGIES, EXERCISES, (1, 2, 4)):
+        yield Case(engine, strategy, exercise=exercise, ranks=ranks, microbatches=2, policy="fp32")
+    for strategy, ranks in product(STRATEGIES, (2, 4)):
+        case = Case(engine, strategy, ranks=ranks, microbatches=2)
+        for policy in POLICIES:
+            yield replace(case, policy=policy, average=True)
+            yield replace(case, policy=policy, transport="native")
+            yield replace(case, policy=policy, transport="point_to_point")
+            yield replace(case, policy=policy, overlap=False)
+            yield replace(case, policy=policy, gather_group=True)
+    yield from _full_hybrids(engine)
+
+
+def _full_hybrids(engine: str) -> Iterator[Case]:
+    for (inner, outer), size in product(_HYBRIDS, (2, 4)):
+        hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
+        for count in (1, 2, 3, 4):
+            yield replace(hybrid, microbatches=count)
+        for subject in SUBJECTS:
+            yield replace(hybrid, subject=subject, microbatches=2)
+        for policy in POLICIES:
+            yield replace(hybrid, policy=policy, microbatches=2)
+            yield replace(hybrid, policy=policy, microbatches=2, average=True)
+        for exercise in EXERCISES:
+            yield replace(hybrid, exercise=exercise, microbatches=2)
+        yield replace(hybrid, gather_group=True)
+        yield replace(hybrid, overlap=False)

@@ -1,0 +1,138 @@
+"""What must come out, from plain torch in one process and none of the code under test.
+
+For N data-parallel ranks and k microbatches, g[r, j] is the gradient of rank r on microbatch j, at
+the weights that the engine had before the step: every step is judged by itself. The gradient handed
+to the optimizer is (1/N) * sum of all g[r, j], added up in FP64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.validate.cases import CLIP_NORM, POLICIES, Case
+from bench.validate.subjects import build_subject, microbatch
+from bench.validate.weight_spy import WeightSpy
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RawStep:
+    """Gradients and losses by [rank][microbatch], and the names of the weights that are read."""
+
+    gradients: list[list[Named]]
+    losses: list[list[float]]
+    read: frozenset[str]
+
+    def contributions(self, name: str) -> list[list[Tensor]]:
+        """Of one parameter, by [rank][microbatch], as autograd left them."""
+        return [[of_microbatch[name] for of_microbatch in row] for row in self.gradients]
+
+    def mean(self, name: str) -> Tensor:
+        """The oracle's gradient, FP64."""
+        rows = self.contributions(name)
+        return torch.stack([g.double() for row in rows for g in row]).sum(0) / len(rows)
+
+
+class Reference:
+    """Plain training of a case's subject. autocast: compute so, instead of casting the weights."""
+
+    def __init__(self, case: Case, device: torch.device, *, autocast: bool) -> None:
+        compute, main, _, _ = (TORCH_DTYPES[name] for name in POLICIES[case.policy])
+        self.case = case
+        self.compute = compute
+        self.main = main
+        self._device = device
+        self._autocasts = autocast and compute != main
+        dtype = main if self._autocasts else compute
+        self._model = build_subject(case.subject, torch.float64, device).to(dtype)
+        self._spy = WeightSpy(self._model)
+        self.trainable = [n for n, p in self._model.named_parameters() if p.requires_grad]
+        self.shapes = {n: tuple(p.shape) for n, p in self._model.named_parameters()}
+
+    def initial(self, seed: int = 7) -> Named:
+        """Weights that an engine starts from, in the main dtype (frozen ones: as they compute)."""
+        start = torch.float64 if self.case.policy == "fp64" else torch.float32
+        model = build_subject(self.case.subject, start, self._device, seed)
+        return {
+            name: p.detach().to(self.main if p.requires_grad else self.compute).cpu()
+            for name, p in model.named_parameters()
+        }
+
+    def as_computed(self, weights: Mapping[str, Tensor]) -> Named:
+        """What modules must read, given the main weights."""
+        dtype = self.main if self._autocasts else self.compute
+        return {name: value.to(dtype) for name, value in weights.items()}
+
+    def step(self, weights: Mapping[str, Tensor], step: int, microbatches: int) -> RawStep:
+        """Every g[r, j] of a step at `weights`. A parameter without a gradient has zeros."""
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(weights[name])
+        self._spy.begin(0)
+        gradients: list[list[Named]] = []
+        losses: list[list[float]] = []
+        for rank in range(self.case.ranks):
+            made = [self._microbatch(rank, index, step) for index in range(microbatches)]
+            gradients.append([gradient for gradient, _ in made])
+            losses.append([loss for _, loss in made])
+        return RawStep(gradients, losses, frozenset(self._spy.seen))
+
+    def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float]:
+        self._model.zero_grad(set_to_none=True)
+        with self._computing():
+            loss: Tensor = self._model(*microbatch(rank, index, step, self._device))
+        loss.backward()
+        gradients = {
+            name: (torch.zeros_like(p) if p.grad is None else p.grad.to_dense()).detach().cpu()
+            for name, p in self._model.named_parameters()
+            if p.requires_grad
+        }
+        return gradients, float(loss.detach())
+
+    def _computing(self) -> AbstractContextManager[object]:
+        if not self._autocasts:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self.compute)
+
+
+class ReferenceOptimizer:
+    """Torch's AdamW on whole weights, fed with the gradients that the engine handed over."""
+
+    def __init__(self, case: Case, weights: Mapping[str, Tensor], trainable: list[str]) -> None:
+        train = case.resolved("cpu").train
+        self._parameters = {name: nn.Parameter(weights[name].clone()) for name in trainable}
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=train.lr,
+            betas=(train.beta1, train.beta2),
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+        )
+
+    def step(self, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> Named:
+        """Weights after a step from `weights`; a parameter whose gradient is None stays."""
+        for name, parameter in self._parameters.items():
+            gradient = gradients.get(name)
+            parameter.data.copy_(weights[name])
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+        self._optimizer.step()
+        return {name: p.detach().clone() for name, p in self._parameters.items()}
+
+
+def norm_of(gradients: Mapping[str, Tensor | None]) -> float:
+    """Global 2-norm, in FP64."""
+    squares = [float(g.double().square().sum()) for g in gradients.values() if g is not None]
+    return math.sqrt(sum(squares))
+
+
+def clip_coefficient(norm: float) -> float:
+    """As torch.nn.utils.clip_grad_norm_ has it."""
+    return min(1.0, CLIP_NORM / (norm + 1e-6))

@@ -1,0 +1,85 @@
+"""A validation from cases to verdicts: resident ranks run, this process judges."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bench.resolve.machine import Machine
+from bench.validate.applicability import why_not
+from bench.validate.cases import Case
+from bench.validate.judge import judge, settings
+from bench.validate.ranks import Nursery
+from bench.verdict import CaseVerdict
+
+DEFAULT_CASE_SECONDS = 120.0
+DEFAULT_CPU_RANKS = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cases run: how many ranks at most, on which kind of device, each case how long."""
+
+    ranks: int = DEFAULT_CPU_RANKS
+    device: Literal["cpu", "cuda"] = "cpu"
+    case_seconds: float = DEFAULT_CASE_SECONDS
+
+    @classmethod
+    def of_this_machine(cls, ranks: int | None, case_seconds: float) -> Place:
+        """CUDA where there are devices (one rank on each), else four CPU ranks."""
+        devices = len(Machine.detect().cuda_devices)
+        if devices and torch.cuda.is_available():
+            return cls(min(ranks or devices, devices), "cuda", case_seconds)
+        return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds)
+
+
+def verdicts(
+    nursery: Nursery,
+    cases: Iterable[Case],
+    place: Place,
+    *,
+    core: Path | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[CaseVerdict]:
+    """One verdict per case, in order, each as soon as it is known; ends early after `stop`.
+
+    core: folder with the mfsdp_core that the ranks import, None is the checkout's own.
+    """
+    torch.set_num_threads(1)
+    machine = Machine.detect()
+    device = torch.device(place.device)
+    with nursery.ranks(place.ranks, core) as ranks:
+        for case in cases:
+            if stop is not None and stop.is_set():
+                return
+            reason = why_not(case, place.ranks, place.device, machine)
+            if reason is not None:
+                yield _not_applicable(case, reason)
+                continue
+            start = time.perf_counter()
+            outcome = ranks.run(case, place.case_seconds)
+            yield judge(case, outcome, device, time.perf_counter() - start)
+
+
+def until_first_failure(found: Iterator[CaseVerdict]) -> Iterator[CaseVerdict]:
+    """Verdicts up to the first failure, that one included."""
+    for verdict in found:
+        yield verdict
+        if verdict.state == "failed":
+            return
+
+
+def _not_applicable(case: Case, reason: str) -> CaseVerdict:
+    return CaseVerdict(
+        case=case.id,
+        engine=case.engine,
+        state="not_applicable",
+        reason=reason,
+        settings=settings(case),
+    )

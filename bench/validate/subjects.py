@@ -1,0 +1,280 @@
+"""Small models, each with one property that a sharded implementation easily gets wrong.
+
+All take int64 tokens and targets, [batch, positions], and return the mean loss, as the models of
+`bench.models` do. Few of their sizes divide by 2 or 4. Weights depend on the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.spec import EngineName
+
+WIDTH = 6
+HIDDEN = 10
+VOCABULARY = 11
+BATCH = 2
+POSITIONS = 5
+_DEVIATION = 0.4
+
+
+class Block(nn.Module):
+    """The unit of most subjects: a residual two-layer perceptron with a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Stack(nn.Module):
+    """Embedding and head belong to the root, three blocks are units."""
+
+    unit_classes: tuple[type[nn.Module], ...] = (Block,)
+    blocks_count = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(self.blocks_count))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy, in FP32 or wider."""
+        logits = self.head(self.hidden(self.embedding(tokens)))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What lies between embedding and head."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Tied(Stack):
+    """Embedding and head are one parameter, read first and last."""
+
+    blocks_count = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
+
+
+class CrossTied(Stack):
+    """Two units share one weight, so that neither may release it."""
+
+    blocks_count = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = (block for block in self.blocks if isinstance(block, Block))
+        second.up.weight = first.up.weight
+
+
+class Frozen(Stack):
+    """One frozen parameter in a unit that is trained, and one unit frozen whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _, mixed, whole = (block for block in self.blocks if isinstance(block, Block))
+        mixed.up.weight.requires_grad_(False)
+        whole.requires_grad_(False)
+
+
+class Reader(nn.Module):
+    """Reads its child's weight without calling the child, as fused kernels do."""
+
+    reads = ("inner.weight", "inner.bias")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        return x + F.linear(x, self.inner.weight, self.inner.bias).tanh()
+
+
+class Rooted(Stack):
+    """The root has a parameter of its own, and a child whose weight is read raw."""
+
+    blocks_count = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+        self.reader = Reader()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Blocks around the reader, scaled twice by the root's own parameter."""
+        x = self.blocks[0](x * self.scale)
+        out: Tensor = self.blocks[1](self.reader(x)) * self.scale
+        return out
+
+
+class WideRows(nn.Module):
+    """Rows of 27, 72 and 64 elements in one unit: no common multiple below 1728."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(27, 8)
+        self.second = nn.Linear(72, 4)
+        self.third = nn.Linear(64, WIDTH - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        parts = [
+            layer(F.pad(x, (0, layer.in_features - WIDTH), value=0.5))
+            for layer in (self.first, self.second, self.third)
+        ]
+        mixed = torch.cat(parts, dim=-1).tanh()
+        return x + mixed[..., :WIDTH] + mixed[..., -WIDTH:]
+
+
+class Rows(Stack):
+    """Row sizes that share a unit badly."""
+
+    unit_classes = (WideRows,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([WideRows()])
+
+
+class Twice(Stack):
+    """One unit runs twice in a forward pass, with another between."""
+
+    blocks_count = 2
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """First, second, first."""
+        first, second = self.blocks
+        out: Tensor = first(second(first(x)))
+        return out
+
+
+class Recomputed(Stack):
+    """Activations are recomputed in the backward pass, in both of torch's ways in turn."""
+
+    blocks_count = 4
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Every block under a checkpoint."""
+        for position, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=position % 2 == 1)
+        return x
+
+
+class Unused(Stack):
+    """A unit holds a layer that takes no part in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].spare = nn.Linear(WIDTH, 4)
+
+
+class SparseGradient(Stack):
+    """The embedding's gradient is a sparse tensor."""
+
+    blocks_count = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH, sparse=True)
+
+
+class Gained(Block):
+    """A block with a parameter of shape ()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        return super().forward(x) * (1 + self.gain)
+
+
+class Scalar(Stack):
+    """Two parameters of shape (), one of the root and one of a unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.empty(()))
+        self.blocks = nn.ModuleList([Gained()])
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Scaled before and after."""
+        return super().hidden(x * (1 + self.temperature)) * (1 + self.temperature)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to check. not_for: engines that refuse it by design, each with the reason."""
+
+    build: Callable[[], nn.Module]
+    not_for: Mapping[EngineName, str] = field(default_factory=dict)
+
+
+_UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
+
+SUBJECTS: dict[str, Subject] = {
+    "stack": Subject(Stack),
+    "tied": Subject(Tied),
+    "cross_tied": Subject(
+        CrossTied, {"fsdp2": "fully_shard refuses a weight that two of its units share"}
+    ),
+    "frozen": Subject(Frozen),
+    "rooted": Subject(Rooted),
+    "rows": Subject(Rows),
+    "twice": Subject(Twice),
+    "recomputed": Subject(Recomputed),
+    "unused": Subject(Unused, {"ddp": _UNUSED_BY_DDP}),
+    "sparse": Subject(
+        SparseGradient,
+        {
+            "single": "torch's AdamW takes no sparse gradient",
+            "ddp": "torch's AdamW takes no sparse gradient",
+            "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
+        },
+    ),
+    "scalar": Subject(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
+}
+
+
+def build_subject(name: str, dtype: torch.dtype, device: torch.device, seed: int = 7) -> nn.Module:
+    """The model on `device`, weights drawn in FP64 from `seed`: equal on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = SUBJECTS[name].build()
+    generator = torch.Generator().manual_seed(seed)
+    model.to(dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(drawn * _DEVIATION)
+    return model.to(device)
+
+
+def microbatch(
+    rank: int, index: int, step: int, device: torch.device, size: int = BATCH
+) -> tuple[Tensor, Tensor]:
+    """Tokens and targets: different for every rank, microbatch and step."""
+    generator = torch.Generator().manual_seed(1_000_003 * step + 1_009 * rank + index + 1)
+    drawn = torch.randint(VOCABULARY, (2, size, POSITIONS), generator=generator)
+    tokens, targets = drawn.to(device)
+    return tokens, targets

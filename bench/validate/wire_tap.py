@@ -1,0 +1,101 @@
+"""What really goes over the wire, whoever sends it: torch's dispatcher, listened to.
+
+Every collective of torch.distributed, also one that C++ code starts, is an operator of the
+namespace `c10d`. A dispatch mode sees each with the tensors that it moves, so their dtype and size
+need not be taken on trust from the engine's own log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from bench.validate.observation import Sent
+
+#: Operators that move no payload.
+_SILENT = frozenset({"barrier", "monitored_barrier_"})
+#: Times that a ring sends the full buffer, (n-1)/n of it each.
+_PASSES = {
+    "allreduce_": 2,
+    "allreduce_coalesced_": 2,
+    "_reduce_scatter_base_": 1,
+    "reduce_scatter_": 1,
+    "reduce_scatter_tensor_coalesced_": 1,
+    "_allgather_base_": 1,
+    "allgather_": 1,
+    "allgather_into_tensor_coalesced_": 1,
+    "broadcast_": 1,
+    "alltoall_base_": 1,
+    "alltoall_": 1,
+}
+
+
+class WireTap(TorchDispatchMode):
+    """Use as a context manager; `take` returns what was sent since the last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent: list[Sent] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note a collective, and let everything through."""
+        del types
+        if func.namespace == "c10d":
+            self._note(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def take(self) -> list[Sent]:
+        """In order of issue."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    def _note(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        name = func.__name__.partition(".")[0]
+        if name in _SILENT or name.startswith("recv"):
+            return
+        tensors = [leaf for leaf in tree_iter(list(args)) if isinstance(leaf, Tensor)]
+        # Of input and output the full buffer is the larger; lists of parts have all of it in one.
+        full = max(_groups(args), key=lambda group: sum(t.numel() for t in group), default=tensors)
+        if not full:
+            return
+        elements = sum(tensor.numel() for tensor in full)
+        dtype = str(full[0].dtype).removeprefix("torch.")
+        size = elements * full[0].element_size()
+        self._sent.append(Sent(name, dtype, elements, size, _ranks(args)))
+
+
+def _groups(args: tuple[Any, ...]) -> Iterator[list[Tensor]]:
+    for argument in args:
+        tensors = [leaf for leaf in tree_iter(argument) if isinstance(leaf, Tensor)]
+        if tensors:
+            yield tensors
+
+
+def _ranks(args: tuple[Any, ...]) -> int:
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject):
+            try:
+                return ProcessGroup.unbox(argument).size()
+            except (RuntimeError, TypeError):
+                continue  # a reduce operation, the other kind of object
+    return 0
+
+
+def ring_bytes(sent: Sent) -> int:
+    """Bytes that a rank sends for it, by the ring convention; a message is its own size."""
+    if sent.operation == "send":
+        return sent.payload_bytes
+    passes = _PASSES.get(sent.operation, 1)
+    return passes * sent.payload_bytes * (sent.ranks - 1) // max(1, sent.ranks)

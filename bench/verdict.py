@@ -1,0 +1,111 @@
+"""What is kept of a validation: plain data, versioned, torch-free. Files are `bench.store`'s.
+
+Steps and microbatches count from 1, ranks from 0, as everywhere a person reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from bench.record import SCHEMA_VERSION
+
+CheckState = Literal["passed", "failed", "not_applicable"]
+BugOutcome = Literal["caught", "missed", "not_applicable"]
+
+
+class Kept(BaseModel):
+    """Unknown keys, of a newer version, are ignored on reading."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Finding(Kept):
+    """The first thing that was wrong. evidence: lines of logs and ledgers that show it."""
+
+    parameter: str | None = None
+    step: int | None = None
+    microbatch: int | None = None
+    rank: int | None = None
+    expected: str = ""
+    found: str = ""
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where, as `blocks.0.up.weight, step 2, microbatch 1, rank 0`."""
+        parts = [self.parameter] if self.parameter else []
+        for name in ("step", "microbatch", "rank"):
+            value = getattr(self, name)
+            if value is not None:
+                parts.append(f"{name} {value}")
+        return ", ".join(parts)
+
+
+class CheckVerdict(Kept):
+    """One check of one case. measured: how close it was; reason: why it does not apply."""
+
+    check: str
+    state: CheckState
+    measured: str = ""
+    reason: str = ""
+    finding: Finding | None = None
+
+
+class CaseVerdict(Kept):
+    """One case. reason: why it does not apply. cpu_seconds: of all ranks together."""
+
+    case: str
+    engine: str
+    state: CheckState
+    settings: dict[str, Any] = {}
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    reason: str = ""
+    checks: tuple[CheckVerdict, ...] = ()
+
+    @property
+    def failures(self) -> tuple[CheckVerdict, ...]:
+        """Checks that failed, in the order in which they are asked."""
+        return tuple(check for check in self.checks if check.state == "failed")
+
+
+class BugVerdict(Kept):
+    """One historical bug that was put back. case, failure: what noticed it first."""
+
+    bug: str
+    title: str
+    outcome: BugOutcome
+    reason: str = ""
+    case: str = ""
+    failure: CheckVerdict | None = None
+    cases_run: int = 0
+    seconds: float = 0.0
+
+
+class ValidationRecord(Kept):
+    """`verdict.json` of one validation.
+
+    wanted: what was asked for, as `quick`. core: the mfsdp_core that was checked, where it was not
+    the checkout's own: a description, never a path.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    id: str = ""
+    engines: tuple[str, ...] = ()
+    wanted: str = ""
+    started_utc: str = ""
+    ended_utc: str | None = None
+    interrupted: bool = False
+    device: str = "cpu"
+    core: str = ""
+    code_paths: dict[str, str] = {}
+    environment: dict[str, Any] = {}
+    cases: tuple[CaseVerdict, ...] = ()
+    bugs: tuple[BugVerdict, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """Cases by state."""
+        states: tuple[CheckState, ...] = ("passed", "failed", "not_applicable")
+        return {state: sum(case.state == state for case in self.cases) for state in states}

@@ -1,0 +1,96 @@
+"""The axes that one kind of parameters is sharded over, and the communicators along them.
+
+A model has one such set for its dense parameters and, under expert parallelism, another one for its
+experts: every expert lives on fewer ranks, whose mesh is another cut through the same world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from mfsdp_core.comm.axes import AxisCommunicators
+from mfsdp_core.comm.point_to_point import PointToPointCommunicator
+from mfsdp_core.comm.protocol import Communicator, Scratch
+from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.events import EventBus
+from mfsdp_core.plan.config import Transport
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
+
+
+@dataclass(frozen=True)
+class DataParallelAxes:
+    """A mesh, seen by one of its ranks.
+
+    mesh: (inner,) or (outer, inner). whole: the mesh that shards are DTensors on, which is `mesh`
+    with the tensor-parallel axis appended where there is one. gather_group: None, gathers share
+    the inner axis' group. role_prefix: what the names of these groups in events begin with.
+    """
+
+    mesh: DeviceMesh
+    whole: DeviceMesh
+    gather_group: dist.ProcessGroup | None = None
+    role_prefix: str = ""
+
+    @property
+    def has_outer_axis(self) -> bool:
+        """Whether the mesh has two axes, whatever their sizes."""
+        return self.mesh.ndim == 2  # noqa: PLR2004 - outer and inner
+
+    @property
+    def tensor_group(self) -> dist.ProcessGroup | None:
+        """Ranks along the tensor-parallel axis; None without one, whatever its size."""
+        if self.whole.ndim == self.mesh.ndim:
+            return None
+        return self.whole.get_group(self.whole.ndim - 1)
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """One per axis of `whole`; sums over all of them in turn reach every rank."""
+        return tuple(self.whole.get_group(dim) for dim in range(self.whole.ndim))
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks of `whole`, ascending."""
+        found: list[int] = sorted(self.whole.mesh.flatten().tolist())
+        return found
+
+    def coordinate(self) -> Coordinate:
+        """This rank's place on `mesh`."""
+        inner = self.mesh.ndim - 1
+        return Coordinate(
+            inner_rank=self.mesh.get_local_rank(inner),
+            inner_size=self.mesh.size(inner),
+            outer_rank=self.mesh.get_local_rank(0) if self.has_outer_axis else 0,
+            outer_size=self.mesh.size(0) if self.has_outer_axis else 1,
+            has_outer_axis=self.has_outer_axis,
+        )
+
+    def communicators(
+        self, strategy: Strategy, transport: Transport, scratch: Scratch, events: EventBus
+    ) -> AxisCommunicators:
+        """One per purpose; all publish to `events`.
+
+        `auto` exchanges directly on gloo, except along an axis that all-reduces: there the second
+        half of a direct exchange cannot overlap with the backward pass.
+        """
+
+        def over(group: dist.ProcessGroup, role: str, axis: AxisPlacements) -> Communicator:
+            role = self.role_prefix + role
+            on_gloo = dist.get_backend(group) == "gloo"
+            pays_off = on_gloo and axis.reduction is not Collective.ALL_REDUCE
+            if transport == "point_to_point" or (transport == "auto" and pays_off):
+                return PointToPointCommunicator(group, role, events, scratch)
+            return TorchCommunicator(group, role, events)
+
+        inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
+        gather = inner
+        if self.gather_group is not None:
+            gather = over(self.gather_group, "inner", strategy.inner)
+        outer = None
+        if self.has_outer_axis:
+            outer = over(self.mesh.get_group(0), "outer", strategy.outer)
+        return AxisCommunicators(inner, gather, outer)

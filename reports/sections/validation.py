@@ -1,0 +1,59 @@
+"""Whether the engines were right: the newest validations of the results folder."""
+
+from __future__ import annotations
+
+from bench.store import ResultsStore
+from bench.verdict import ValidationRecord
+from reports.document import Block, Details, Heading, Paragraph, Section, TableBlock
+from reports.validation_text import (
+    bug_table,
+    case_table,
+    check_table,
+    failures_in_full,
+    headline,
+    reasons_table,
+)
+
+
+def validation_section(store: ResultsStore) -> Section | None:
+    """None where nothing was validated into this folder."""
+    checked = store.validations.newest(with_bugs=False)
+    injected = store.validations.newest(with_bugs=True)
+    blocks: list[Block] = []
+    if checked is not None:
+        blocks += _checked(checked)
+    if injected is not None:
+        blocks += [
+            Heading("Historical bugs, put back"),
+            Paragraph(_dated(injected)),
+            TableBlock(bug_table(injected.bugs)),
+        ]
+    return Section("validation", "Correctness", tuple(blocks)) if blocks else None
+
+
+def _checked(record: ValidationRecord) -> list[Block]:
+    blocks: list[Block] = [
+        Paragraph(
+            "Every case runs an engine on a small model and compares gradients, weights, losses, "
+            "wire and memory with plain torch in one process. Validations do not belong to a "
+            "sweep: this is the newest of the results folder.",
+            tone="note",
+        ),
+        Paragraph(_dated(record), tone="warning" if record.counts()["failed"] else "plain"),
+        TableBlock(check_table(record)),
+    ]
+    failures = failures_in_full(record)
+    if failures:
+        blocks.append(Details("What failed", "\n\n".join(failures)))
+    reasons = reasons_table(record)
+    if reasons.rows:
+        blocks += [Heading("What does not apply, and why"), TableBlock(reasons)]
+    cases = case_table(record.cases)
+    lines = [f"{row.cells[1]:7} {row.cells[0]}" for row in cases.rows]
+    blocks.append(Details(f"All {len(lines)} cases that ran", "\n".join(lines)))
+    return blocks
+
+
+def _dated(record: ValidationRecord) -> str:
+    commit = str(record.environment.get("git", {}).get("commit") or "unknown")[:12]
+    return f"{headline(record)}. Started {record.started_utc}, commit {commit}."

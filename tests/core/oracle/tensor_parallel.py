@@ -1,0 +1,109 @@
+"""A small language model under torch's tensor parallelism, and its single-process twin.
+
+`plain`: norms see whole activations and are not parallelised. `sequence`: between the linears the
+sequence is cut as well, so that the norms' weights are replicated DTensors whose gradients come out
+of autograd as partial sums. The embedding's 11 rows do not divide by two.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+VOCABULARY, WIDTH, HIDDEN, CLASSES = 11, 6, 10, 8
+VARIANTS = ("plain", "sequence")
+
+#: Dim that tensor parallelism cuts, by the end of the parameter's name; others are replicated.
+CUT_DIMS = {
+    "embedding.weight": 0,
+    "up.weight": 0,
+    "up.bias": 0,
+    "down.weight": 1,
+    "head.weight": 0,
+}
+
+
+class TpBlock(nn.Module):
+    """The unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class TpModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(TpBlock() for _ in range(2))
+        self.head = nn.Linear(WIDTH, CLASSES, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def cut_dim(name: str) -> int | None:
+    """Dim of parameter `name` that the tensor-parallel axis cuts."""
+    return next((dim for end, dim in CUT_DIMS.items() if name.endswith(end)), None)
+
+
+def build_twin() -> TpModel:
+    """fp64, the same on every rank."""
+    model = TpModel().double()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(0.4 * drawn)
+    return model
+
+
+def build_parallel(axis: DeviceMesh, variant: str) -> TpModel:
+    """The twin, cut over `axis` by torch."""
+    model = build_twin()
+    between = Shard(1) if variant == "sequence" else Replicate()
+    plan: dict[str, object] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+    }
+    for number in range(len(model.blocks)):
+        plan[f"blocks.{number}.up"] = ColwiseParallel(input_layouts=between)
+        plan[f"blocks.{number}.down"] = RowwiseParallel(output_layouts=between)
+        if variant == "sequence":
+            plan[f"blocks.{number}.norm"] = SequenceParallel(use_local_output=True)
+    return parallelize_module(model, axis, plan)
+
+
+def tokens_of(rank: int, microbatch: int, cycle: int = 0) -> Tensor:
+    """[batch, sequence] of one data-parallel rank; equal along the tensor-parallel axis."""
+    generator = torch.Generator().manual_seed(1_000_003 * cycle + 1_009 * rank + microbatch + 1)
+    return torch.randint(VOCABULARY, (2, 4), generator=generator)
+
+
+def tp_loss(output: Tensor) -> Tensor:
+    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+    return (weights * output.square() + weights * output).mean()
+
+
+def accumulate(model: nn.Module, ranks: int, microbatches: int, cycle: int) -> None:
+    """Add the twin's mean gradient over data-parallel ranks, summed over microbatches."""
+    for rank in range(ranks):
+        for j in range(microbatches):
+            (tp_loss(model(tokens_of(rank, j, cycle))) / ranks).backward()
