@@ -23,7 +23,8 @@ def render(document: Document) -> str:
 
 def _breakable(text: str) -> Markup:
     """Escaped text that may be broken after the joints of a name, so that tables stay narrow."""
-    escaped = escape(printable(text))
+    # A plain str: joining pieces of Markup would escape them again.
+    escaped = str(escape(printable(text)))
     return Markup(_JOINT.sub(r"\1<wbr>", escaped))
 
 
