@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.ledger_view import LedgerView
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
@@ -105,6 +106,11 @@ class MfsdpEngine:
         """The core's own plan, with the slots that units have now."""
         plan: dict[str, Any] = self._model.pool_plan
         return plan
+
+    def ledger(self) -> LedgerView:
+        """The core's own; see `bench.engines.ledger_view`."""
+        ledger: LedgerView = self._model.ledger
+        return ledger
 
     def wire_bytes(self) -> int | None:
         """Sum over the core's log of collectives, padding included."""

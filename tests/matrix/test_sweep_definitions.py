@@ -93,3 +93,34 @@ def test_the_cpu_twin_has_the_same_matrix_and_runs_what_a_cpu_can():
         "hfsdp-bf16-ub_off",
     ]
     assert {c.rule for c in twin.pruned} == {"nccl-ub-needs-cuda"}
+
+
+ALLOCATORS = {"storage_resize", "temporary", "fixed_pool", "max_pool"}
+
+
+def test_the_cpu_twin_of_pr5462_runs_every_allocator_on_a_hybrid_of_three_unit_sizes():
+    plan = plan_of("pr5462_allocators_cpu")
+    assert not plan.pruned
+    assert {c.resolved.engine.allocator for c in plan.cells} == ALLOCATORS
+    assert {c.resolved.shape.preset for c in plan.cells} == {"hybrid-tiny"}
+    assert {c.resolved.microbatches for c in plan.cells} == {2}
+    assert sorted(c.resolved.engine.pool_slots for c in plan.cells) == [2, 2, 2, 2, 3]
+
+
+def test_pr5462_plans_every_allocator_and_says_why_each_cell_cannot_run_without_gpus():
+    plan = plan_of("pr5462_allocators")
+    assert not plan.cells
+    reasons = {cell.id: cell.reason for cell in plan.pruned}
+    assert len(reasons) == 7
+    for name in (*ALLOCATORS, "max_pool_3"):
+        assert reasons[name] == "needs 8 CUDA devices; this machine shows 0"
+    assert all("user buffers" in reasons[f"{kind}_pool_ub"] for kind in ("fixed", "max"))
+
+
+def test_reducers_differ_in_transport_alone_within_each_strategy_and_dtype():
+    plan = plan_of("reducers")
+    assert not plan.pruned
+    cells = {(c.resolved.strategy, c.resolved.dtypes.grad_comm) for c in plan.cells}
+    assert cells == {(s, d) for s in ("no_shard", "optim_grads_params") for d in ("fp32", "bf16")}
+    assert {c.resolved.engine.transport for c in plan.cells} == {"native", "point_to_point"}
+    assert plan.runs == 8
