@@ -96,6 +96,10 @@ class Bench:
         with self.noting("ledger"):
             found.held_bytes = self.inspection.held_bytes()
 
+    def forget_wire(self) -> None:
+        """What was sent so far belongs to no step."""
+        self.look_at_rest(StepSeen())
+
     def weights(self) -> dict[str, Piece]:
         """Copies of this rank's rows of the main weights."""
         return {name: copied_piece(piece) for name, piece in self.inspection.weights().items()}
@@ -189,6 +193,7 @@ def _redirected(bench: Bench) -> None:
 def _equalised(bench: Bench) -> None:
     bench.inspection.equalise_weights()
     bench.seen.initial = bench.weights()
+    bench.forget_wire()
     _train(bench)
 
 
@@ -204,6 +209,7 @@ def _reloaded(bench: Bench) -> None:
         raise
     except Exception as error:
         bench.seen.refusal = f"{type(error).__name__}: {error}"
+    bench.forget_wire()
     found = bench.accumulate(0)
     bench.finish(0, found)
     bench.seen.steps.append(found)

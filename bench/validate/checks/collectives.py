@@ -58,8 +58,8 @@ def _why_not(evidence: Evidence) -> str | None:
     lacking = evidence.seen[0].lacking
     if "log" in lacking or "buckets" in lacking:
         return lacking.get("log") or lacking["buckets"]
-    if evidence.case.exercise in ("again", "equalised", "reloaded"):
-        return "this exercise communicates more than a step does"
+    if evidence.case.exercise == "again":
+        return "a pass that is refused may have communicated before it was"
     if evidence.case.subject == "twice":
         return "a unit that runs twice may be gathered two to four times"
     return None
