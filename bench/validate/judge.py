@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     wire.dtypes,
     wire.order,
     wire.accounts,
+    wire.groups,
     collectives.counts,
     collectives.volume,
     memory.at_rest,

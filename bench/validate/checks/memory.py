@@ -18,11 +18,11 @@ _STATE_SCALAR_BYTES = 4
 def at_rest(evidence: Evidence) -> CheckVerdict | None:
     """The engine's ledger after each step against the table of the strategies, to the byte."""
     check = "memory at rest"
+    if not evidence.updated_steps:
+        return None
     lacking = evidence.seen[0].lacking
     if "ledger" in lacking or "buckets" in lacking:
         return not_applicable(check, lacking.get("ledger") or lacking["buckets"])
-    if not evidence.updated_steps:
-        return None
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     for step in evidence.steps:
         for rank, one in enumerate(evidence.seen):
