@@ -61,7 +61,7 @@ class MegatronFSDP(nn.Module):
         self.events = environment.events
         self.ledger: MemoryLedger = environment.ledger
         self.wire_log = WireLog()
-        self.events.subscribe(self.wire_log)
+        self.events.subscribe(self.wire_log, kinds=("collective",))
         self.param_and_grad_buffer = _BufferRegistration()
         self._context = context
         self._policy = policy
@@ -143,8 +143,12 @@ class MegatronFSDP(nn.Module):
         self.zero_grad_buffer()
 
     def scale_gradients(self, scaling_factor: float) -> None:
-        """Multiply the reduced gradients of this cycle."""
+        """Multiply the reduced gradients of this cycle; those it still owes are finished first.
+
+        With calculate_per_token_loss, this is where the caller divides by the number of tokens.
+        """
         with torch.no_grad():
+            self._context.finish_gradients()
             self._context.grads.scale(scaling_factor)
             self._context.grads.attach()
 

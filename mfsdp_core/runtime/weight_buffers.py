@@ -171,6 +171,8 @@ class WeightBuffers:
         self.state = following
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
+        if not self._events.wants(kind):
+            return
         self._events.publish(
             Event(
                 kind=kind,
