@@ -84,7 +84,7 @@ def _asked(check: Check, evidence: Evidence) -> CheckVerdict | None:
 
 
 def _unfinished(outcome: Outcome) -> CheckVerdict:
-    lines = [line for line in outcome.text.strip().splitlines() if line.strip()]
+    lines = [line for line in outcome.text.strip().splitlines() if line.strip(" ^~")]
     last = lines[-1] if lines else outcome.kind
     finding = Finding(
         rank=outcome.rank,

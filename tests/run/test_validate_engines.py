@@ -94,7 +94,8 @@ def test_a_rank_that_drifts_by_a_millionth_is_named(nursery: Nursery) -> None:
 
 
 def test_ranks_that_wait_for_each_other_end_with_their_stacks(nursery: Nursery) -> None:
-    hanging, after = judged(nursery, outside("Waiting"), outside("Replicating"), seconds=25.0)
+    (hanging,) = judged(nursery, outside("Waiting"), seconds=15.0)
+    (after,) = judged(nursery, outside("Replicating"))
     checks, finding = found(hanging)
     assert checks == ["runs to its end"]
     assert finding.found == "hung"
