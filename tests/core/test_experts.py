@@ -20,6 +20,10 @@ from mfsdp_core import (
     gather_full,
 )
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.grouping import ParameterFacts
+from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
+from mfsdp_core.plan.strategy import parse_strategy
 from oracle.experts import MoeLayer, accumulate, build_moe, moe_loss, tokens_of
 from oracle.ranks import RankPool, mesh
 from oracle.reference import Named, relative_difference
@@ -91,6 +95,40 @@ def sharded_moe(name: str, inner: str, outer: str = "no_shard", **more: Any) -> 
         **arguments(name),
         **more,
     )
+
+
+def place_on(axes: DeviceMesh, name: str) -> Coordinate:
+    outer = (axes.get_local_rank("outer"), axes["outer"].size()) if CUTS[name].is_hybrid else (0, 1)
+    return Coordinate(axes.get_local_rank("inner"), axes["inner"].size(), *outer)
+
+
+def ledger_and_model(name: str, inner: str, outer: str) -> list[dict[str, int]]:
+    """Bytes by category after one cycle, as booked and as the model of memory has them."""
+    model = sharded_moe(name, inner, outer)
+    bare = build_moe(meshes(name)[1]["ep"].get_group())
+    units = [key for key, module in bare.named_modules() if isinstance(module, MoeLayer)]
+    facts = [
+        ParameterFacts(
+            (key,),
+            (next((unit for unit in units if key.startswith(f"{unit}.")), ""),),
+            tuple(parameter.shape),
+            "float64",
+            requires_grad=True,
+            is_expert=".experts." in key,
+        )
+        for key, parameter in bare.named_parameters()
+    ]
+    run_cycle(model, name, 1, 0)
+    model.zero_grad_buffer()
+    dense, experts = (place_on(axes, name) for axes in meshes(name))
+    expected = memory_at_rest(
+        facts,
+        parse_strategy(inner, outer),
+        dense,
+        PolicyNames("float64"),
+        expert_coordinate=experts,
+    )
+    return [model.ledger.bytes_by_category(), expected.bytes_by_category()]
 
 
 def own_rank(name: str) -> int:
@@ -319,3 +357,14 @@ def test_half_a_configuration_of_experts_is_refused(ranks: RankPool) -> None:
         assert "found only dp_outer_dim" in no_group
         assert "of expt_device_mesh, which has ('ep', 'dp')" in no_dim
         assert "must be a part of those of device_mesh" in outside
+
+
+@pytest.mark.parametrize(
+    ("name", "outer"), [("ep2", "no_shard"), ("hybrid", "optim"), ("hybrid_of_1", "optim")]
+)
+@pytest.mark.parametrize("inner", STRATEGIES[1:])
+def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
+    ranks: RankPool, name: str, inner: str, outer: str
+) -> None:
+    for booked, expected in ranks.run(ledger_and_model, name, inner, outer):
+        assert booked == expected
