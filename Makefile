@@ -5,6 +5,7 @@
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
+# BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +14,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 TORCH ?=
+BLOCKS ?= 6
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -21,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: help venv demo test check bench gpu-check nightly clean
 
 help:
-	@sed -n '2,8s/^# \{0,1\}//p' Makefile
+	@sed -n '2,9s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -69,8 +71,15 @@ check: venv
 nightly: venv
 	@$(BIN)/python -m pytest -m nightly
 
+# A run that fails leaves its record and its cell undecided; the tables are printed all the same.
 bench: venv
 	@$(BIN)/python -m reports.nccl.benchmark
+	@$(BIN)/python -W ignore -m mfsdp_core.testing.host_overhead
+	-@$(BIN)/mfsdp-bench run speed_memory
+	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
+	@$(BIN)/mfsdp-bench compare speed_memory
+	@$(BIN)/mfsdp-bench compare speed
+	@$(BIN)/python -m reports.floor speed
 
 gpu-check: venv
 	@$(BIN)/python -c 'import sys, torch; \

@@ -6,11 +6,12 @@ Subscribers are called synchronously, in order of subscription, on the thread th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 EventKind = Literal["collective", "land", "materialise", "release", "prefetch"]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +40,39 @@ Subscriber = Callable[[Event], None]
 
 
 class EventBus:
-    """Fan-out of events; publishing without a subscriber costs one truth test."""
+    """Fan-out of events. What nobody subscribes to costs a look at a set, if publishers ask first.
+
+    A publisher asks `wants` before it makes an event, which costs more than handing it over.
+    """
 
     def __init__(self) -> None:
-        self._subscribers: list[Subscriber] = []
+        self._subscriptions: list[tuple[Subscriber, frozenset[EventKind]]] = []
+        self._wanted: frozenset[EventKind] = frozenset()
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with every later event; the returned function ends that."""
-        self._subscribers.append(subscriber)
+    def subscribe(
+        self, subscriber: Subscriber, kinds: Iterable[EventKind] = EVENT_KINDS
+    ) -> Callable[[], None]:
+        """Call `subscriber` with every later event of `kinds`; the returned function ends that."""
+        subscription = (subscriber, frozenset(kinds))
+        self._subscriptions.append(subscription)
+        self._count_wanted()
 
         def unsubscribe() -> None:
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+                self._count_wanted()
 
         return unsubscribe
 
+    def wants(self, kind: EventKind) -> bool:
+        """Whether anybody would see an event of `kind`."""
+        return kind in self._wanted
+
     def publish(self, event: Event) -> None:
-        """Hand `event` to every subscriber."""
-        for subscriber in self._subscribers:
-            subscriber(event)
+        """Hand `event` to every subscriber of its kind."""
+        for subscriber, kinds in self._subscriptions:
+            if event.kind in kinds:
+                subscriber(event)
+
+    def _count_wanted(self) -> None:
+        self._wanted = frozenset().union(*(kinds for _, kinds in self._subscriptions))

@@ -101,7 +101,9 @@ def _load(
 
 
 def _members(
-    own: Sequence[RunRecord], planned: Mapping[str, str], records: Sequence[RunRecord]
+    own: Sequence[RunRecord],
+    planned: Mapping[str, Sequence[str]],
+    records: Sequence[RunRecord],
 ) -> dict[tuple[str, str], list[RunRecord]]:
     """Runs by (cell, arm) in the order of the plan, matched by configuration as resuming does.
 
@@ -109,10 +111,13 @@ def _members(
     the store: a run whose status is damaged no longer says where it belongs.
     """
     found: dict[tuple[str, str], list[RunRecord]] = {}
-    for cell, config_hash in planned.items():
-        same = [r for r in own if r.resolved.config_hash == config_hash] or [
-            r for r in records if r.resolved.config_hash == config_hash and not r.status.sweep
+    for cell, hashes in planned.items():
+        same = [r for r in own if r.resolved.config_hash in hashes] or [
+            r for r in records if r.resolved.config_hash in hashes and not r.status.sweep
         ]
+        if len(hashes) > 1:
+            # Arms of two cells may have one run in common: the configuration is not enough.
+            same = [r for r in same if r.status.cell == cell] or same
         for record in same:
             found.setdefault((cell, record.status.arm or ""), []).append(record)
     return found
@@ -127,9 +132,16 @@ def _by_name(own: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]
     return found
 
 
-def _planned(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Config hash by cell id, in the order of the plan."""
-    return {_text(item, "id"): _text(item, "config_hash") for item in _items(plan, "cells")}
+def _planned(plan: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Config hashes (one, or one of every arm) by cell id, in the order of the plan."""
+    return {_text(item, "id"): _hashes(item) for item in _items(plan, "cells")}
+
+
+def _hashes(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    arms = cell.get("by_arm")
+    runs = arms.values() if isinstance(arms, Mapping) else ()
+    found = [_text(run, "config_hash") for run in runs if isinstance(run, Mapping)]
+    return tuple(dict.fromkeys(found)) or (_text(cell, "config_hash"),)
 
 
 def _items(plan: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

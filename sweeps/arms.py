@@ -6,6 +6,8 @@ between them:
     checkout:PATH           a folder as it is
     python:INTERPRETER      for agent and ranks
     packages:PIN            installed by pip for this arm alone; may be repeated
+    set:PATH=VALUE          a setting of this arm's runs; may be repeated
+An arm of settings alone runs the working tree: two engines are two such arms.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
+from sweeps.selection import parse_assignments
+from sweeps.settings import SettingError, Settings, checked, flattened, full_path
 from sweeps.suggest import did_you_mean
 
 WORKING_TREE = "."
 MAX_ARMS = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}\Z")
-_KEYS = ("git", "repo", "checkout", "python", "packages")
+_KEYS = ("git", "repo", "checkout", "python", "packages", "set")
 _PAIR = re.compile(r"([a-z]+):(.*)\Z", re.DOTALL)
 
 
@@ -58,7 +62,7 @@ def read_arm(name: str, written: object, folder: Path) -> ArmRequest:
 
     Args:
         name: of the arm.
-        written: WHAT, or its keys and values (`packages` then is a list).
+        written: WHAT, or its keys and values (`packages` then is a list, `set` a mapping).
         folder: what relative paths are relative to.
 
     Raises:
@@ -83,6 +87,7 @@ def read_arm(name: str, written: object, folder: Path) -> ArmRequest:
         checkout=None if checkout == WORKING_TREE else _path(checkout, folder),
         python=_program(values.get("python"), folder),
         packages=tuple(_pin(pin, folder) for pin in values.get("packages", ())),
+        settings=_settings(values.get("set", {})),
     )
 
 
@@ -111,13 +116,13 @@ def _pairs(text: str) -> dict[str, Any]:
         pair = _PAIR.match(part.strip())
         if pair is None:
             # A pin may hold commas of its own: `packages:torch>=2.11,<2.12`.
-            if next(reversed(values), "") != "packages":
-                raise ArmError(f"expected KEY:VALUE, found {part.strip()!r}")
-            values["packages"][-1] += f",{part.strip()}"
+            _continue_last(values, part.strip())
             continue
         key, value = pair.groups()
         if key == "packages":
             values.setdefault("packages", []).append(value)
+        elif key == "set":
+            values.setdefault("set", {}).update(_assigned(value))
         elif key in values:
             raise ArmError(f"{key} is given twice")
         else:
@@ -125,11 +130,53 @@ def _pairs(text: str) -> dict[str, Any]:
     return values
 
 
+def _continue_last(values: dict[str, Any], part: str) -> None:
+    """A part without a key of its own belongs to the value before it, where that may hold commas.
+
+    Raises:
+        ArmError: it may not.
+    """
+    last = next(reversed(values), "")
+    if last == "packages":
+        values["packages"][-1] += f",{part}"
+    elif last == "set":
+        values["set"].update(_assigned(part))
+    else:
+        raise ArmError(f"expected KEY:VALUE, found {part!r}")
+
+
+def _assigned(text: str) -> Settings:
+    try:
+        return parse_assignments([text])
+    except UsageError as error:
+        raise ArmError(str(error).removeprefix("--")) from None
+
+
+def _settings(written: Mapping[str, Any]) -> Settings:
+    """Nested or dotted settings, each checked alone.
+
+    Raises:
+        ArmError: no such setting, or a value that it does not take.
+    """
+    settings = {}
+    for dotted, value in flattened(written):
+        try:
+            full = full_path(dotted)
+            settings[full] = checked(full, value)
+        except SettingError as error:
+            raise ArmError(f"set: {error}") from None
+    return settings
+
+
 def _check_value(key: str, value: Any) -> None:
     if key not in _KEYS:
         raise ArmError(
             f"unknown key {key!r}{did_you_mean(key, _KEYS) or '; expected ' + ', '.join(_KEYS)}"
         )
+    if key == "set":
+        if not isinstance(value, Mapping) or not value:
+            raise ArmError(f"set: expected a mapping of settings to values, found {value!r}")
+        return
     texts = value if key == "packages" else [value]
     if not isinstance(texts, list) or not texts:
         raise ArmError(f"{key}: expected a list of at least one package, found {value!r}")

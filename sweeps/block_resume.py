@@ -61,29 +61,71 @@ def compare_blocks(
         retries: how often a block that a fault cost is started again.
         retry_failed: start failed blocks again too.
     """
-    by_block: dict[tuple[str, int], list[RunRecord]] = {}
-    for record in records:
-        if record.status.attempt is not None:
-            key = (record.resolved.config_hash, record.status.repeat)
-            by_block.setdefault(key, []).append(record)
+    by_block = runs_by_block(records)
     missing: list[MissingBlock] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
     for block in planned_blocks(plan):
-        found = by_block.get((block.cell.resolved.config_hash, block.number), [])
+        found = runs_of_block(block, by_block)
         attempts = _attempts(block, found, code_of)
         complete = next((a for a in reversed(attempts) if is_complete(block, a)), None)
         if complete is not None:
             done += [_past(block, complete[arm]) for arm in block.order]
             continue
         lost = [run for attempt in attempts if (run := _failure(attempt)) is not None]
-        started = max((int(record.status.attempt or 0) for record in found), default=0)
+        started = attempts_started(block, by_block)
         if lost and not retry_failed and _is_final(lost, retries):
             failed.append(_past(block, lost[-1]))
         else:
             faults = 0 if retry_failed else len(lost)
             missing.append(MissingBlock(block, started + 1, faults))
     return BlocksProgressed(tuple(missing), tuple(done), tuple(failed))
+
+
+RunsByBlock = dict[tuple[str, int], list[RunRecord]]
+"""(configuration, number of the block) -> its runs, oldest first."""
+
+
+def runs_by_block(records: Iterable[RunRecord]) -> RunsByBlock:
+    """Runs of interleaved blocks among `records`."""
+    found: RunsByBlock = {}
+    for record in records:
+        if record.status.attempt is not None:
+            key = (record.resolved.config_hash, record.status.repeat)
+            found.setdefault(key, []).append(record)
+    return found
+
+
+def runs_of_block(block: PlannedBlock, known: RunsByBlock) -> list[RunRecord]:
+    """Runs that were made for `block`, of each arm's own configuration."""
+    cell = block.cell
+    runs = [run for one in cell.config_hashes for run in known.get((one, block.number), [])]
+    if not cell.by_arm:
+        return runs
+    # Two cells may have one arm's run in common, so the configuration does not name the block.
+    return [
+        run
+        for run in runs
+        if run.status.cell == cell.id
+        and run.resolved.config_hash == cell.of(run.status.arm).config_hash
+    ]
+
+
+def attempts_started(block: PlannedBlock, known: RunsByBlock) -> int:
+    """The highest number of an attempt at `block` so far, under any configuration of its cell.
+
+    Numbers are never used twice: runs of one attempt belong together, whatever arms they are of.
+    """
+    return max(
+        (
+            int(run.status.attempt or 0)
+            for (config_hash, number), runs in known.items()
+            for run in runs
+            if number == block.number
+            and (run.status.cell == block.cell.id or config_hash in block.cell.config_hashes)
+        ),
+        default=0,
+    )
 
 
 def is_complete(block: PlannedBlock, attempt: Attempt) -> bool:

@@ -14,11 +14,12 @@ from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
 from sweeps.conditions import read_condition
 from sweeps.document import Document, KeyPath, parse_document, read_document
-from sweeps.matrix import MAX_CELLS, Condition, Matrix, Override, expand
+from sweeps.matrix import ARM, MAX_CELLS, Condition, Matrix, Override, expand
 from sweeps.reader import Reader
 from sweeps.schema import MatrixSection, OverrideSection, SweepFile
 from sweeps.settings import explain
 from sweeps.suggest import did_you_mean
+from sweeps.targets import Target
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class SweepDefinition:
     base_lines: Mapping[str, int]
     arms: tuple[ArmRequest, ...] = ()
     interleave: bool = False
+    targets: tuple[Target, ...] = ()
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -63,11 +65,13 @@ def define(document: Document) -> SweepDefinition:
     _check_shape(reader)
     data = document.data
     base = reader.settings_with_lines(data.get("base") or {}, ("base",))
-    matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [])
+    arm_names = [str(name) for name in data.get("arms") or {}]
+    matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [], arm_names)
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
     arms = _read_arms(reader, data.get("arms") or {})
+    targets = _read_targets(reader, data.get("targets") or [], matrix, arm_names)
     reader.stop_on_problems()
-    _check_cells(reader, matrix)
+    _check_cells(reader, matrix, arms, targets)
     reader.stop_on_problems()
     return SweepDefinition(
         name=data["name"],
@@ -78,7 +82,28 @@ def define(document: Document) -> SweepDefinition:
         base_lines={path: line for path, (_, line) in base.items()},
         arms=arms,
         interleave=data.get("interleave", False),
+        targets=targets,
     )
+
+
+def _read_targets(
+    reader: Reader, written: Sequence[Mapping[str, Any]], matrix: Matrix, arms: Sequence[str]
+) -> tuple[Target, ...]:
+    """The targets; each names two arms of the file and cells of the matrix."""
+    labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
+    targets = []
+    for index, item in enumerate(written):
+        place = ("targets", index)
+        for side in ("base", "head"):
+            if item[side] not in arms:
+                known = ", ".join(arms) or "none"
+                reader.report((*place, side), f"{side}: expected an arm of this file ({known})")
+        for metric, bound in item["at_most"].items():
+            if bound <= 0:
+                reader.report((*place, "at_most", metric), f"{metric}: expected a ratio above 0")
+        when = _condition(reader, item["when"], (*place, "when"), labels)
+        targets.append(Target(when, item["base"], item["head"], item["at_most"]))
+    return tuple(targets)
 
 
 def _read_arms(reader: Reader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:
@@ -116,7 +141,10 @@ def _check_shape(reader: Reader) -> None:
 
 
 def _read_matrix(
-    reader: Reader, written: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]]
+    reader: Reader,
+    written: Mapping[str, Any],
+    overrides: Sequence[Mapping[str, Any]],
+    arms: Sequence[str],
 ) -> Matrix:
     product = read_axes(reader, written.get("product", {}), ("matrix", "product"))
     zips = tuple(
@@ -141,7 +169,7 @@ def _read_matrix(
         include=include,
         exclude=exclude,
         overrides=tuple(
-            _override(reader, rule, ("overrides", index), labels)
+            _override(reader, rule, ("overrides", index), {**labels, ARM: arms} if arms else labels)
             for index, rule in enumerate(overrides)
         ),
     )
@@ -165,7 +193,9 @@ def _override(
     return Override(_condition(reader, rule["when"], (*place, "when"), labels), settings)
 
 
-def _check_cells(reader: Reader, matrix: Matrix) -> None:
+def _check_cells(
+    reader: Reader, matrix: Matrix, arms: Sequence[ArmRequest], targets: Sequence[Target]
+) -> None:
     """The matrix has a sensible size, and every rule of it means at least one cell."""
     if matrix.size > MAX_CELLS:
         reader.report(
@@ -175,9 +205,13 @@ def _check_cells(reader: Reader, matrix: Matrix) -> None:
     if not expand(matrix):
         reader.report(("matrix",), "every cell is excluded; nothing is left to run")
         return
-    everything = expand(replace(matrix, exclude=(), overrides=()))
+    plain = replace(matrix, exclude=(), overrides=())
+    everything = list(expand(plain))
+    for arm in arms:
+        everything += expand(plain, arm.name, arm.settings)
     rules = [("exclude", rule) for rule in matrix.exclude]
     rules += [("override", rule.when) for rule in matrix.overrides]
+    rules += [("target", target.when) for target in targets]
     for kind, condition in rules:
         if not any(condition.matches(cell) for cell in everything):
             reader.report_line(condition.line, f"this {kind} matches no cell; correct or remove it")

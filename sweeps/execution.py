@@ -54,7 +54,7 @@ class RunMaker:
 
     def code_of(self, run: PlannedRun) -> str:
         """Identity of the code that `run` measures."""
-        return self.sides[run.arm].code_identity(run.cell.resolved)
+        return self.sides[run.arm].code_identity(run.cell.of(run.arm))
 
     def code_before(self) -> Callable[[PlannedRun], str]:
         """As `code_of`, asked once per engine and arm: for looking at what is there already.
@@ -62,7 +62,7 @@ class RunMaker:
         A run that starts is asked anew, as files may change while a sweep runs.
         """
         sides = {arm: remembered(side.code_identity) for arm, side in self.sides.items()}
-        return lambda run: sides[run.arm](run.cell.resolved)
+        return lambda run: sides[run.arm](run.cell.of(run.arm))
 
     def run(
         self, run: PlannedRun, position: int, total: int, attempt: int | None = None
@@ -78,7 +78,7 @@ class RunMaker:
         Raises:
             NothingMeasuredError: the results folder cannot be written (a full disk).
         """
-        cell, resolved, side = run.cell.id, run.cell.resolved, self.sides[run.arm]
+        cell, resolved, side = run.cell.id, run.cell.of(run.arm), self.sides[run.arm]
         folder = self.store.new_run(
             resolved,
             sweep=self.sweep,

@@ -27,6 +27,9 @@ from sweeps.settings import (
 
 MAX_CELLS = 10_000
 
+ARM = "arm"
+"""Key under which an override may name the arm that runs a cell."""
+
 
 @dataclass(frozen=True)
 class AxisValue:
@@ -124,12 +127,32 @@ class Matrix:
         return math.prod(lengths)
 
 
-def expand(matrix: Matrix) -> tuple[Cell, ...]:
-    """Every cell, in order, with `exclude`, `include` and `overrides` applied."""
+def expand(
+    matrix: Matrix, arm: str | None = None, settings: Settings | None = None
+) -> tuple[Cell, ...]:
+    """Every cell, in order, with `exclude`, `include` and `overrides` applied.
+
+    Args:
+        matrix: what to expand.
+        arm: the arm that runs the cells; rules may name it by the key `arm`.
+        settings: of that arm, on top of the cell's and below the overrides'.
+    """
     written = [cell for cell in _combinations(matrix) if not _excluded(cell, matrix.exclude)]
     written += [_included(matrix, value, labels) for value, labels in matrix.include]
     named = _with_unique_ids(written)
+    if arm is not None:
+        named = [_of_arm(cell, arm, settings or {}) for cell in named]
     return tuple(_overridden(cell, matrix.overrides) for cell in named)
+
+
+def _of_arm(cell: Cell, arm: str, settings: Settings) -> Cell:
+    own = AxisValue(arm, settings, cell.origins[-1].line if cell.origins else 1)
+    return replace(
+        cell,
+        labels={**cell.labels, ARM: arm},
+        settings={**cell.settings, **settings},
+        origins=(*cell.origins, own),
+    )
 
 
 def _combinations(matrix: Matrix) -> Iterable[Cell]:

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
 from bench.errors import UsageError
+from bench.launch.arm.request import ArmRequest
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from sweeps.definition import SweepDefinition
-from sweeps.matrix import Cell, expand, pinned
-from sweeps.prune import Pruned, judge
+from sweeps.matrix import ARM, Cell, expand, pinned
+from sweeps.prune import Pruned, Runnable, judge
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, short_path
+from sweeps.targets import PlannedTarget, planned_targets
 
 PLAN_VERSION = 1
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell that will run `repeats` times."""
+    """A cell that will run `repeats` times, per arm where there are any.
+
+    by_arm: what each arm runs, where arms differ in settings; `resolved` then is the first arm's.
+    """
 
     id: str
     labels: Mapping[str, str]
     resolved: ResolvedRun
     repeats: int = 1
+    by_arm: Mapping[str, ResolvedRun] = field(default_factory=dict)
+
+    def of(self, arm: str | None) -> ResolvedRun:
+        """The run that `arm` makes of this cell."""
+        return self.by_arm.get(arm or "", self.resolved)
+
+    @property
+    def config_hashes(self) -> tuple[str, ...]:
+        """Of the runs of all arms, each once."""
+        runs = self.by_arm.values() or (self.resolved,)
+        return tuple(dict.fromkeys(run.config_hash for run in runs))
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ class Plan:
     arms: tuple[PlannedArm, ...] = ()
     interleaved: bool = False
     seed: int | None = None
+    targets: tuple[PlannedTarget, ...] = ()
 
     @property
     def size(self) -> int:
@@ -125,6 +142,7 @@ class Plan:
             "interleaved": self.interleaved,
             "seed": self.seed,
             "arms": [asdict(arm) for arm in self.arms],
+            "targets": [target.to_document() for target in self.targets],
             "cells": [
                 {
                     "id": cell.id,
@@ -133,6 +151,13 @@ class Plan:
                     "config_hash": cell.resolved.config_hash,
                     "slug": cell.resolved.slug,
                     "resolved": cell.resolved.model_dump(mode="json"),
+                    "by_arm": {
+                        arm: {
+                            "config_hash": run.config_hash,
+                            "resolved": run.model_dump(mode="json"),
+                        }
+                        for arm, run in cell.by_arm.items()
+                    },
                 }
                 for cell in self.cells
             ],
@@ -176,12 +201,17 @@ def _read(document: Mapping[str, Any]) -> Plan:
         interleaved=bool(document.get("interleaved", False)),
         seed=document.get("seed"),
         arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
+        targets=tuple(PlannedTarget(**target) for target in document.get("targets", ())),
         cells=tuple(
             PlannedCell(
                 id=item["id"],
                 labels=dict(item["labels"]),
                 resolved=ResolvedRun.model_validate(item["resolved"]),
                 repeats=int(item["repeats"]),
+                by_arm={
+                    arm: ResolvedRun.model_validate(run["resolved"])
+                    for arm, run in item.get("by_arm", {}).items()
+                },
             )
             for item in document["cells"]
         ),
@@ -201,12 +231,28 @@ def sweep_cells(definition: SweepDefinition, fixed: Settings) -> tuple[Cell, ...
     return expand(pinned(definition.matrix, fixed))
 
 
+def _cells_by_arm(
+    definition: SweepDefinition, fixed: Settings, arms: Sequence[ArmRequest]
+) -> dict[str, tuple[Cell, ...]]:
+    """The cells as each arm runs them, under "" where all arms run the same."""
+    matrix = pinned(definition.matrix, fixed)
+    if not any(arm.settings for arm in arms):
+        return {"": expand(matrix)}
+    return {
+        arm.name: expand(
+            matrix, arm.name, {k: v for k, v in arm.settings.items() if k not in fixed}
+        )
+        for arm in arms
+    }
+
+
 def make_plan(
     definition: SweepDefinition,
     machine: Machine,
     *,
     fixed: Settings | None = None,
     repeat: int | None = None,
+    arms: Sequence[ArmRequest] = (),
 ) -> Plan:
     """Expand, prune and merge.
 
@@ -215,36 +261,37 @@ def make_plan(
         machine: where it would run.
         fixed: settings of `--set`, by full path.
         repeat: runs of each cell, instead of the file's number.
+        arms: what runs the cells; a cell that one of them cannot run is pruned for all.
 
     Raises:
         SweepFileError: a cell that is wrong on every machine.
     """
     settings = dict(fixed or {})
-    cells = sweep_cells(definition, settings)
-    planned: dict[str, PlannedCell] = {}
+    planned: dict[tuple[str, ...], PlannedCell] = {}
     pruned: list[PrunedCell] = []
     duplicates: list[DuplicateCell] = []
-    judged = judge(
-        cells,
-        machine,
-        source=definition.source,
-        base_lines=definition.base_lines,
-        fixed=settings,
-    )
-    for item in judged:
-        cell = item.cell
-        if isinstance(item, Pruned):
-            pruned.append(PrunedCell(cell.id, cell.labels, item.rule, item.reason))
-            continue
-        config_hash = item.resolved.config_hash
-        if config_hash in planned:
-            first = planned[config_hash].id
-            reason = f"resolves to the same run as {first} (config {config_hash})"
-            duplicates.append(DuplicateCell(cell.id, cell.labels, first, reason))
-            continue
-        planned[config_hash] = PlannedCell(
-            cell.id, cell.labels, item.resolved, repeat or definition.repeat
+    sides = {
+        arm: judge(
+            cells,
+            machine,
+            source=definition.source,
+            base_lines=definition.base_lines,
+            fixed=settings,
         )
+        for arm, cells in _cells_by_arm(definition, settings, arms).items()
+    }
+    for items in zip(*sides.values(), strict=True):
+        outcome = _as_planned(dict(zip(sides, items, strict=True)), repeat or definition.repeat)
+        if isinstance(outcome, PrunedCell):
+            pruned.append(outcome)
+            continue
+        hashes = tuple(run.config_hash for run in (outcome.resolved, *outcome.by_arm.values()))
+        if hashes in planned:
+            first = planned[hashes].id
+            reason = f"resolves to the same run as {first} (config {hashes[0]})"
+            duplicates.append(DuplicateCell(outcome.id, outcome.labels, first, reason))
+            continue
+        planned[hashes] = outcome
     return Plan(
         id=variant_name(definition.name, settings),
         name=definition.name,
@@ -254,4 +301,20 @@ def make_plan(
         pruned=tuple(pruned),
         duplicates=tuple(duplicates),
         fixed={short_path(path): value for path, value in settings.items()},
+        targets=planned_targets(definition.targets, sweep_cells(definition, settings)),
+    )
+
+
+def _as_planned(items: Mapping[str, Runnable | Pruned], repeats: int) -> PlannedCell | PrunedCell:
+    """One cell, judged for every arm (under "" for all of them)."""
+    by_arm: dict[str, ResolvedRun] = {}
+    for arm, item in items.items():
+        labels = {name: label for name, label in item.cell.labels.items() if name != ARM}
+        if isinstance(item, Pruned):
+            reason = f"arm {arm}: {item.reason}" if arm else item.reason
+            return PrunedCell(item.cell.id, labels, item.rule, reason)
+        by_arm[arm] = item.resolved
+    resolved = next(iter(by_arm.values()))
+    return PlannedCell(
+        item.cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k}
     )

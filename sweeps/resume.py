@@ -79,7 +79,8 @@ def compare_with_records(
     done: list[PastRun] = []
     failed: list[PastRun] = []
     for run in planned_runs(plan):
-        found = past.get((run.cell.resolved.config_hash, run.repeat, run.arm, code_of(run)))
+        config_hash = run.cell.of(run.arm).config_hash
+        found = past.get((config_hash, run.repeat, run.arm, code_of(run)))
         if found is None:
             missing.append(run)
             continue

@@ -12,7 +12,13 @@ from threading import Event
 from bench.errors import UsageError
 from bench.record import FINISHED_GOOD
 from bench.store.results_store import ResultsStore
-from sweeps.block_resume import BlocksProgressed, MissingBlock, compare_blocks
+from sweeps.block_resume import (
+    BlocksProgressed,
+    MissingBlock,
+    attempts_started,
+    compare_blocks,
+    runs_by_block,
+)
 from sweeps.block_runner import run_blocks
 from sweeps.execution import Launch, RunMaker, Side, Sides
 from sweeps.interleave import draw_seed, planned_blocks
@@ -213,13 +219,9 @@ def _blocks_to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksPr
             retries=options.block_retries,
             retry_failed=options.retry_failed,
         )
-    attempts: dict[tuple[str, int], int] = {}
-    for record in records:
-        key = (record.resolved.config_hash, record.status.repeat)
-        attempts[key] = max(attempts.get(key, 0), record.status.attempt or 0)
+    known = runs_by_block(records)
     missing = tuple(
-        MissingBlock(block, 1 + attempts.get((block.cell.resolved.config_hash, block.number), 0))
-        for block in planned_blocks(plan)
+        MissingBlock(block, 1 + attempts_started(block, known)) for block in planned_blocks(plan)
     )
     return BlocksProgressed(missing, (), ())
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from bench.spec import RunSpec
+from sweeps.targets import TargetMetric
 
 AxisValues = list[Any]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -56,6 +57,18 @@ class ArmSection(_Section):
     packages: list[str] | None = Field(
         default=None, description="installed by pip for this arm alone"
     )
+    set: dict[str, Any] | None = Field(
+        default=None, description="setting -> value, for the runs of this arm"
+    )
+
+
+class TargetSection(_Section):
+    """What head / base of some metrics is to be at most, in the cells that match `when`."""
+
+    when: dict[str, Any] = Field(description="axis or setting -> value, list or glob")
+    base: str = Field(description="the arm to compare with")
+    head: str = Field(description="the arm to judge")
+    at_most: dict[TargetMetric, float] = Field(description="metric -> largest ratio head / base")
 
 
 class SweepFile(_Section):
@@ -71,3 +84,6 @@ class SweepFile(_Section):
         default_factory=dict, description="name -> where its code comes from; two or more"
     )
     interleave: bool = Field(default=False, description="run the arms in turn, block by block")
+    targets: list[TargetSection] = Field(
+        default_factory=list, description="how the arms are to compare"
+    )

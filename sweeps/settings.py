@@ -141,6 +141,15 @@ def nested(settings: Settings) -> dict[str, Any]:
     return document
 
 
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything in nested or dotted settings."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def run_spec(settings: Settings) -> RunSpec:
     """The RunSpec that these settings, each already `checked`, describe."""
     return RunSpec.model_validate(nested(settings), strict=True)

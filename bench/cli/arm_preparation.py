@@ -24,7 +24,9 @@ def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[Requested
     """
     if not plans.arms:
         return plans, {None: Side(launch, code_identity)}
-    cells = {cell.id: cell.resolved for cell in plans.chosen.cells}
+    cells = {
+        arm.name: {cell.id: cell.of(arm.name) for cell in plans.chosen.cells} for arm in plans.arms
+    }
     prepared = prepare_arms(plans.arms, cells, store.root / ARMS_FOLDER)
     arms = tuple(_planned(arm, plans.whole) for arm in prepared)
     for arm in arms:
@@ -58,7 +60,7 @@ def _planned(arm: PreparedArm, plan: Plan) -> PlannedArm:
         torch=torch,
         python=python,
         packages={name: str(found["version"]) for name, found in sorted(installed.items())},
-        codes={cell.id: code_identity(cell.resolved, code=arm.code) for cell in plan.cells},
+        codes={cell.id: code_identity(cell.of(arm.name), code=arm.code) for cell in plan.cells},
     )
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from bench.cli import console, exit_codes, gating
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from reports import gate_text
+from reports import gate_text, markdown, terminal
 from reports.build import ReportPaths, write_report
 from reports.compare import compare
 from reports.comparison_text import to_data, to_markdown, to_terminal
 from reports.gate import gate
 from reports.pairing import sides_of_arms, sides_of_sweeps
 from reports.policy import Policy
+from reports.targets import judge_targets, target_table
+from reports.targets import to_data as targets_to_data
 from sweeps.suggest import did_you_mean
 
 _FORMATS = {"table": to_terminal, "md": to_markdown}
@@ -76,10 +78,15 @@ def _show_arms(store: ResultsStore, asked: Comparing, policy: Policy) -> int:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in judged.sides.not_comparable[:5])
         raise NotComparableError(f"the arms of {asked.base} cannot be compared: {reasons}")
     now = datetime.now(UTC)
+    targets = judge_targets(store, asked.base) if asked.base in store.sweeps() else []
     if asked.as_json:
-        console.data_json(gate_text.to_data(judged, now))
-    else:
-        console.data(gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+        verdicts = gate_text.to_data(judged, now)
+        console.data_json(verdicts | {"targets": targets_to_data(targets)})
+        return exit_codes.OK
+    console.data(gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+    if targets:
+        render = markdown.table if asked.form == "md" else terminal.table
+        console.data("\n" + render(target_table(targets)).rstrip("\n"))
     return exit_codes.OK
 
 

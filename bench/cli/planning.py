@@ -59,7 +59,12 @@ def requested_plan(request: Request) -> RequestedPlan:
     fixed = parse_assignments(request.assignments)
     cells = sweep_cells(definition, fixed)
     selection = parse_selection(request.only, request.skip, cells)
-    whole = make_plan(definition, Machine.detect(), fixed=fixed, repeat=request.repeat)
+    if any(arm.settings for arm in arms) and not interleave:
+        raise UsageError(
+            "arms that differ in their settings are compared block by block; add `interleave: true`"
+            " to the file, or --interleave"
+        )
+    whole = make_plan(definition, Machine.detect(), fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
         whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in arms)}")

@@ -90,7 +90,7 @@ def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
         codes = {(None, cell.id): code_now(cell.resolved) for cell in plan.cells}
     result = []
     for run in planned_runs(plan):
-        record = newest.get((run.cell.resolved.config_hash, run.repeat, run.arm))
+        record = newest.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
         if record is None:
             line = RunLine(run.cell.id, run.repeat, "missing", True, "", "", run.arm)
         else:

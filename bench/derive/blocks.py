@@ -52,13 +52,12 @@ def arm_order(block: Mapping[str, RunRecord]) -> tuple[str, ...]:
 def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Block]:
     """Complete blocks of one cell, `members` being its runs, oldest first."""
     wanted = set(arms) if arms is not None else {str(record.status.arm) for record in members}
-    attempts: dict[tuple[str, int, int | None], Block] = {}
+    attempts: dict[tuple[str, int, int | None], list[Block]] = {}
     for record in members:
         if record.status.state in FINISHED_GOOD and record.is_whole:
-            status = record.status
-            key = (record.resolved.config_hash, status.repeat, status.attempt)
-            attempts.setdefault(key, {})[str(status.arm)] = record
-    complete = [block for block in attempts.values() if set(block) == wanted]
+            _put(record, attempts)
+    found = [block for blocks in attempts.values() for block in blocks]
+    complete = [block for block in found if set(block) == wanted]
     if not complete:
         return []
     complete.sort(key=_block_age)
@@ -66,6 +65,21 @@ def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Bl
     # Later attempts come later in the list and replace earlier ones of the same number.
     by_number = {_number(block): block for block in complete if _measured(block) == current}
     return [by_number[number] for number in sorted(by_number)]
+
+
+def _put(record: RunRecord, attempts: dict[tuple[str, int, int | None], list[Block]]) -> None:
+    """Add a run, younger than all before it, to the block it belongs to.
+
+    Arms may differ in their settings, so only runs made one by one are told apart by configuration;
+    within an attempt an arm that runs again begins a block of its own.
+    """
+    status = record.status
+    config = record.resolved.config_hash if status.attempt is None else ""
+    blocks = attempts.setdefault((config, status.repeat, status.attempt), [])
+    arm = str(status.arm)
+    if not blocks or (status.attempt is not None and arm in blocks[-1]):
+        blocks.append({})
+    blocks[-1][arm] = record
 
 
 def _measured(block: Block) -> tuple[bool, dict[str, tuple[str, str]]]:

@@ -35,6 +35,19 @@ def _shapes() -> tuple[ModelShape, ...]:
             vocab=256,
             tie_embeddings=False,
         ),
+        # Of `make bench`: 34,087,424 parameters in units of 3.2 million, so that two or four CPU
+        # ranks spend their step on arithmetic and on transfers rather than on starting either.
+        ModelShape(
+            preset="bench-34m",
+            layers=8,
+            hidden=512,
+            ffn_hidden=1408,
+            heads=8,
+            kv_heads=8,
+            head_dim=64,
+            vocab=8192,
+            tie_embeddings=False,
+        ),
         # config.json of JackFram/llama-160m: 162,417,408 parameters.
         ModelShape(
             preset="160m",

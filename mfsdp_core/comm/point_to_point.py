@@ -57,7 +57,7 @@ class PointToPointCommunicator(TorchCommunicator):
         if self.size == 1:
             return super().reduce_scatter(own, full, bucket, average=average)
         self._publish("reduce_scatter", full, bucket)
-        return self._sum_slices(full, bucket, average=average)
+        return self._sum_slices(full, bucket, average=average, out=own)
 
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
@@ -75,7 +75,13 @@ class PointToPointCommunicator(TorchCommunicator):
 
         return _Then(gather)
 
-    def _sum_slices(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
+    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
+        """Sums are taken in FP32 at least, and are written where they belong in that dtype."""
+        return self.size == 1 or result == _sum_dtype(wire)
+
+    def _sum_slices(
+        self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
+    ) -> PendingSum:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]
         memory = self._scratch.acquire(bucket, (self.size - 1) * mine.numel(), mine.dtype)
@@ -87,7 +93,7 @@ class PointToPointCommunicator(TorchCommunicator):
 
         def add_up() -> torch.Tensor:
             _All(works).wait()
-            total = _sum_in_order(contributions)
+            total = _sum_in_order(contributions, out)
             self._scratch.release(bucket, memory)
             return total.div_(self.size) if average else total
 
@@ -148,13 +154,32 @@ class _Then:
         return self._result
 
 
-def _sum_in_order(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """c0 + c1 + ... from left to right, at least in FP32, in memory of its own."""
+def _sum_dtype(wire: torch.dtype) -> torch.dtype:
+    return torch.promote_types(wire, torch.float32)
+
+
+def _sum_in_order(
+    contributions: Sequence[torch.Tensor], out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """c0 + c1 + ... from left to right, at least in FP32.
+
+    In `out` where that has the dtype of the sum and holds nothing that is added later than second;
+    else in memory of its own.
+    """
     first, *rest = contributions
-    dtype = torch.promote_types(first.dtype, torch.float32)
-    if not rest:
-        return first.to(dtype, copy=True)
-    total = torch.add(first.to(dtype), rest[0])
-    for contribution in rest[1:]:
+    dtype = _sum_dtype(first.dtype)
+    total = out
+    if total is None or total.dtype != dtype or _holds(total, contributions[2:]):
+        total = first.new_empty(first.shape, dtype=dtype)
+    if rest and first.dtype == dtype:
+        torch.add(first, rest[0], out=total)
+        rest = rest[1:]
+    else:
+        total.copy_(first)
+    for contribution in rest:
         total.add_(contribution)
     return total
+
+
+def _holds(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
+    return any(memory.data_ptr() == tensor.data_ptr() for tensor in tensors)

@@ -71,6 +71,9 @@ class Communicator(Protocol):
     ) -> PendingSum:
         """Sum (or mean) over ranks of slice `rank` of `full`, into `own` or higher precision."""
 
+    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
+        """Whether the `own` of a reduction of `wire` values may be of dtype `result`."""
+
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
 

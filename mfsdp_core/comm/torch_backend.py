@@ -7,6 +7,7 @@ A group of one communicates nothing: its buffers are already what the collective
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ _scatter_flat: Callable[..., dist.Work] = (
 )
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Torch's name of `dtype` without its prefix, as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
@@ -60,6 +62,10 @@ class TorchCommunicator:
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
         return Summed(own, work)
 
+    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
+        """A backend reduces within one dtype; alone, a copy does whatever is asked."""
+        return self.size == 1 or wire == result
+
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
         if self.size == 1:
@@ -77,6 +83,8 @@ class TorchCommunicator:
         return Done() if work is None else work
 
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
+        if not self._events.wants("collective"):
+            return
         self._events.publish(
             Event(
                 kind="collective",

@@ -12,7 +12,7 @@ from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
-from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAllocator
+from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig
@@ -29,6 +29,7 @@ from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
+from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
@@ -84,16 +85,18 @@ def build_context(
         kind: environment.axes(is_expert=kind).coordinate().pieces(config.strategy)
         for kind in (False, True)
     }
-    factory = _GroupFactory(config, policy, environment)
     plans = plan_buckets(
         [facts for _, facts in managed_facts],
         pieces[False],
         expert_slices=pieces[True],
         bucketing=config.bucketing,
     )
+    members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
+    factory = _GroupFactory(config, policy, environment, plans, members)
     for plan in plans:
-        members = [parameters[index] for index in plan.members]
-        by_name[plan.unit].groups.append(factory.build(plan, members))
+        by_name[plan.unit].groups.append(factory.build(plan, members[plan.name]))
+    for pool in factory.allocators.pools.values():
+        pool.forget_assignments()
     events, schedule = environment.events, config.schedule
     context = ShardedContext(
         root,
@@ -102,6 +105,7 @@ def build_context(
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
+        allocators=factory.allocators,
     )
     for unit in (root, *units):
         unit.show_sharded()
@@ -113,7 +117,12 @@ class _GroupFactory:
     """Builds the run-time side of bucket plans; holds what all of them share."""
 
     def __init__(
-        self, config: ShardingConfig, policy: MixedPrecisionPolicy, environment: Environment
+        self,
+        config: ShardingConfig,
+        policy: MixedPrecisionPolicy,
+        environment: Environment,
+        plans: list[BucketPlan],
+        members: dict[str, list[ManagedParameter]],
     ) -> None:
         self._config = config
         self._policy = policy
@@ -124,9 +133,17 @@ class _GroupFactory:
             each_parameter=config.checks.each_parameter,
             before_reduction=config.checks.before_reduction,
         )
-        self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
-        self._passing = TemporaryAllocator(environment.device, environment.ledger)
-        scratch = AllocatedScratch(self._passing)
+        self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
+        specs = self._specs.values()
+        self.allocators = build_allocators(
+            config.allocation,
+            pool_requests(specs),
+            pooled_dtypes(specs),
+            FEWER_SLOTS,
+            device=environment.device,
+            ledger=environment.ledger,
+        )
+        scratch = AllocatedScratch(self.allocators.scratch)
         self._communicators = {
             axes.role_prefix: axes.communicators(
                 config.strategy, config.reduction.transport, scratch, environment.events
@@ -135,18 +152,21 @@ class _GroupFactory:
             if axes is not None
         }
 
-    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
-        """The group of `plan`, its parameters moved into its buffers."""
-        environment = self._environment
-        axes = environment.axes(is_expert=plan.is_expert)
-        communicators = self._communicators[axes.role_prefix]
+    def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
+        axes = self._environment.axes(is_expert=plan.is_expert)
         compute = members[0].raw.dtype
         dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
-        spec = BucketSpec(plan, self._config.strategy, axes.coordinate(), dtypes, self._dense_ranks)
+        return BucketSpec(plan, self._config.strategy, axes.coordinate(), dtypes, self._dense_ranks)
+
+    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
+        """The group of `plan`, its parameters moved into its buffers."""
+        environment, spec = self._environment, self._specs[plan.name]
+        axes = environment.axes(is_expert=plan.is_expert)
+        communicators = self._communicators[axes.role_prefix]
         weights = WeightBuffers(
             spec,
             communicators,
-            self._lasting,
+            self.allocators,
             persistent=plan.unit == ROOT,
             events=environment.events,
         )
@@ -155,7 +175,7 @@ class _GroupFactory:
             gradients = GradientBuffers(
                 spec,
                 communicators,
-                self._passing,
+                self.allocators,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
@@ -167,7 +187,7 @@ class _GroupFactory:
             weights,
             gradients,
             mesh=axes.whole,
-            allocator=self._lasting,
+            allocator=self.allocators.lasting,
             decoupled=self._config.reduction.decoupled,
         )
         if plan.is_expert:

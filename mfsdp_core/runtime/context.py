@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from mfsdp_core.events import EventBus
+from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -50,6 +51,7 @@ class ShardedContext:
         *,
         events: EventBus,
         auto_sync: bool,
+        allocators: Allocators,
     ) -> None:
         self.root = root
         self.units = units
@@ -57,6 +59,7 @@ class ShardedContext:
         self.grads = grads
         self.events = events
         self.auto_sync = auto_sync
+        self.allocators = allocators
         self._calls = CallBook()
         self._forward_turns = Turns(params.order, "forward")
         self._backward_turns = Turns(params.order, "backward")

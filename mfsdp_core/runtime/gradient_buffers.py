@@ -17,6 +17,7 @@ fused into the copy into the bucket: one rounding either way, the same result to
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,7 +28,8 @@ from mfsdp_core.comm.protocol import PendingSum
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import GradAlreadyReducedError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
+from mfsdp_core.memory.allocation import Allocators
+from mfsdp_core.memory.allocators import BufferKey, Role
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
@@ -61,7 +63,7 @@ class GradientBuffers:
         self,
         spec: BucketSpec,
         communicators: AxisCommunicators,
-        allocator: BucketAllocator,
+        allocators: Allocators,
         *,
         reduction: ReductionConfig,
         strict: bool,
@@ -73,7 +75,10 @@ class GradientBuffers:
         self._axis = spec.strategy.inner
         self._dtypes = spec.dtypes
         self._communicator = communicators.inner
-        self._allocator = allocator
+        self._lasting = allocators.lasting
+        self._allocator = allocators.gradients
+        # Lands a reduction so that its bucket becomes free; False when there is none to land.
+        self.relieve: Callable[[], bool] | None = None
         self._average = reduction.averages
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
@@ -95,7 +100,7 @@ class GradientBuffers:
                 self.reduced,
                 spec.strategy.outer,
                 communicators.outer,
-                allocator,
+                allocators.outer,
                 average=self._average,
             )
             self.reduced = self._outer.own
@@ -105,7 +110,7 @@ class GradientBuffers:
         layout, size = self._layout, self._communicator.size
         whole = not self._axis.reduces_every_microbatch
         elements = layout.total_elements if whole else layout.total_elements // size
-        data = self._allocator.acquire(
+        data = self._lasting.acquire(
             BufferKey(self._name, "accumulator", elements, self._dtypes.main_grads)
         )
         data.zero_()
@@ -213,7 +218,7 @@ class GradientBuffers:
         adds = self._axis.landing is Landing.ADD and self._landed
         if adds:
             self._inner_reduced.add_(result)
-        elif not (pending.in_place and result is pending.own):
+        elif result is not self._inner_reduced and not (pending.in_place and result is pending.own):
             self._inner_reduced.copy_(result)
         self._landed = True
         self.revision += 1
@@ -262,8 +267,10 @@ class GradientBuffers:
         if self._guard is not None:
             self._guard.check_buffer(bucket, accumulated=False)
         own = self._inner_part(bucket.data)
+        replaces = self._axis.landing is not Landing.ADD or not self._landed
+        into = self._destination(own) if replaces else own
         work = self._communicator.reduce_scatter(
-            own, bucket.data, self._name, average=self._average
+            into, bucket.data, self._name, average=self._average
         )
         self._pending = Reduction(own, False, work, self._key("grad_bucket"))
         self._filled.clear()
@@ -274,18 +281,27 @@ class GradientBuffers:
         data, key = whole.data, None
         if self._dtypes.needs_comm_buffer:
             key = self._key("grad_bucket")
-            data = self._allocator.acquire(key).copy_(whole.data)
+            data = self._acquire_bucket(key).copy_(whole.data)
         self._look_before_reducing(data, key)
         if self._scale != 1.0:
             data.mul_(self._scale)
         own = data
         if self._axis.reduction is Collective.REDUCE_SCATTER:
             own = self._inner_part(data)
-            work = self._communicator.reduce_scatter(own, data, self._name, average=self._average)
+            into = self._destination(own)
+            work = self._communicator.reduce_scatter(into, data, self._name, average=self._average)
         else:
             work = self._communicator.all_reduce(data, self._name, average=self._average)
         self._pending = Reduction(own, key is None, work, key)
         self.state = GradientState.REDUCED
+
+    def _destination(self, own: torch.Tensor) -> torch.Tensor:
+        """Where a reduction that replaces the gradient may put its result.
+
+        That is where it belongs, which saves a pass over it, unless the transport cannot.
+        """
+        wire, reduced = own.dtype, self._inner_reduced.dtype
+        return self._inner_reduced if self._communicator.reduces_into(wire, reduced) else own
 
     def _look_before_reducing(self, data: torch.Tensor, copy: BufferKey | None) -> None:
         if self._guard is None:
@@ -301,10 +317,16 @@ class GradientBuffers:
         if self._pending is not None:
             self.land()
         if self._bucket is None:
-            data = self._allocator.acquire(self._key("grad_bucket"))
+            data = self._acquire_bucket(self._key("grad_bucket"))
             self._bucket = FullBuffer(self._layout, data)
             self._bucket.zero_gaps()
         return self._bucket
+
+    def _acquire_bucket(self, key: BufferKey) -> torch.Tensor:
+        """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
+        while not self._allocator.has_room(key) and self.relieve is not None and self.relieve():
+            pass
+        return self._allocator.acquire(key)
 
     def _zero_missing(self, buffer: FullBuffer) -> None:
         for index in range(len(self._layout.slots)):
@@ -328,6 +350,8 @@ class GradientBuffers:
         self.state = GradientState.ACCUMULATING
 
     def _publish_landing(self, operation: str, own: torch.Tensor) -> None:
+        if not self._events.wants("land"):
+            return
         self._events.publish(
             Event(
                 kind="land",

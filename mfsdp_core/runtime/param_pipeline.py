@@ -83,6 +83,8 @@ class ParamPipeline:
                 group.weights.broadcast()
 
     def _publish(self, target: Unit) -> None:
+        if not self._events.wants("prefetch"):
+            return
         for group in target.groups:
             layout, compute = group.plan.layout, group.dtypes.compute
             self._events.publish(

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.state.local_step import LocalStep
 from mfsdp_core.state.owner import owner_references
 
 
@@ -32,7 +33,8 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
             "model.parameters() after sharding, or use fully_shard(module, optimizer)."
         )
-    methods = _ShardedMethods(optimizer.step, optimizer.zero_grad, owners)
+    step = LocalStep(optimizer, optimizer.step)
+    methods = _ShardedMethods(step, optimizer.zero_grad, owners)
     patched: Any = optimizer
     patched.step = methods.step
     patched.zero_grad = methods.zero_grad

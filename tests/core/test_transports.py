@@ -62,13 +62,16 @@ def collectives(size: int, dtype: torch.dtype) -> list[bool]:
     data = inputs[rank].clone()
     part = data.tensor_split(size)[rank]
     reduced = communicator.reduce_scatter(part, data, "bucket", average=False).wait()
-    mean = communicator.reduce_scatter(part, inputs[rank].clone(), "bucket", average=True).wait()
+    apart = torch.empty(part.numel(), dtype=wide)
+    assert communicator.reduces_into(dtype, wide)
+    mean = communicator.reduce_scatter(apart, inputs[rank].clone(), "bucket", average=True).wait()
     everywhere = inputs[rank].clone()
     communicator.all_reduce(everywhere, "bucket", average=False).wait()
     return [
         torch.equal(full, gathered),
         torch.equal(reduced.to(wide), total.tensor_split(size)[rank]),
-        torch.equal(mean.to(wide), total.tensor_split(size)[rank] / size),
+        torch.equal(mean, total.tensor_split(size)[rank] / size),
+        mean is apart,
         torch.equal(everywhere, total.to(dtype)),
         ledger.bytes_by_category()["communication_buffers"] == 0,
     ]

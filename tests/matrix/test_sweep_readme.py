@@ -24,6 +24,7 @@ CELLS = {
     "tuned": 4,
     "allocator": 4,
     "change": 1,
+    "engines": 2,
 }
 
 

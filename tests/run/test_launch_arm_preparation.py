@@ -58,7 +58,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def prepared(cache: Path, **request) -> PreparedArm:
-    return prepare_arms([ArmRequest("x", **request)], CELLS, cache)[0]
+    return prepare_arms([ArmRequest("x", **request)], {"x": CELLS}, cache)[0]
 
 
 def refusal(cache: Path, **request) -> str:
@@ -181,7 +181,7 @@ def test_unknown_refs_and_places_are_refused(cache: Path, repository: Path, tmp_
 def test_every_arm_is_looked_at_before_the_first_is_made(cache: Path, repository: Path) -> None:
     requests = [ArmRequest("a", git="first", repo=repository), ArmRequest("b", git="nowhere")]
     with pytest.raises(UsageError, match="arm b: git knows no commit"):
-        prepare_arms(requests, CELLS, cache)
+        prepare_arms(requests, {arm.name: CELLS for arm in requests}, cache)
     assert not cache.exists()
 
 
@@ -267,7 +267,7 @@ def fake_torch(make_wheel, folder: Path, version: str) -> Path:
 def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path, make_wheel) -> None:
     wheels = [fake_torch(make_wheel, tmp_path / "wheels", version) for version in ("98.0", "99.0")]
     requests = [ArmRequest(f"torch{n}", packages=(str(w),)) for n, w in enumerate(wheels)]
-    old, new = prepare_arms(requests, CELLS, cache)
+    old, new = prepare_arms(requests, {arm.name: CELLS for arm in requests}, cache)
     assert [arm.code.versions()[0] for arm in (old, new)] == ["98.0", "99.0"]
     assert [arm.code.pinned.distributions["torch"]["version"] for arm in (old, new)] == [
         "98.0",

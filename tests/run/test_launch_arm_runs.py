@@ -72,7 +72,7 @@ def run_in(root: Path, code: RankCode, *, worker: str = "bench.worker") -> RunRe
 
 def arm_of(root: Path, **request) -> RankCode:
     cells = {"c": resolve_anywhere(RunSpec(launch=LaunchSpec(ranks=2)))}
-    return prepare_arms([ArmRequest("head", **request)], cells, root / "arms")[0].code
+    return prepare_arms([ArmRequest("head", **request)], {"head": cells}, root / "arms")[0].code
 
 
 def test_a_file_that_changed_after_the_arm_was_prepared_fails_the_run(tmp_path: Path) -> None:

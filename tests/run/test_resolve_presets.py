@@ -8,10 +8,11 @@ from bench.resolve.presets import PRESETS
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ModelSpec, RunSpec
 
-# Published: config.json plus weights of each model; debug, both tiny ones and nano-1b are ours.
+# Published: config.json plus weights of each model; debug, tiny ones, bench-34m, nano-1b: ours.
 PARAMETERS = {
     "debug": 1_049_728,
     "tiny": 14_817_792,
+    "bench-34m": 34_087_424,
     "160m": 162_417_408,
     "1b": 1_235_814_400,
     "llama3-8b": 8_030_261_248,

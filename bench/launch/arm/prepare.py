@@ -51,13 +51,13 @@ class _Source:
 
 
 def prepare_arms(
-    requests: Sequence[ArmRequest], cells: Mapping[str, ResolvedRun], cache: Path
+    requests: Sequence[ArmRequest], cells: Mapping[str, Mapping[str, ResolvedRun]], cache: Path
 ) -> tuple[PreparedArm, ...]:
     """Make checkouts and install packages below `cache`, where they are not there yet, and pin all.
 
     Args:
         requests: the arms, in order.
-        cells: what the arms will run; each arm's `bench` must be able to read it.
+        cells: arm -> what it will run; its `bench` must be able to read that.
         cache: a folder of the results folder.
 
     Raises:
@@ -75,7 +75,7 @@ def prepare_arms(
         )
     try:
         with reporting_failed_writes(cache):
-            return tuple(_prepare(request, cells, cache) for request in requests)
+            return tuple(_prepare(request, cells[request.name], cache) for request in requests)
     finally:
         lock.release()
 

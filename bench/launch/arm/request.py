@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -12,7 +13,8 @@ class ArmRequest:
 
     git: a ref of `repo` (None: the repository of this checkout). checkout: a folder as it is.
     With neither, the working tree that this process runs from, as it is. python: interpreter of
-    the ranks. packages: what pip installs for this arm alone, as pip understands it.
+    the ranks. packages: what pip installs for this arm alone, as pip understands it. settings: of
+    a run, full path to value, that this arm's runs have on top of their cell's.
     """
 
     name: str
@@ -21,6 +23,7 @@ class ArmRequest:
     checkout: Path | None = None
     python: Path | None = None
     packages: tuple[str, ...] = ()
+    settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
     def described(self) -> str:
         """The arm in a few words, without any path."""
@@ -34,4 +37,5 @@ class ArmRequest:
         if self.python is not None:
             parts.append("its own interpreter")
         parts += [Path(pin).name for pin in self.packages]
+        parts += [f"{path}={value}" for path, value in self.settings.items()]
         return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""What measures and tests the core; no part of a training process."""

@@ -1,0 +1,53 @@
+"""Targets of a sweep with arms: how large head / base of a metric may be, cell by cell.
+
+A target says what a comparison is made for, before it is made. It is kept in `plan.json`, so that a
+report judges the records by what was asked when they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from sweeps.matrix import Cell, Condition
+
+TargetMetric = Literal["step_time", "allocator_peak", "rss"]
+TARGET_METRICS: tuple[TargetMetric, ...] = get_args(TargetMetric)
+
+
+@dataclass(frozen=True)
+class Target:
+    """For the cells that match `when`: head / base of each metric is to be at most so much."""
+
+    when: Condition
+    base: str
+    head: str
+    at_most: Mapping[TargetMetric, float]
+
+
+@dataclass(frozen=True)
+class PlannedTarget:
+    """One metric of one cell."""
+
+    cell: str
+    base: str
+    head: str
+    metric: TargetMetric
+    at_most: float
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain data for `plan.json`."""
+        return asdict(self)
+
+
+def planned_targets(targets: Iterable[Target], cells: Sequence[Cell]) -> tuple[PlannedTarget, ...]:
+    """The targets of every cell, in the order of the cells."""
+    wanted = list(targets)
+    return tuple(
+        PlannedTarget(cell.id, target.base, target.head, metric, bound)
+        for cell in cells
+        for target in wanted
+        if target.when.matches(cell)
+        for metric, bound in target.at_most.items()
+    )

@@ -1,0 +1,214 @@
+"""Arms that differ in settings: two engines in turn, as two sides of one block. No process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.cli.planning import Request, requested_plan
+from bench.derive.blocks import complete_blocks, is_interleaved
+from bench.errors import UsageError
+from bench.record import RunStatus, StepSample
+from bench.resolve import Machine
+from bench.store import ResultsStore
+from reports.pairing import sides_of_arms
+from reports.sweep_view import load_sweeps
+from sweeps.arms import parse_arm_options
+from sweeps.definition import parse_sweep
+from sweeps.document import SweepFileError
+from sweeps.execution import Side
+from sweeps.plan import Plan, PlannedArm, make_plan
+from sweeps.runner import RunOptions, run_sides
+
+LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+ENGINES = """\
+name: a
+base: {train.steps: 9}
+matrix:
+  product:
+    case: [{label: sharded}, {label: replicated}]
+arms:
+  torch: {set: {engine: {name: fsdp2, strategy: optim_grads_params}}}
+  ours: {set: {engine.name: mfsdp, engine.strategy: optim_grads_params}}
+interleave: true
+repeat: 2
+overrides:
+  - when: {case: replicated}
+    set: {engine.strategy: no_shard}
+  - when: {case: replicated, arm: torch}
+    set: {engine.name: ddp}
+"""
+
+
+def plan_of(text: str = ENGINES, **options) -> Plan:
+    definition = parse_sweep(text, "x.yaml")
+    plan = make_plan(definition, LAPTOP, arms=definition.arms, **options)
+    arms = [PlannedArm(arm.name, "", None, None, "2.13.0", "3.11.7") for arm in definition.arms]
+    return replace(plan, arms=tuple(arms), interleaved=True)
+
+
+def engines(plan: Plan, cell: str) -> dict[str, tuple[str, str]]:
+    (found,) = [one for one in plan.cells if one.id == cell]
+    return {arm: (run.engine.name, run.strategy) for arm, run in found.by_arm.items()}
+
+
+class Stand:
+    """Takes the place of `bench.launch.launch`; `crash` holds the arms that fail once."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+        self.crash: list[str] = []
+
+    def __call__(self, resolved, folder, **_callbacks) -> RunStatus:
+        folder.write_environment({})
+        for rank in range(resolved.launch.ranks):
+            for step in range(1, resolved.train.steps + 1):
+                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+        arm = folder.status.arm
+        self.seen.append((folder.status.cell, arm, resolved.engine.name))
+        state = "crashed" if arm in self.crash else "ok"
+        if state == "crashed":
+            self.crash.remove(arm)
+        status = folder.status.model_copy(update={"state": state})
+        folder.write_status(status)
+        return status
+
+
+def run_all(plan: Plan, store: ResultsStore, stand: Stand) -> None:
+    side = Side(stand, lambda resolved: f"code of {resolved.engine.name}")
+    sides = {arm.name: side for arm in plan.arms}
+    run_sides(plan, store, sides=sides, options=RunOptions(seed=3))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def test_settings_of_an_arm_lie_over_those_of_each_cell_and_below_overrides() -> None:
+    plan = plan_of()
+    assert engines(plan, "sharded") == {
+        "torch": ("fsdp2", "optim_grads_params"),
+        "ours": ("mfsdp", "optim_grads_params"),
+    }
+    assert engines(plan, "replicated") == {
+        "torch": ("ddp", "no_shard"),
+        "ours": ("mfsdp", "no_shard"),
+    }
+
+
+def test_a_setting_that_the_command_line_fixes_holds_for_every_arm() -> None:
+    plan = plan_of(fixed={"engine.name": "mfsdp"})
+    assert {name for name, _ in engines(plan, "sharded").values()} == {"mfsdp"}
+
+
+def test_the_runs_of_all_arms_survive_plan_json() -> None:
+    plan = plan_of()
+    assert Plan.from_document(json.loads(json.dumps(plan.to_document()))) == replace(plan, fixed={})
+
+
+def test_a_cell_that_one_arm_cannot_run_is_pruned_and_the_arm_is_named() -> None:
+    text = ENGINES.replace(
+        "    set: {engine.strategy: no_shard}\n", "    set: {engine.strategy: optim}\n"
+    )
+    (pruned,) = plan_of(text).pruned
+    assert (pruned.id, pruned.rule) == ("replicated", "strategy-not-in-engine")
+    assert pruned.reason.startswith("arm torch: ")
+
+
+def test_each_arm_runs_its_own_settings_and_the_blocks_are_complete(store) -> None:
+    stand = Stand()
+    run_all(plan_of(), store, stand)
+    assert sorted(set(stand.seen)) == [
+        ("replicated", "ours", "mfsdp"),
+        ("replicated", "torch", "ddp"),
+        ("sharded", "ours", "mfsdp"),
+        ("sharded", "torch", "fsdp2"),
+    ]
+    blocks = complete_blocks(store.records(sweep="a"))
+    assert {cell: len(found) for cell, found in blocks.items()} == {"sharded": 2, "replicated": 2}
+    assert all(is_interleaved(block) for found in blocks.values() for block in found)
+
+
+def test_finished_blocks_of_such_arms_are_not_run_again(store) -> None:
+    run_all(plan_of(), store, Stand())
+    again = Stand()
+    run_all(plan_of(), store, again)
+    assert again.seen == []
+
+
+def test_a_lost_block_of_such_arms_is_repeated_whole(store) -> None:
+    stand = Stand()
+    stand.crash = ["ours"]
+    run_all(plan_of(), store, stand)
+    assert len(stand.seen) in {9, 10}  # the lost run, and the other arm if it had run before
+    blocks = complete_blocks(store.records(sweep="a"))
+    assert {cell: len(found) for cell, found in blocks.items()} == {"sharded": 2, "replicated": 2}
+
+
+def test_arms_that_run_the_same_thing_in_two_cells_stay_apart(store) -> None:
+    text = ENGINES.replace(
+        "    set: {engine.name: ddp}\n",
+        "    set: {engine.strategy: optim_grads_params, engine.name: fsdp2}\n",
+    )
+    stand = Stand()
+    run_all(plan_of(text), store, stand)
+    assert len(stand.seen) == 8
+    (view,) = load_sweeps(store, ["a"])
+    assert {cell.name: len(cell.runs) for cell in view.cells} == {
+        "sharded [torch]": 2,
+        "sharded [ours]": 2,
+        "replicated [torch]": 2,
+        "replicated [ours]": 2,
+    }
+
+
+def test_such_arms_are_compared_as_pairs(store) -> None:
+    run_all(plan_of(), store, Stand())
+    sides = sides_of_arms(store, "a", "torch", "ours")
+    assert [(pair.label, pair.paired) for pair in sides.pairs] == [
+        ("sharded", True),
+        ("replicated", True),
+    ]
+
+
+def test_the_command_line_takes_settings_of_arms() -> None:
+    torch, ours = parse_arm_options(
+        ["torch=set:engine.name=fsdp2,engine.strategy=optim_grads", "ours=set:engine.name=mfsdp"]
+    )
+    assert torch.settings == {"engine.name": "fsdp2", "engine.strategy": "optim_grads"}
+    assert ours.settings == {"engine.name": "mfsdp"}
+    assert torch.described() == "working tree, engine.name=fsdp2, engine.strategy=optim_grads"
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("{set: {engine.nam: ddp}}", "did you mean 'engine.name'"),
+        ("{set: {engine.name: dpd}}", "did you mean 'ddp'"),
+        ("{set: [engine.name]}", "set: expected a mapping"),
+        ("{set: {}}", "set: expected a mapping"),
+    ],
+)
+def test_settings_that_no_run_has_are_refused_with_the_line_of_the_arm(
+    arm: str, message: str
+) -> None:
+    with pytest.raises(SweepFileError) as caught:
+        parse_sweep(f"name: a\narms:\n  torch: {arm}\n  ours: .\n", "x.yaml")
+    assert str(caught.value).startswith("x.yaml:3: ")
+    assert message in str(caught.value)
+
+
+def test_an_override_for_an_arm_that_there_is_not_is_refused() -> None:
+    with pytest.raises(SweepFileError, match="expected one of torch, ours, found 'theirs'"):
+        parse_sweep(ENGINES.replace("arm: torch}", "arm: theirs}"), "x.yaml")
+
+
+def test_arms_by_settings_must_be_interleaved(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(ENGINES.replace("interleave: true\n", ""))
+    with pytest.raises(UsageError, match="compared block by block"):
+        requested_plan(Request(file, [], [], [], None))
