@@ -243,6 +243,37 @@ def separate_gather_group(name: str) -> float:
     return max(gradient_errors(name, "optim_grads_params", "no_shard", {"expt_fsdp_group_ag": own}))
 
 
+def norm_beside_tensor_parallelism(strategy: str) -> float:
+    """Two dense ranks times two tensor-parallel ones; two ranks share each of two experts.
+
+    The gradient of everything dense is 1, of expert e it is e + 1; which rank has which is up to
+    the mesh of experts, which has no tensor-parallel dimension.
+    """
+    root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    module = nn.ModuleDict(
+        {kind: nn.Linear(3, 4, bias=False) for kind in ("expert", "cut", "whole")}
+    )
+    module["expert"].weight.allreduce = False
+    module["cut"].weight.tensor_model_parallel = True
+    module["cut"].weight.partition_dim = 0
+    model = fully_shard_model(
+        module,
+        device_mesh=root,
+        dp_shard_dim="dp",
+        tp_dim="tp",
+        expt_device_mesh=experts,
+        zero_dp_strategy=strategy,
+    )
+    own = experts.get_local_rank("ep") + 1.0
+    for kind in module:
+        weight = module[kind].weight
+        weight.grad = torch.full_like(weight, own if kind == "expert" else 1.0).detach()
+    # 12 elements each, of the cut one twice as many.
+    expected = (12 * (1 + 4) + 24 + 12) ** 0.5
+    return float(clip_grad_norm_(list(model.parameters()), float("inf"))) / expected - 1
+
+
 def refusals() -> list[str]:
     dense, experts = meshes("ep2")
     hybrid = arguments("hybrid")
@@ -346,6 +377,13 @@ def test_a_parameter_marked_as_not_shared_is_an_experts(ranks: RankPool) -> None
 
 def test_gathers_of_experts_may_have_a_group_of_their_own(ranks: RankPool) -> None:
     assert max(ranks.run(separate_gather_group, "ep2")) < 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_norm_counts_experts_and_tensor_parallel_parts_once(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert max(map(abs, ranks.run(norm_beside_tensor_parallelism, strategy))) < 1e-6
 
 
 def test_half_a_configuration_of_experts_is_refused(ranks: RankPool) -> None:
