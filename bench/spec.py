@@ -93,6 +93,7 @@ class EngineSpec(Frozen):
     transport: TransportName = "auto"
     decoupled_grad: bool = False
     separate_gather_group: bool = False
+    pool_slots: int = Field(default=2, ge=2)
 
 
 class TrainSpec(Frozen):
@@ -152,6 +153,7 @@ _LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("measure", "nccl", "none"),
     ("engine", "decoupled_grad", False),
     ("engine", "separate_gather_group", False),
+    ("engine", "pool_slots", 2),
     ("train", "state_dtype", "fp32"),
     ("train", "master_weights", False),
 )

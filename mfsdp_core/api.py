@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_devi
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, AllocatorName, parse_allocation
 from mfsdp_core.plan.config import (
     GradientChecks,
     ReductionConfig,
@@ -30,6 +31,7 @@ from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, rep
 from mfsdp_core.wrapper import MegatronFSDP
 
 UnitModules = Sequence[type[nn.Module] | str]
+NestedUnits = Literal["outermost", "all"]
 
 
 def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
@@ -69,7 +71,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     *,
     on_double_reduction: Literal["raise", "warn"] = "raise",
     transport: Transport = "auto",
+    allocator: AllocatorName | None = None,
+    pool_slots: int = SMALLEST_POOL_SLOTS,
     check_for_nan_in_grad: bool = False,
+    nested_units: NestedUnits = "outermost",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -101,7 +106,11 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     reads them there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour,
     in which a whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
     `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where gradients
-    are scattered.
+    are scattered. allocator: who serves the buffers that come and go, one of
+    `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is what
+    upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
+    neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
+    units that no slot serves keep their buffers, instead of resizing their storage.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -131,12 +140,21 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             strict_reduction=on_double_reduction == "raise",
         ),
         has_outer_axis=dp_outer_dim is not None,
+        allocation=parse_allocation(
+            allocator,
+            pool_slots,
+            double_buffer=fsdp_double_buffer,
+            max_pool=maxpool_double_buffer,
+            persistent_fallback=fsdp_db_use_persist_buf_on_alloc_fail,
+        ),
         bucketing=not disable_bucketing,
     )
     checks = GradientChecks(report_nan_in_param_grad, check_for_nan_in_grad)
     config = dataclasses.replace(config, checks=checks)
+    if nested_units not in get_args(NestedUnits):
+        raise ConfigurationError(f"nested_units={nested_units!r}: expected 'outermost' or 'all'.")
     classes = resolve_unit_classes(fsdp_unit_modules)
-    units = select_units(module, classes)
+    units = select_units(module, classes, nested=nested_units == "all")
     names = AxisNames(dp_shard_dim, dp_outer_dim, tp_dim)
     dense = dense_axes(device_mesh, names, hybrid_fsdp_group, fsdp_group_ag)
     experts = expert_axes(
@@ -198,7 +216,10 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     *,
     on_double_reduction: Literal["raise", "warn"] = "raise",
     transport: Transport = "auto",
+    allocator: AllocatorName | None = None,
+    pool_slots: int = SMALLEST_POOL_SLOTS,
     check_for_nan_in_grad: bool = False,
+    nested_units: NestedUnits = "outermost",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 

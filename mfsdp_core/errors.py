@@ -9,6 +9,7 @@ MfsdpError
 ├── NonFiniteGradientError        NaN or Inf in a gradient, where looking for them was asked for
 ├── LifecycleError                a call at a time when it cannot mean anything
 │   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
+├── PoolExhaustedError            a buffer pool has no slot that a unit may use now
 └── StateDictError                missing, unexpected or wrongly shaped entries
 """
 
@@ -61,6 +62,10 @@ class LifecycleError(MfsdpError, RuntimeError):
 
 class PolicyChangeError(LifecycleError):
     """A change of the dtype policy that running buffers cannot follow."""
+
+
+class PoolExhaustedError(MfsdpError, RuntimeError):
+    """A buffer pool has no slot that a unit may use now; names the holders and idle slots."""
 
 
 class StateDictError(MfsdpError, RuntimeError):

@@ -83,6 +83,16 @@ class MegatronFSDP(nn.Module):
             self._context.recover()
             raise
 
+    @property
+    def pool_plan(self) -> dict[str, Any]:
+        """Buckets that come and go, and the pools they sit in, as plain data.
+
+        allocator; pools: role, slots, areas of a slot, offsets and sizes in bytes; units: per
+        bucket its role, dtype, bytes, padding, placement (`pool` or who serves it instead), the
+        slot that its unit has, and the bytes of its area that it does not need.
+        """
+        return self._context.allocators.plan_document()
+
     # --- microbatches -------------------------------------------------------------------------
 
     @contextmanager
@@ -207,6 +217,13 @@ class MegatronFSDP(nn.Module):
                     f"{name} is {built} in this model's buffers and cannot become {wanted}. "
                     "Only grad_comm_dtype may change; build a new model for the rest."
                 )
+        pooled = self._context.allocators.pools
+        changes = mp_policy.grad_comm_dtype != self._policy.grad_comm_dtype
+        if changes and pooled:
+            raise PolicyChangeError(
+                "grad_comm_dtype cannot change with buffer pools, whose slots were planned for "
+                f"{self._policy.grad_comm_dtype}. Use allocator='storage_resize', or keep it."
+            )
         if not self._context.grads.is_idle:
             raise PolicyChangeError(
                 "grad_comm_dtype cannot change while a gradient bucket is live. Change it between "

@@ -24,7 +24,6 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
-from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
@@ -102,6 +101,11 @@ class MfsdpEngine:
         compute = categories["compute_weights"] - updated
         return categories | {"main_weights": updated, "compute_weights": compute}
 
+    def pool_plan(self) -> dict[str, Any] | None:
+        """The core's own plan, with the slots that units have now."""
+        plan: dict[str, Any] = self._model.pool_plan
+        return plan
+
     def wire_bytes(self) -> int | None:
         """Sum over the core's log of collectives, padding included."""
         sent: int = self._model.wire_log.sent_bytes
@@ -172,12 +176,7 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
 
 
 def _switches(engine: EngineSpec) -> dict[str, Any]:
-    """The allocator and the remaining switches, under the names of the drop-in functions."""
-    if engine.allocator == "temporary":
-        raise UnsupportedError(
-            "mfsdp_allocator", "the drop-in functions have no argument for the temporary allocator"
-        )
-    pooled = engine.allocator in ("fixed_pool", "max_pool")
+    """The allocator and the remaining switches, under the names of the core's functions."""
     return {
         "outer_dp_sharding_strategy": engine.outer_strategy,
         "overlap_grad_reduce": engine.overlap_grad_reduce,
@@ -186,8 +185,9 @@ def _switches(engine: EngineSpec) -> dict[str, Any]:
         "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
         "use_decoupled_grad": engine.decoupled_grad,
-        "fsdp_double_buffer": engine.double_buffer or pooled,
-        "maxpool_double_buffer": engine.allocator == "max_pool",
+        "allocator": engine.allocator,
+        "pool_slots": engine.pool_slots,
+        "fsdp_double_buffer": engine.double_buffer,
     }
 
 

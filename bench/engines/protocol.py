@@ -10,7 +10,7 @@ engine that is also `bench.engines.inspection.Inspectable` can be validated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,13 @@ class Engine(Protocol):
 
     def memory_by_category(self) -> dict[str, int]:
         """Bytes on this rank by category of `bench.meters.memory`; unknown ones are absent."""
+        ...
+
+    def pool_plan(self) -> dict[str, Any] | None:
+        """Buckets that come and go and the pools they sit in; None where there is no such thing.
+
+        Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
+        """
         ...
 
     def wire_bytes(self) -> int | None:

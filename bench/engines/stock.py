@@ -7,6 +7,7 @@ autocast, unless the implementation casts by itself (fsdp2).
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,10 @@ class StockEngine:
     def set_learning_rate(self, lr: float) -> None:
         """Set it for the next step."""
         set_learning_rate(self.optimizer, lr)
+
+    def pool_plan(self) -> dict[str, Any] | None:
+        """Torch's engines do not say how they allocate."""
+        return None
 
     def persistent_bytes(self) -> dict[str, int]:
         """Main weights, their gradients (same dtype and placement) and optimizer state."""

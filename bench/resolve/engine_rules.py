@@ -32,6 +32,7 @@ _SWITCHES = (
     "average_in_collective",
     "transport",
     "decoupled_grad",
+    "pool_slots",
     "separate_gather_group",
 )
 
@@ -130,14 +131,6 @@ def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | No
 
 def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
     """Capabilities of the mfsdp engine that do not exist yet."""
-    engine = run.engine
-    if engine.name != "mfsdp":
+    if run.engine.name != "mfsdp" or not run.engine.nccl_ub:
         return None
-    missing = []
-    if engine.allocator != "storage_resize":
-        missing.append(f"the allocator {engine.allocator}")
-    if engine.nccl_ub:
-        missing.append("NCCL user buffers (nccl_ub)")
-    if engine.double_buffer:
-        missing.append("double buffering (double_buffer)")
-    return f"mfsdp does not have {', '.join(missing)} yet" if missing else None
+    return "mfsdp does not have NCCL user buffers (nccl_ub) yet"

@@ -7,7 +7,7 @@ pool whose slots exist from the start, used in turns (double buffering).
 from __future__ import annotations
 
 from bench.resolve.machine import Machine
-from bench.spec import AllocatorName, ResolvedRun
+from bench.spec import AllocatorName, EngineSpec, ResolvedRun
 
 _POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 
@@ -38,12 +38,15 @@ def nccl_ub_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:
     )
 
 
-def pool_needs_double_buffer(run: ResolvedRun, _machine: Machine) -> str | None:
-    """A pool is a set of slots used in turns."""
+def pool_slots_need_pool(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Only pools have slots."""
     engine = run.engine
-    if engine.allocator not in _POOLS or engine.double_buffer:
+    if engine.allocator in _POOLS or engine.pool_slots == EngineSpec().pool_slots:
         return None
-    return f"the allocator {engine.allocator} is a double buffer: it needs double_buffer=True"
+    return (
+        f"pool_slots={engine.pool_slots} counts the slots of a pool; found allocator"
+        f" {engine.allocator}: use {' or '.join(_POOLS)}"
+    )
 
 
 def double_buffer_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:

@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
     Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),
     Rule("nccl-ub-needs-sum", nccl_rules.nccl_ub_needs_sum),
     Rule("nccl-ub-needs-pool", nccl_rules.nccl_ub_needs_pool),
-    Rule("pool-needs-double-buffer", nccl_rules.pool_needs_double_buffer),
+    Rule("pool-slots-need-pool", nccl_rules.pool_slots_need_pool),
     Rule("double-buffer-needs-pool", nccl_rules.double_buffer_needs_pool),
     Rule("not-built", engine_rules.not_built),
     Rule("too-few-devices", device_rules.too_few_devices),

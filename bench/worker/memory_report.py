@@ -15,6 +15,7 @@ from bench.worker.place import Place
 def memory_report(engine: Engine, place: Place, profile: MemoryProfile | None) -> dict[str, Any]:
     """Bytes by category (only categories that are known), and the peaks of the allocators.
 
+    `pool_plan`: buckets, padding and pools as the engine planned them, null where it does not say.
     `cpu_allocator_peak_bytes` and the category `activations` exist in memory profiles only.
     """
     by_category = engine.memory_by_category()
@@ -30,6 +31,7 @@ def memory_report(engine: Engine, place: Place, profile: MemoryProfile | None) -
         "cpu_allocator_peak_bytes": profile.allocator_peak_bytes if profile is not None else None,
         "device_peak_bytes": meter.device_peak_bytes(),
         "device_peak_reserved_bytes": meter.device_peak_reserved_bytes(),
+        "pool_plan": engine.pool_plan(),
         "rss_peak_bytes": _rss_peak_bytes(),
     }
 

@@ -7,6 +7,7 @@ another dtype or size can never be answered with an old buffer.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -25,7 +26,7 @@ Role = Literal[
     "peer_slices",
 ]
 
-_CATEGORY: dict[Role, Category] = {
+CATEGORY_OF_ROLE: dict[Role, Category] = {
     "main_weights": "main_weights",
     "compute_weights": "compute_weights",
     "compute_shard": "compute_weights",
@@ -53,36 +54,71 @@ class BufferKey:
 
 
 class BucketAllocator(Protocol):
-    """Hands out one-dimensional buffers whose contents are undefined."""
+    """Hands out one-dimensional buffers whose contents are undefined.
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
-        """The buffer of `key`, allocated if it is not held."""
+    recycles: whether memory is used again, by the same buffer or another, while views of what was
+    released may still exist. Such views must then be refilled in place, or never be read.
+    """
+
+    @property
+    def recycles(self) -> bool:
+        """See the class."""
+
+    def has_room(self, key: BufferKey) -> bool:
+        """Whether `acquire` would answer now with the buffer that `key` had before, or its first.
+
+        False asks the caller to release something first; `acquire` may still succeed.
+        """
+
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
+        """The buffer of `key`, allocated if it is not held.
+
+        in_place: views of what `key` had before are about to be read, so no other memory will do.
+        """
 
     def release(self, key: BufferKey) -> None:
         """Give the storage back."""
 
 
 class TemporaryAllocator:
-    """A fresh tensor at every acquisition; nothing is kept after the release."""
+    """A fresh tensor at every acquisition; nothing is kept after the release.
+
+    Weights that autograd has saved views of live until it drops them, and stay on the ledger until
+    then: between its forward and its backward pass a unit is then not free of them.
+    """
+
+    recycles = False
 
     def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
         self._device = device
         self._ledger = ledger
         self._held: dict[BufferKey, torch.Tensor] = {}
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
+    def has_room(self, key: BufferKey) -> bool:
+        """Always."""
+        del key
+        return True
+
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The held tensor, or a new one."""
+        del in_place
         held = self._held.get(key)
         if held is None:
             held = torch.empty(key.elements, dtype=key.dtype, device=self._device)
             self._held[key] = held
-            self._ledger.add(_CATEGORY[key.role], key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes)
+            if key.role == "compute_weights":
+                end = weakref.finalize(held.untyped_storage(), self._book_end, key)
+                end.atexit = False
         return held
 
     def release(self, key: BufferKey) -> None:
         """Forget the tensor; its memory goes when its last view does."""
-        if self._held.pop(key, None) is not None:
-            self._ledger.add(_CATEGORY[key.role], -key.size_bytes)
+        if self._held.pop(key, None) is not None and key.role != "compute_weights":
+            self._book_end(key)
+
+    def _book_end(self, key: BufferKey) -> None:
+        self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes)
 
 
 class StorageResizeAllocator:
@@ -92,14 +128,22 @@ class StorageResizeAllocator:
     valid when the storage is refilled.
     """
 
+    recycles = True
+
     def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
         self._device = device
         self._ledger = ledger
         self._tensors: dict[BufferKey, torch.Tensor] = {}
         self._held: set[BufferKey] = set()
 
-    def acquire(self, key: BufferKey) -> torch.Tensor:
+    def has_room(self, key: BufferKey) -> bool:
+        """Always."""
+        del key
+        return True
+
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The tensor of `key` with storage behind it."""
+        del in_place
         tensor = self._tensors.get(key)
         if tensor is None:
             tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
@@ -108,7 +152,7 @@ class StorageResizeAllocator:
             tensor.untyped_storage().resize_(key.size_bytes)
         if key not in self._held:
             self._held.add(key)
-            self._ledger.add(_CATEGORY[key.role], key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes)
         return tensor
 
     def release(self, key: BufferKey) -> None:
@@ -116,4 +160,33 @@ class StorageResizeAllocator:
         if key in self._held:
             self._held.remove(key)
             self._tensors[key].untyped_storage().resize_(0)
-            self._ledger.add(_CATEGORY[key.role], -key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes)
+
+
+class PersistentAllocator:
+    """One tensor per key, allocated at its first acquisition and never freed."""
+
+    recycles = True
+
+    def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._tensors: dict[BufferKey, torch.Tensor] = {}
+
+    def has_room(self, key: BufferKey) -> bool:
+        """Always."""
+        del key
+        return True
+
+    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
+        """The tensor of `key`."""
+        del in_place
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
+            self._tensors[key] = tensor
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes)
+        return tensor
+
+    def release(self, key: BufferKey) -> None:
+        """Keep it."""

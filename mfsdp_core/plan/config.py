@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
 Transport = Literal["auto", "native", "point_to_point"]
@@ -78,6 +79,7 @@ class ShardingConfig:
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
+    allocation: AllocationConfig = field(default_factory=AllocationConfig)
     bucketing: bool = True
     checks: GradientChecks = GradientChecks()
 
@@ -87,12 +89,9 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
-    "fsdp_double_buffer": (False, "fixed buffer pools"),
-    "fsdp_db_use_persist_buf_on_alloc_fail": (False, "fixed buffer pools"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),
     "enable_fine_grained_param_gather": (False, "gathers per submodule"),
     "cuda_graph_mode": (False, "CUDA graphs"),
-    "maxpool_double_buffer": (False, "buffer pools for hybrid architectures"),
 }
 
 
@@ -120,6 +119,7 @@ def parse_sharding(
     schedule: ScheduleConfig,
     *,
     has_outer_axis: bool,
+    allocation: AllocationConfig | None = None,
     bucketing: bool = True,
 ) -> ShardingConfig:
     """Parse and cross-check.
@@ -143,4 +143,6 @@ def parse_sharding(
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True."
         )
-    return ShardingConfig(strategy, reduction, schedule, bucketing)
+    return ShardingConfig(
+        strategy, reduction, schedule, allocation or AllocationConfig(), bucketing
+    )

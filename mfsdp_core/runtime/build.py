@@ -12,12 +12,18 @@ from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
-from mfsdp_core.memory.allocators import StorageResizeAllocator, TemporaryAllocator
+from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
-from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.grouping import (
+    ROOT,
+    BucketPlan,
+    ParameterFacts,
+    nearest_common_unit,
+    plan_buckets,
+)
 from mfsdp_core.plan.prefetch import PrefetchOrder
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -29,7 +35,8 @@ from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
+from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
@@ -75,7 +82,7 @@ def build_context(
 ) -> ShardedContext:
     """Shard `module` in place and hook it."""
     root = Unit(ROOT, module, place=None)
-    units = [Unit(name, child, place) for place, (name, child) in enumerate(unit_modules)]
+    units = [Unit(name, child, place=None) for name, child in unit_modules]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
     managed_facts = [_manage(found, environment) for found in collected]
@@ -84,24 +91,30 @@ def build_context(
         kind: environment.axes(is_expert=kind).coordinate().pieces(config.strategy)
         for kind in (False, True)
     }
-    factory = _GroupFactory(config, policy, environment)
     plans = plan_buckets(
         [facts for _, facts in managed_facts],
         pieces[False],
         expert_slices=pieces[True],
         bucketing=config.bucketing,
     )
+    members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
+    factory = _GroupFactory(config, policy, environment, plans, members)
     for plan in plans:
-        members = [parameters[index] for index in plan.members]
-        by_name[plan.unit].groups.append(factory.build(plan, members))
+        by_name[plan.unit].groups.append(factory.build(plan, members[plan.name]))
+    for pool in factory.allocators.pools.values():
+        pool.forget_assignments()
+    # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
+    units = [unit for unit in units if unit.groups]
+    order = PrefetchOrder(len(units), nest_units(units))
     events, schedule = environment.events, config.schedule
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, PrefetchOrder(len(units)), events, prefetch=schedule.prefetch),
+        ParamPipeline(root, units, order, events, prefetch=schedule.prefetch),
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
+        allocators=factory.allocators,
     )
     for unit in (root, *units):
         unit.show_sharded()
@@ -113,7 +126,12 @@ class _GroupFactory:
     """Builds the run-time side of bucket plans; holds what all of them share."""
 
     def __init__(
-        self, config: ShardingConfig, policy: MixedPrecisionPolicy, environment: Environment
+        self,
+        config: ShardingConfig,
+        policy: MixedPrecisionPolicy,
+        environment: Environment,
+        plans: list[BucketPlan],
+        members: dict[str, list[ManagedParameter]],
     ) -> None:
         self._config = config
         self._policy = policy
@@ -124,9 +142,17 @@ class _GroupFactory:
             each_parameter=config.checks.each_parameter,
             before_reduction=config.checks.before_reduction,
         )
-        self._lasting = StorageResizeAllocator(environment.device, environment.ledger)
-        self._passing = TemporaryAllocator(environment.device, environment.ledger)
-        scratch = AllocatedScratch(self._passing)
+        self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
+        specs = self._specs.values()
+        self.allocators = build_allocators(
+            config.allocation,
+            pool_requests(specs),
+            pooled_dtypes(specs),
+            FEWER_SLOTS,
+            device=environment.device,
+            ledger=environment.ledger,
+        )
+        scratch = AllocatedScratch(self.allocators.scratch)
         self._communicators = {
             axes.role_prefix: axes.communicators(
                 config.strategy, config.reduction.transport, scratch, environment.events
@@ -135,18 +161,21 @@ class _GroupFactory:
             if axes is not None
         }
 
-    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
-        """The group of `plan`, its parameters moved into its buffers."""
-        environment = self._environment
-        axes = environment.axes(is_expert=plan.is_expert)
-        communicators = self._communicators[axes.role_prefix]
+    def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
+        axes = self._environment.axes(is_expert=plan.is_expert)
         compute = members[0].raw.dtype
         dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
-        spec = BucketSpec(plan, self._config.strategy, axes.coordinate(), dtypes, self._dense_ranks)
+        return BucketSpec(plan, self._config.strategy, axes.coordinate(), dtypes, self._dense_ranks)
+
+    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
+        """The group of `plan`, its parameters moved into its buffers."""
+        environment, spec = self._environment, self._specs[plan.name]
+        axes = environment.axes(is_expert=plan.is_expert)
+        communicators = self._communicators[axes.role_prefix]
         weights = WeightBuffers(
             spec,
             communicators,
-            self._lasting,
+            self.allocators,
             persistent=plan.unit == ROOT,
             events=environment.events,
         )
@@ -155,7 +184,7 @@ class _GroupFactory:
             gradients = GradientBuffers(
                 spec,
                 communicators,
-                self._passing,
+                self.allocators,
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
@@ -167,7 +196,7 @@ class _GroupFactory:
             weights,
             gradients,
             mesh=axes.whole,
-            allocator=self._lasting,
+            allocator=self.allocators.lasting,
             decoupled=self._config.reduction.decoupled,
         )
         if plan.is_expert:
@@ -183,20 +212,21 @@ class _Found:
 
     raw: nn.Parameter
     names: list[str]
-    units: list[str]
+    chains: list[tuple[str, ...]]
     holders: dict[tuple[int, str], nn.Module]
 
 
 def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
-    """Physical parameters in registration order, with the unit of each of their names.
+    """Physical parameters in registration order, with the units around each of their names.
 
     units: id of a unit's module -> its name. A module that is registered under several parents is
     visited once per path, since its parameters may then belong to several units.
     """
     found: dict[int, _Found] = {}
 
-    def visit(module: nn.Module, path: str, unit: str) -> None:
-        unit = units.get(id(module), unit)
+    def visit(module: nn.Module, path: str, around: tuple[str, ...]) -> None:
+        if id(module) in units:
+            around = (*around, units[id(module)])
         for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
@@ -204,13 +234,13 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
             _refuse_unsupported(name, parameter)
             entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
             entry.names.append(name)
-            entry.units.append(unit)
+            entry.chains.append(around)
             entry.holders[id(module), attribute] = module
         for attribute, child in module._modules.items():
             if child is not None:
-                visit(child, f"{path}.{attribute}" if path else attribute, unit)
+                visit(child, f"{path}.{attribute}" if path else attribute, around)
 
-    visit(root, "", ROOT)
+    visit(root, "", (ROOT,))
     return list(found.values())
 
 
@@ -228,8 +258,8 @@ def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, 
     axes = environment.axes(is_expert=expert)
     part = tensor_part(found.names[0], raw, axes.tensor_group)
     holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
-    names, units = tuple(found.names), tuple(found.units)
+    names, owner = tuple(found.names), nearest_common_unit(found.chains)
     facts = ParameterFacts(
-        names, units, part.shape, dtype_name(raw.dtype), raw.requires_grad, expert
+        names, (owner,), part.shape, dtype_name(raw.dtype), raw.requires_grad, expert
     )
     return ManagedParameter(names, holders, raw, part), facts

@@ -36,6 +36,9 @@ class GradPipeline:
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
+        for unit in self._order:
+            for buffers in unit.gradients:
+                buffers.relieve = self._relieve
 
     @property
     def is_idle(self) -> bool:
@@ -161,11 +164,19 @@ class GradPipeline:
                 self._start(unit, buffers, is_last=is_last)
 
     def _start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
-        if not self._is_flying(unit):
-            while len(self._flying) >= IN_FLIGHT:
-                self._land_oldest()
-            self._flying.append((unit, is_last))
+        joins = not self._is_flying(unit)
+        while joins and len(self._flying) >= IN_FLIGHT:
+            self._land_oldest()
         buffers.issue()
+        if joins:
+            self._flying.append((unit, is_last))
+
+    def _relieve(self) -> bool:
+        """Land the oldest reduction, if one is under way; whether one was."""
+        if not self._flying:
+            return False
+        self._land_oldest()
+        return True
 
     def _is_flying(self, unit: Unit) -> bool:
         return any(flying is unit for flying, _ in self._flying)

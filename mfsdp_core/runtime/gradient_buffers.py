@@ -17,6 +17,7 @@ fused into the copy into the bucket: one rounding either way, the same result to
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,7 +28,8 @@ from mfsdp_core.comm.protocol import PendingSum
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import GradAlreadyReducedError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
+from mfsdp_core.memory.allocation import Allocators
+from mfsdp_core.memory.allocators import BufferKey, Role
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
@@ -61,7 +63,7 @@ class GradientBuffers:
         self,
         spec: BucketSpec,
         communicators: AxisCommunicators,
-        allocator: BucketAllocator,
+        allocators: Allocators,
         *,
         reduction: ReductionConfig,
         strict: bool,
@@ -73,7 +75,10 @@ class GradientBuffers:
         self._axis = spec.strategy.inner
         self._dtypes = spec.dtypes
         self._communicator = communicators.inner
-        self._allocator = allocator
+        self._lasting = allocators.lasting
+        self._allocator = allocators.gradients
+        # Lands a reduction so that its bucket becomes free; False when there is none to land.
+        self.relieve: Callable[[], bool] | None = None
         self._average = reduction.averages
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
@@ -95,7 +100,7 @@ class GradientBuffers:
                 self.reduced,
                 spec.strategy.outer,
                 communicators.outer,
-                allocator,
+                allocators.outer,
                 average=self._average,
             )
             self.reduced = self._outer.own
@@ -105,7 +110,7 @@ class GradientBuffers:
         layout, size = self._layout, self._communicator.size
         whole = not self._axis.reduces_every_microbatch
         elements = layout.total_elements if whole else layout.total_elements // size
-        data = self._allocator.acquire(
+        data = self._lasting.acquire(
             BufferKey(self._name, "accumulator", elements, self._dtypes.main_grads)
         )
         data.zero_()
@@ -276,7 +281,7 @@ class GradientBuffers:
         data, key = whole.data, None
         if self._dtypes.needs_comm_buffer:
             key = self._key("grad_bucket")
-            data = self._allocator.acquire(key).copy_(whole.data)
+            data = self._acquire_bucket(key).copy_(whole.data)
         self._look_before_reducing(data, key)
         if self._scale != 1.0:
             data.mul_(self._scale)
@@ -312,10 +317,16 @@ class GradientBuffers:
         if self._pending is not None:
             self.land()
         if self._bucket is None:
-            data = self._allocator.acquire(self._key("grad_bucket"))
+            data = self._acquire_bucket(self._key("grad_bucket"))
             self._bucket = FullBuffer(self._layout, data)
             self._bucket.zero_gaps()
         return self._bucket
+
+    def _acquire_bucket(self, key: BufferKey) -> torch.Tensor:
+        """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
+        while not self._allocator.has_room(key) and self.relieve is not None and self.relieve():
+            pass
+        return self._allocator.acquire(key)
 
     def _zero_missing(self, buffer: FullBuffer) -> None:
         for index in range(len(self._layout.slots)):

@@ -22,7 +22,7 @@ from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
-from mfsdp_core.shard.flat_buffer import SliceBuffer
+from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 
 
@@ -174,6 +174,7 @@ class ParameterGroup:
             view = full.tensor(index)
             view.copy_(local_data(managed.raw))
             move_to(managed.raw, view)
+        self.weights.on_move = self._rebind
         self.weights.adopt()
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
@@ -183,6 +184,15 @@ class ParameterGroup:
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
+
+    def _rebind(self, full: FullBuffer | None) -> None:
+        """Make the raw parameters views of `full`; None: of one element, in their own shape."""
+        nothing = self.weights.main.new_empty((), dtype=self.dtypes.compute)
+        for index, managed in enumerate(self.parameters):
+            if full is None:
+                move_to(managed.raw, nothing.expand(self.plan.layout.slots[index].shape))
+            else:
+                move_to(managed.raw, full.tensor(index))
 
     def _offsets(self, index: int) -> tuple[int, ...]:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""

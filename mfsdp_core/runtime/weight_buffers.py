@@ -21,18 +21,24 @@ first inner gather that follows an update: once per cycle and bucket, whichever 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Literal
+
+import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import Pending
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, Role
+from mfsdp_core.memory.allocation import Allocators
+from mfsdp_core.memory.allocators import BufferKey, Role
 from mfsdp_core.plan.strategy import Collective
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
+
+_NO_BACKWARD = -1
 
 
 class Residency(Enum):
@@ -63,7 +69,7 @@ class WeightBuffers:
         self,
         spec: BucketSpec,
         communicators: AxisCommunicators,
-        allocator: BucketAllocator,
+        allocators: Allocators,
         *,
         persistent: bool,
         events: EventBus,
@@ -72,8 +78,9 @@ class WeightBuffers:
         self._gather = communicators.gather
         self.role = communicators.gather.role
         self._outer = communicators.outer
-        self._allocator = allocator
         self._persistent = persistent or not spec.strategy.inner.gathers_every_use
+        self._lasting = allocators.lasting
+        self._allocator = allocators.lasting if self._persistent else allocators.weights
         self._events = events
         self._work: Pending | None = None
         self._outer_stale = False
@@ -81,7 +88,10 @@ class WeightBuffers:
         self._full_key = BufferKey(
             spec.name, "compute_weights", spec.layout.total_elements, spec.dtypes.compute
         )
-        self.full = FullBuffer(spec.layout, allocator.acquire(self._full_key))
+        self.full = FullBuffer(spec.layout, self._allocator.acquire(self._full_key))
+        self._nothing = self.full.data[:0].clone()
+        # Called when the full buffer has another tensor behind it, None when it has none.
+        self.on_move: Callable[[FullBuffer | None], None] | None = None
         self.full.zero_gaps()
 
     def adopt(self) -> None:
@@ -93,7 +103,7 @@ class WeightBuffers:
             is_main = dtypes.shares_weights and not outer.shards_optimizer
             role: Role = "main_weights" if is_main else "compute_shard"
             key = BufferKey(self._spec.name, role, own.numel(), dtypes.compute)
-            self._source = self._allocator.acquire(key).copy_(own)
+            self._source = self._lasting.acquire(key).copy_(own)
         elif inner.shards_optimizer:
             self._source = own
         else:
@@ -105,17 +115,17 @@ class WeightBuffers:
         if not dtypes.shares_weights:
             elements = self._owned.numel()
             key = BufferKey(self._spec.name, "main_weights", elements, dtypes.main_params)
-            self.main = self._allocator.acquire(key).copy_(self._owned)
+            self.main = self._lasting.acquire(key).copy_(self._owned)
         if not self._persistent:
             self._enter("release")
-            self._allocator.release(self._full_key)
+            self._free()
 
     def issue(self) -> bool:
         """Start gathering unless the weights are there or under way; whether it was started."""
         if self.state in (Residency.READY, Residency.COMMUNICATING):
             return False
         if self.state is Residency.EMPTY:
-            self._allocator.acquire(self._full_key)
+            self._allocate()
             self._publish("materialise")
         self._enter("issue")
         if self._outer_stale and self._outer is not None:
@@ -142,7 +152,7 @@ class WeightBuffers:
         if self._persistent or self.state is Residency.EMPTY:
             return
         self._enter("release")
-        self._allocator.release(self._full_key)
+        self._free()
         self._publish("release")
 
     def install(self) -> None:
@@ -163,6 +173,24 @@ class WeightBuffers:
         if not strategy.inner.shards_optimizer:
             self._gather.broadcast(self.main, self._spec.name).wait()
         self.install()
+
+    def _allocate(self) -> None:
+        """Storage for the full buffer; in a backward pass, where the forward pass had it."""
+        in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
+        data = self._allocator.acquire(self._full_key, in_place=in_backward)
+        if data is not self.full.data:
+            self._move(data)
+
+    def _free(self) -> None:
+        self._allocator.release(self._full_key)
+        if not self._allocator.recycles:
+            self._move(None)
+
+    def _move(self, data: torch.Tensor | None) -> None:
+        """Let the parameters be views of `data`; None: of nothing."""
+        self.full = FullBuffer(self._spec.layout, self._nothing if data is None else data)
+        if self.on_move is not None:
+            self.on_move(None if data is None else self.full)
 
     def _enter(self, event: str) -> None:
         following = _TRANSITIONS.get((self.state, event))

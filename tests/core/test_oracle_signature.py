@@ -77,14 +77,14 @@ NOT_BUILT: dict[str, Any] = {
     "init_model_with_meta_device": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
-    "fsdp_double_buffer": True,
-    "fsdp_db_use_persist_buf_on_alloc_fail": True,
     "disable_symmetric_registration": True,
     "enable_fine_grained_param_gather": True,
     "cuda_graph_mode": True,
-    "maxpool_double_buffer": True,
 }
 BUILT = {
+    "fsdp_double_buffer",
+    "fsdp_db_use_persist_buf_on_alloc_fail",
+    "maxpool_double_buffer",
     "dp_outer_dim",
     "tp_dim",
     "hybrid_fsdp_group",

@@ -91,15 +91,11 @@ def test_fsdp2_refuses_a_strategy_that_it_does_not_have():
         _reshard_after_forward("optim")
 
 
-def test_an_allocator_that_the_drop_in_functions_cannot_name_is_refused():
-    with pytest.raises(UnsupportedError, match="no argument for the temporary allocator"):
-        _switches(EngineSpec(allocator="temporary"))
-
-
 def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
     changed = EngineSpec(
         outer_strategy="optim",
         allocator="max_pool",
+        pool_slots=3,
         overlap_param_gather=False,
         overlap_grad_reduce=False,
         nccl_ub=True,
@@ -114,8 +110,9 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "transport": "native",
         "nccl_ub": True,
         "use_decoupled_grad": False,
-        "fsdp_double_buffer": True,
-        "maxpool_double_buffer": True,
+        "fsdp_double_buffer": False,
+        "allocator": "max_pool",
+        "pool_slots": 3,
     }
 
 

@@ -52,6 +52,9 @@ class RecordingEngine:
     def memory_by_category(self):
         return {}
 
+    def pool_plan(self):
+        return None
+
     def wire_bytes(self):
         return self.sent
 

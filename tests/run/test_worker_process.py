@@ -109,8 +109,26 @@ def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
 
 
 @pytest.mark.processes
+def test_a_run_leaves_the_plan_of_its_buffer_pools(tmp_path, free_port):
+    switches = {"allocator": "max_pool", "strategy": "optim_grads_params"}
+    run = spec(tmp_path / "run", engine="mfsdp", switches=switches)
+    done = run_worker(run, MASTER_PORT=str(free_port))
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((run / "memory.json").read_text())["pool_plan"]
+    assert plan["allocator"] == "max_pool"
+    assert {pool["role"]: pool["slots"] for pool in plan["pools"]} == {
+        "compute_weights": 2,
+        "grad_bucket": 2,
+    }
+    assert {(u["role"], u["slot"]) for u in plan["units"] if u["role"] == "compute_weights"} == {
+        ("compute_weights", 0),
+        ("compute_weights", 1),
+    }
+
+
+@pytest.mark.processes
 def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported(tmp_path, free_port):
-    run = spec(tmp_path / "run", engine="mfsdp", switches={"allocator": "max_pool"})
+    run = spec(tmp_path / "run", engine="mfsdp", switches={"nccl_ub": True})
     done = run_worker(run, MASTER_PORT=str(free_port))
     assert done.returncode == 1
     assert failure(run)["kind"] == "unsupported"

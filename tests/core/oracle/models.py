@@ -204,6 +204,35 @@ class KnownGradient(nn.Module):
         return (self.weight * x).sum()
 
 
+class Mixer(nn.Module):
+    """A unit that is smaller than a `Block`, with a convolution along the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.along = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.along(x.transpose(-1, -2)).transpose(-1, -2).tanh())
+
+
+class UnequalUnits(nn.Module):
+    """Units of three sizes in turns, one of them once only, and an output tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList((Block(), Mixer(), Block(hidden=17), Mixer(), Block(), Mixer()))
+        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.output(x)
+
+
 @dataclass(frozen=True)
 class Toy:
     """A model, the classes that are its units, and the input of one microbatch."""
@@ -234,6 +263,7 @@ TOYS: dict[str, Toy] = {
     "used_twice": Toy(UsedTwice, (Block,), _features),
     "aligned_stack": Toy(AlignedStack, (Block,), _features),
     "recomputed": Toy(Recomputed, (Block,), _features),
+    "unequal_units": Toy(UnequalUnits, (Block, Mixer), _tokens),
     "unused_parameter": Toy(UnusedParameter, (Block,), _features),
 }
 

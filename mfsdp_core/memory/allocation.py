@@ -1,0 +1,138 @@
+"""The allocators of one model, one per purpose, and the plan of its pools as data.
+
+Weights, gradients and buckets of the outer reduction have pools of their own: releasing one kind
+can never starve another, and an inner bucket is given back before an outer one is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mfsdp_core.memory.allocators import (
+    BucketAllocator,
+    PersistentAllocator,
+    Role,
+    StorageResizeAllocator,
+    TemporaryAllocator,
+)
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.memory.pools import SlotPool
+from mfsdp_core.plan.allocation import AllocationConfig
+from mfsdp_core.plan.pools import BucketRequest, plan_pool
+
+#: Roles that a pool may serve.
+POOLED_ROLES: tuple[Role, ...] = ("compute_weights", "grad_bucket", "outer_bucket")
+
+
+@dataclass
+class Allocators:
+    """Who serves which role. lasting: what stays for the model's life. passing: scratch memory."""
+
+    lasting: BucketAllocator
+    weights: BucketAllocator
+    gradients: BucketAllocator
+    outer: BucketAllocator
+    scratch: BucketAllocator
+    config: AllocationConfig
+    requests: Mapping[Role, Sequence[BucketRequest]]
+    pools: dict[Role, SlotPool] = field(default_factory=dict)
+
+    def plan_document(self) -> dict[str, Any]:
+        """The pools and every bucket that units ask for, as plain data; see `mfsdp_core/README`."""
+        return {
+            "allocator": self.config.allocator,
+            "pools": [_pool_entry(pool) for pool in self.pools.values()],
+            "units": [
+                self._unit_entry(role, request)
+                for role, requests in self.requests.items()
+                for request in requests
+            ],
+        }
+
+    def _unit_entry(self, role: Role, request: BucketRequest) -> dict[str, Any]:
+        pool = self.pools.get(role)
+        seat = pool.plan.seats.get(request.bucket) if pool is not None else None
+        placement, slot, offset, waste = self._elsewhere(role), None, None, 0
+        if pool is not None and seat is not None:
+            placement, slot = "pool", pool.assigned_slot(request.unit)
+            slot = pool.plan.homes[request.unit] if slot is None else slot
+            offset = pool.plan.offsets_bytes[seat]
+            waste = pool.plan.areas[seat].size_bytes - request.size_bytes
+        return {
+            "role": role,
+            "unit": request.unit,
+            "bucket": request.bucket,
+            "dtype": request.dtype,
+            "bytes": request.size_bytes,
+            "padding_bytes": request.padding_elements * request.item_bytes,
+            "placement": placement,
+            "slot": slot,
+            "offset_bytes": offset,
+            "waste_bytes": waste,
+        }
+
+    def _elsewhere(self, role: Role) -> str:
+        """Where buckets of `role` go that no slot serves."""
+        if self.config.pool is not None:
+            return "persistent" if self.config.persistent_fallback else "storage_resize"
+        return self.config.allocator if role == "compute_weights" else "temporary"
+
+
+def build_allocators(
+    config: AllocationConfig,
+    requests: Mapping[Role, Sequence[BucketRequest]],
+    dtypes: dict[str, torch.dtype],
+    slots: Mapping[Role, int],
+    *,
+    device: torch.device,
+    ledger: MemoryLedger,
+) -> Allocators:
+    """Allocators for `requests` by role; pools are allocated here, once.
+
+    slots: of each pool that needs fewer than the configuration says.
+    """
+    lasting = StorageResizeAllocator(device, ledger)
+    passing = TemporaryAllocator(device, ledger)
+    if config.pool is None:
+        weights = passing if config.allocator == "temporary" else lasting
+        return Allocators(lasting, weights, passing, passing, passing, config, requests)
+    # Never temporary: autograd may hold views of what no slot serves (R12).
+    fallback: BucketAllocator = StorageResizeAllocator(device, ledger)
+    if config.persistent_fallback:
+        fallback = PersistentAllocator(device, ledger)
+    pools: dict[Role, SlotPool] = {}
+    by_role: dict[Role, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
+    for role in POOLED_ROLES:
+        plan = plan_pool(config.pool, requests.get(role, ()), slots.get(role, config.slots))
+        if plan.areas:
+            pool = SlotPool(role, plan, dtypes, fallback, device=device, ledger=ledger)
+            by_role[role] = pools[role] = pool
+    return Allocators(
+        lasting,
+        by_role["compute_weights"],
+        by_role["grad_bucket"],
+        by_role["outer_bucket"],
+        StorageResizeAllocator(device, ledger),
+        config,
+        requests,
+        pools,
+    )
+
+
+def _pool_entry(pool: SlotPool) -> dict[str, Any]:
+    plan = pool.plan
+    return {
+        "role": pool.role,
+        "slots": plan.slots,
+        "areas": [
+            {"dtype": area.dtype, "elements": area.elements, "bytes": area.size_bytes}
+            for area in plan.areas
+        ],
+        "offsets": list(plan.offsets_bytes),
+        "slot_bytes": plan.slot_bytes,
+        "bytes": plan.size_bytes,
+    }

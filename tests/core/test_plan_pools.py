@@ -1,0 +1,171 @@
+"""Plans of buffer pools: every unit fits, and no smaller pool would do."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.allocation import AllocationConfig, parse_allocation
+from mfsdp_core.plan.pools import BucketRequest, plan_pool
+
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+#: One inner list per unit: the (dtype, elements) of its buckets.
+UNITS = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(ITEM_BYTES)), st.integers(1, 9)), min_size=1, max_size=4
+    ),
+    min_size=1,
+    max_size=6,
+)
+SMALL = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+def requests(units):
+    return [
+        BucketRequest(f"u{u}", f"u{u}/{b}", dtype, elements, ITEM_BYTES[dtype])
+        for u, buckets in enumerate(units)
+        for b, (dtype, elements) in enumerate(buckets)
+    ]
+
+
+def fits(buckets, areas):
+    """Whether `buckets` find distinct areas at least as large, by trying every arrangement."""
+    return any(
+        all(bucket <= area for bucket, area in zip(buckets, chosen, strict=True))
+        for chosen in permutations(areas, len(buckets))
+    )
+
+
+def smallest_pool(units):
+    """Elements of the smallest slot that takes every unit, by trying every slot."""
+    sizes = sorted({size for unit in units for size in unit})
+    count = max(len(unit) for unit in units)
+    return min(
+        sum(areas)
+        for areas in combinations_with_replacement(sizes, count)
+        if all(fits(unit, areas) for unit in units)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(UNITS, st.integers(2, 4))
+def test_every_bucket_of_a_max_pool_has_an_area_of_its_own_that_is_large_enough(units, slots):
+    plan = plan_pool("max_pool", requests(units), slots)
+    assert plan.outside == ()
+    assert plan.slots == min(slots, len(units))
+    for u, buckets in enumerate(units):
+        seats = [plan.seats[f"u{u}/{b}"] for b in range(len(buckets))]
+        assert len(set(seats)) == len(seats)
+        for (dtype, elements), seat in zip(buckets, seats, strict=True):
+            assert plan.areas[seat].dtype == dtype
+            assert plan.areas[seat].elements >= elements
+
+
+@settings(max_examples=60, deadline=None)
+@given(SMALL)
+def test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool(units):
+    plan = plan_pool("max_pool", requests([[("float32", e) for e in u] for u in units]), 2)
+    assert plan.slot_bytes == 4 * smallest_pool(units)
+
+
+@settings(max_examples=40, deadline=None)
+@given(UNITS)
+def test_the_bytes_of_a_pool_are_its_slots_times_the_largest_jth_buckets(units):
+    plan = plan_pool("max_pool", requests(units), 3)
+    expected = 0
+    for dtype, item in ITEM_BYTES.items():
+        ordered = [sorted((e for d, e in u if d == dtype), reverse=True) for u in units]
+        for rank in range(max(map(len, ordered))):
+            expected += item * max(sizes[rank] for sizes in ordered if len(sizes) > rank)
+    assert plan.size_bytes == plan.slots * expected
+    ends = [o + a.size_bytes for o, a in zip(plan.offsets_bytes, plan.areas, strict=True)]
+    assert list(plan.offsets_bytes) == [0, *ends[:-1]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(UNITS, st.integers(2, 4))
+def test_a_fixed_pool_serves_the_most_frequent_signature_without_waste(units, slots):
+    plan = plan_pool("fixed_pool", requests(units), slots)
+    signatures = [tuple(sorted(buckets)) for buckets in units]
+    served = {r.unit for r in plan.served}
+    outside = {r.unit for r in plan.outside}
+    assert served | outside == {f"u{u}" for u in range(len(units))}
+    assert not served & outside
+    assert len(served) == max(signatures.count(s) for s in signatures)
+    assert len({signatures[int(unit[1:])] for unit in served}) == 1
+    for request in plan.served:
+        assert plan.areas[plan.seats[request.bucket]].elements == request.elements
+
+
+@settings(max_examples=40, deadline=None)
+@given(UNITS, st.integers(2, 4))
+def test_neighbouring_units_have_different_homes(units, slots):
+    plan = plan_pool("max_pool", requests(units), slots)
+    homes = [plan.homes[f"u{u}"] for u in range(len(units))]
+    for place in range(len(homes)):
+        window = homes[place : place + plan.slots]
+        assert len(set(window)) == len(window)
+
+
+def test_a_tie_of_fixed_signatures_goes_to_the_larger_one_then_to_the_first():
+    units = [[("float32", 2)], [("float32", 8)], [("bfloat16", 16)]]
+    assert [r.unit for r in plan_pool("fixed_pool", requests(units), 2).served] == ["u1"]
+
+
+def test_two_units_of_equal_parameters_and_unequal_padding_do_not_share_a_fixed_pool():
+    same = [
+        BucketRequest("a", "a/0", "float32", 12, 4, padding_elements=2),
+        BucketRequest("b", "b/0", "float32", 10, 4, padding_elements=0),
+    ]
+    assert [r.unit for r in plan_pool("fixed_pool", same, 2).served] == ["a"]
+
+
+def test_a_pool_of_nothing_is_empty():
+    plan = plan_pool("max_pool", [], 2)
+    assert (plan.slots, plan.areas, plan.size_bytes) == (0, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("given_name", "double", "maximal", "expected"),
+    [
+        (None, False, False, "storage_resize"),
+        (None, True, False, "fixed_pool"),
+        (None, True, True, "max_pool"),
+        (None, False, True, "max_pool"),
+        ("temporary", False, False, "temporary"),
+        ("max_pool", True, False, "max_pool"),
+    ],
+)
+def test_upstreams_flags_and_the_allocator_argument_name_the_same_thing(
+    given_name, double, maximal, expected
+):
+    config = parse_allocation(
+        given_name, 2, double_buffer=double, max_pool=maximal, persistent_fallback=False
+    )
+    assert config == AllocationConfig(expected, 2, persistent_fallback=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"allocator": "arena"}, "expected one of temporary, storage_resize"),
+        ({"allocator": "temporary", "double_buffer": True}, "contradicts fsdp_double_buffer=True"),
+        ({"allocator": "fixed_pool", "max_pool": True}, "contradicts"),
+        ({"allocator": "max_pool", "pool_slots": 1}, "needs 2 slots at least"),
+        ({"persistent_fallback": True}, "is none"),
+    ],
+)
+def test_arguments_that_contradict_are_refused(arguments, message):
+    defaults = {
+        "allocator": None,
+        "pool_slots": 2,
+        "double_buffer": False,
+        "max_pool": False,
+        "persistent_fallback": False,
+    }
+    with pytest.raises(ConfigurationError, match=message):
+        parse_allocation(**(defaults | arguments))

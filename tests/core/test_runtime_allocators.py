@@ -1,0 +1,239 @@
+"""Every allocator computes the same to the last bit, in different memory that stays put."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
+from mfsdp_core.errors import PolicyChangeError, PoolExhaustedError
+from mfsdp_core.events import Event
+from oracle.hybrid import hybrid
+from oracle.models import TOYS, batch, loss
+from oracle.ranks import RankPool
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, Sharded, shard
+
+pytestmark = pytest.mark.processes
+
+NAME = "unequal_units"
+ALLOCATORS = ("temporary", "storage_resize", "fixed_pool", "max_pool")
+BF16_COMM = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+
+
+def trained(subject: Sharded, steps: int, microbatches: int = 2) -> list[torch.Tensor]:
+    """Losses of all microbatches, then the local parameters after `steps` AdamW steps."""
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(subject.model.parameters(), lr=1e-2))
+    losses = []
+    for step in range(steps):
+        for j in range(microbatches):
+            with subject.model.sync() if j == microbatches - 1 else subject.model.no_sync():
+                losses.append(subject.backward(j, step))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [torch.tensor(losses), *(p.detach().to_local() for p in subject.model.parameters())]
+
+
+def different_from_default(strategy: str, policy: Any) -> dict[str, int]:
+    """By allocator, how many losses and parameters differ from what the default one computes."""
+    arguments = {} if policy is None else {"mixed_precision_policy": policy}
+    plain = trained(shard(NAME, strategy, 2, **arguments), 3)
+    found = {}
+    for allocator, slots in (*((name, 2) for name in ALLOCATORS), ("max_pool", 4)):
+        subject = shard(NAME, strategy, 2, allocator=allocator, pool_slots=slots, **arguments)
+        pairs = zip(trained(subject, 3), plain, strict=True)
+        found[f"{allocator} {slots}"] = sum(not torch.equal(a, b) for a, b in pairs)
+    return found
+
+
+def gradient_errors(name: str, allocator: str) -> list[float]:
+    subject = shard(name, "optim_grads_params", 2, torch.float64, allocator=allocator)
+    errors = []
+    for cycle in range(2):
+        subject.run_cycle(2, cycle=cycle)
+        expected = expected_gradient(name, 2, 2, torch.float64, cycle)
+        errors.append(relative_difference(subject.full_gradient(), expected))
+        subject.model.zero_grad_buffer()
+    return errors
+
+
+def pointers(subject: Sharded) -> list[Any]:
+    return [pool.data_pointers() for pool in subject.model._context.allocators.pools.values()]
+
+
+def slots_over_steps(subject: Sharded) -> tuple[bool, list[str], list[Any]]:
+    """Whether the addresses of 20 steps are those of the start; pooled roles; weights' addresses.
+
+    The last: for every unit, the set of addresses at which its first bucket has been.
+    """
+    allocators = subject.model._context.allocators
+    start, same = pointers(subject), []
+    seen: dict[str, set[int]] = {}
+    groups = {g.plan.name: g for u in subject.model._context.units for g in u.groups}
+    units = subject.model.pool_plan["units"]
+    served = {u["bucket"]: u["placement"] == "pool" for u in units}
+
+    def follow(event: Event) -> None:
+        same.append(pointers(subject) == start) if event.operation == "reduce_scatter" else None
+        if event.kind == "materialise" and served[event.bucket]:
+            data = groups[event.bucket].weights.full.data
+            seen.setdefault(event.bucket, set()).add(data.data_ptr())
+
+    subject.model.events.subscribe(follow)
+    trained(subject, 20)
+    return all(same), sorted(allocators.pools), [len(places) for places in seen.values()]
+
+
+def flat_slots(allocator: str) -> tuple[bool, list[str], list[Any]]:
+    return slots_over_steps(shard(NAME, 3, 2, allocator=allocator))
+
+
+def hybrid_slots(allocator: str) -> tuple[bool, list[str], list[Any]]:
+    subject = hybrid(
+        "optim_grads_params",
+        "optim",
+        name=NAME,
+        dtype=torch.float32,
+        mixed_precision_policy=BF16_COMM,
+        allocator=allocator,
+    )
+    return slots_over_steps(subject)
+
+
+def peaks(allocator: str) -> tuple[int, int]:
+    """Highest bytes of compute weights and of communication buffers in a training step."""
+    subject = shard(NAME, 3, 2, allocator=allocator, transport="native")
+    subject.run_cycle(2)
+    held = subject.model.ledger.peak_bytes_by_category()
+    return held["compute_weights"], held["communication_buffers"]
+
+
+def plan_of(allocator: str, policy: Any = None) -> dict[str, Any]:
+    arguments = {} if policy is None else {"mixed_precision_policy": policy}
+    subject = shard(NAME, 3, 2, allocator=allocator, **arguments)
+    subject.run_cycle(1)
+    found: dict[str, Any] = subject.model.pool_plan
+    return found
+
+
+@pytest.mark.parametrize("policy", [None, BF16_COMM], ids=["fp32", "bf16_comm"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_losses_and_weights_are_equal_to_the_last_bit_under_every_allocator(
+    ranks: RankPool, strategy: str, policy: Any
+) -> None:
+    for different in ranks.run(different_from_default, strategy, policy):
+        assert set(different.values()) == {0}
+
+
+@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("allocator", ["temporary", "max_pool"])
+def test_gradients_of_unusual_models_are_those_of_the_reference(
+    ranks: RankPool, name: str, allocator: str
+) -> None:
+    for errors in ranks.run(gradient_errors, name, allocator):
+        assert max(errors) < 1e-12
+
+
+@pytest.mark.parametrize("run", [flat_slots, hybrid_slots])
+@pytest.mark.parametrize("allocator", ["fixed_pool", "max_pool"])
+def test_slots_keep_their_addresses_over_20_steps_with_accumulation(
+    ranks: RankPool, allocator: str, run: Any
+) -> None:
+    outer = ["outer_bucket"] if run is hybrid_slots else []
+    for same, roles, places in ranks.run(run, allocator):
+        assert same
+        assert roles == ["compute_weights", "grad_bucket", *outer]
+        assert places == [1] * len(places)
+
+
+def test_allocators_differ_in_memory(ranks: RankPool) -> None:
+    found = {name: ranks.run(peaks, name)[0] for name in ALLOCATORS}
+    weights = {name: held[0] for name, held in found.items()}
+    # Saved weights are kept from the forward to the backward pass.
+    assert weights["temporary"] > weights["max_pool"] > weights["storage_resize"]
+    assert weights["fixed_pool"] != weights["max_pool"]
+
+
+def test_the_plan_lists_every_bucket_with_its_slot_padding_and_waste(ranks: RankPool) -> None:
+    plan = ranks.run(plan_of, "max_pool")[0]
+    assert plan["allocator"] == "max_pool"
+    weights, gradients = plan["pools"]
+    assert (weights["role"], gradients["role"]) == ("compute_weights", "grad_bucket")
+    entries = [u for u in plan["units"] if u["role"] == "compute_weights"]
+    assert [u["slot"] for u in entries if u["bucket"].endswith("/0")] == [0, 1, 0, 1, 0, 1]
+    for entry in entries:
+        area = weights["areas"][weights["offsets"].index(entry["offset_bytes"])]
+        assert entry["placement"] == "pool"
+        assert entry["waste_bytes"] == area["bytes"] - entry["bytes"] >= 0
+        assert 0 <= entry["padding_bytes"] < entry["bytes"]
+    assert weights["bytes"] == 2 * sum(area["bytes"] for area in weights["areas"])
+
+
+def test_gradient_pools_are_planned_in_the_dtype_of_the_wire(ranks: RankPool) -> None:
+    plan = ranks.run(plan_of, "max_pool", BF16_COMM)[0]
+    dtypes = {pool["role"]: {area["dtype"] for area in pool["areas"]} for pool in plan["pools"]}
+    assert dtypes == {"compute_weights": {"float32"}, "grad_bucket": {"bfloat16"}}
+
+
+def changed_dtype() -> str:
+    subject = shard(NAME, 3, 2, allocator="max_pool")
+    wanted = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+    try:
+        subject.model.reset_mixed_precision_policy(wanted)
+    except PolicyChangeError as error:
+        return str(error)
+    return ""
+
+
+def test_pools_keep_the_dtype_that_they_were_planned_for(ranks: RankPool) -> None:
+    for message in ranks.run(changed_dtype):
+        assert "cannot change with buffer pools" in message
+
+
+def fallback_bytes(persistent: bool) -> tuple[set[str], int]:
+    """Where the odd unit's weights are, and what is left of them after a step beyond the pool."""
+    subject = shard(
+        NAME, 3, 2, allocator="fixed_pool", fsdp_db_use_persist_buf_on_alloc_fail=persistent
+    )
+    subject.run_cycle(1)
+    plan = subject.model.pool_plan
+    outside = [
+        u for u in plan["units"] if u["role"] == "compute_weights" and u["placement"] != "pool"
+    ]
+    allocators = subject.model._context.allocators
+    held = subject.model.ledger.bytes_by_category()["compute_weights"]
+    pool = allocators.pools["compute_weights"].plan.size_bytes
+    root = sum(g.weights.full.data.nbytes for g in subject.model._context.root.groups)
+    expected = sum(u["bytes"] for u in outside) if persistent else 0
+    return {u["placement"] for u in outside}, held - pool - root - expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_units_that_fit_no_slot_resize_their_storage_or_keep_it_as_configured(
+    ranks: RankPool, persistent: bool
+) -> None:
+    for placements, unexplained in ranks.run(fallback_bytes, persistent):
+        assert placements == {"persistent" if persistent else "storage_resize"}
+        assert unexplained == 0
+
+
+def out_of_order() -> str:
+    """Error of a model whose units all stay open, since the last registered one runs first."""
+    subject = shard("linear_stack", 2, 2, allocator="max_pool")
+    model = subject.model
+    blocks = model.module.blocks
+    order = [blocks[2], blocks[0], blocks[1]]
+    model.module.forward = lambda x: model.module.head(order[2](order[1](order[0](x))))
+    try:
+        loss(model(batch("linear_stack", 0, 0, torch.float32))).backward()
+    except PoolExhaustedError as error:
+        return str(error)
+    return ""
+
+
+def test_a_gradient_pool_of_open_buckets_is_exhausted_with_their_names(ranks: RankPool) -> None:
+    for message in ranks.run(out_of_order):
+        assert "grad_bucket pool of 2 slots: bucket blocks.2/" in message
+        assert "slot 0: unit blocks.0, slot 1: unit blocks.1; idle slots: none" in message
