@@ -24,6 +24,7 @@ from mfsdp_core.plan.config import (
     parse_sharding,
     refuse_not_built,
 )
+from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
@@ -72,6 +73,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     transport: Transport = "auto",
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
+    prefetch_order: OrderName | Sequence[str] = "recorded",
+    prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
@@ -109,6 +112,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
     units that no slot serves keep their buffers, instead of resizing their storage.
+    prefetch_order: the order in which units are expected to run: as the first complete pass ran
+    them (`recorded`), as they are registered (`static`), or their names in the order given.
+    prefetch_budget_bytes: gather units ahead as long as those that have not run yet stay within it;
+    None is the next unit.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -136,6 +143,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             overlap_reduction=overlap_grad_reduce,
             auto_sync=sync_model_each_microbatch,
             strict_reduction=on_double_reduction == "raise",
+            prefetch_order=prefetch_order
+            if isinstance(prefetch_order, str)
+            else tuple(prefetch_order),
+            prefetch_budget_bytes=prefetch_budget_bytes,
         ),
         has_outer_axis=dp_outer_dim is not None,
         allocation=parse_allocation(
@@ -214,6 +225,8 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     transport: Transport = "auto",
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
+    prefetch_order: OrderName | Sequence[str] = "recorded",
+    prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.

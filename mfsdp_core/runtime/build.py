@@ -18,7 +18,7 @@ from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
-from mfsdp_core.plan.prefetch import PrefetchOrder
+from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
@@ -101,7 +101,19 @@ def build_context(
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, PrefetchOrder(len(units)), events, prefetch=schedule.prefetch),
+        ParamPipeline(
+            root,
+            units,
+            PrefetchOrder(
+                len(units),
+                given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
+                records=schedule.prefetch_order == "recorded",
+            ),
+            events,
+            prefetch=schedule.prefetch,
+            budget_bytes=schedule.prefetch_budget_bytes,
+            pool=factory.allocators.pools.get("compute_weights"),
+        ),
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
