@@ -100,8 +100,10 @@ BUGS: tuple[Bug, ...] = (
             ),
             Change(
                 "runtime/context.py",
-                "            self.params.order.finish_pass()\n            self.params.release_all()\n",
-                "            self.params.order.finish_pass()\n            self.params.release_all()\n"
+                "            self.params.order.finish_pass()\n"
+                "            self.params.release_all()\n",
+                "            self.params.order.finish_pass()\n"
+                "            self.params.release_all()\n"
                 '            self.params.prefetch(unit, "forward")\n',
             ),
             Change(
@@ -159,7 +161,8 @@ BUGS: tuple[Bug, ...] = (
             ),
             Change(
                 "memory/allocators.py",
-                '        if self._held.pop(key, None) is not None and key.role != "compute_weights":\n',
+                "        if self._held.pop(key, None) is not None and "
+                'key.role != "compute_weights":\n',
                 "        held = self._held.pop(key, None)\n"
                 "        if held is not None:\n"
                 "            held.zero_()\n"
