@@ -24,6 +24,7 @@ from mfsdp_core.plan.config import (
     parse_sharding,
     refuse_not_built,
 )
+from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
@@ -74,6 +75,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     transport: Transport = "auto",
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
+    prefetch_order: OrderName | Sequence[str] = "recorded",
+    prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
 ) -> MegatronFSDP:
@@ -114,6 +117,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
     units that no slot serves keep their buffers, instead of resizing their storage.
+    prefetch_order: the order in which units are expected to run: as the first complete pass ran
+    them (`recorded`), as they are registered (`static`), or their names in the order given.
+    prefetch_budget_bytes: gather units ahead as long as those that have not run yet stay within it;
+    None is the next unit.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -141,6 +148,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             overlap_reduction=overlap_grad_reduce,
             auto_sync=sync_model_each_microbatch,
             strict_reduction=on_double_reduction == "raise",
+            prefetch_order=prefetch_order
+            if isinstance(prefetch_order, str)
+            else tuple(prefetch_order),
+            prefetch_budget_bytes=prefetch_budget_bytes,
         ),
         has_outer_axis=dp_outer_dim is not None,
         allocation=parse_allocation(
@@ -226,6 +237,8 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     transport: Transport = "auto",
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
+    prefetch_order: OrderName | Sequence[str] = "recorded",
+    prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.spec import (
+    AllocatorName,
     DataSpec,
     DtypeName,
     EngineName,
@@ -78,6 +79,7 @@ class Case:
     overlap: bool = True
     transport: TransportName = "auto"
     gather_group: bool = False
+    allocator: AllocatorName = "storage_resize"
 
     @property
     def id(self) -> str:
@@ -89,6 +91,7 @@ class Case:
         parts += [name for name in ("average", "gather_group") if getattr(self, name)]
         parts += [] if self.overlap else ["no_overlap"]
         parts += [] if self.transport == "auto" else [self.transport]
+        parts += [] if self.allocator == "storage_resize" else [self.allocator]
         return "/".join(parts)
 
     @property
@@ -120,6 +123,7 @@ class Case:
                 overlap_grad_reduce=self.overlap,
                 average_in_collective=self.average,
                 transport=self.transport,
+                allocator=self.allocator,
                 separate_gather_group=self.gather_group,
             ),
             dtypes=ResolvedDtypes(

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import OuterStrategyName, StrategyName
+from bench.spec import AllocatorName, OuterStrategyName, StrategyName
 from bench.validate.cases import EXERCISES, POLICIES, STRATEGIES, Case
 from bench.validate.subjects import EXPERTS, SUBJECTS
 
@@ -20,6 +20,8 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
     *((strategy, "no_shard") for strategy in STRATEGIES),
     *((strategy, "optim") for strategy in _SHARDING),
 )
+
+POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 
 
 def cases(engine: str, *, full: bool) -> list[Case]:
@@ -82,6 +84,10 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True)
+    for subject in ("tied", "rows"):
+        for allocator in POOLS:
+            yield replace(sharded, subject=subject, microbatches=2, allocator=allocator)
+    yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
@@ -104,6 +110,8 @@ def _full(engine: str) -> Iterator[Case]:
         yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
     for strategy, exercise, ranks in product(STRATEGIES, EXERCISES, (1, 2, 4)):
         yield Case(engine, strategy, exercise=exercise, ranks=ranks, microbatches=2, policy="fp32")
+    for strategy, subject, allocator in product(STRATEGIES, SUBJECTS, POOLS):
+        yield Case(engine, strategy, subject, microbatches=2, allocator=allocator)
     for strategy, ranks in product(STRATEGIES, (2, 4)):
         case = Case(engine, strategy, ranks=ranks, microbatches=2)
         for policy in POLICIES:
@@ -116,6 +124,9 @@ def _full(engine: str) -> Iterator[Case]:
 
 
 def _full_hybrids(engine: str) -> Iterator[Case]:
+    for (inner, outer), allocator in product(_HYBRIDS, POOLS):
+        hybrid = Case(engine, inner, ranks=4, outer=2, outer_strategy=outer)
+        yield replace(hybrid, policy="bf16", allocator=allocator)
     for (inner, outer), size in product(_HYBRIDS, (2, 4)):
         hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
         for count in (1, 2, 3, 4):

@@ -53,6 +53,7 @@ class SlotPool:
         self._units = {
             BufferKey(r.bucket, role, r.elements, dtypes[r.dtype]): r.unit for r in plan.served
         }
+        self._unit_of_bucket = {r.bucket: r.unit for r in plan.served}
         self._assigned: dict[str, int] = {}
         self._holders: dict[int, str] = {}
         self._held: dict[str, dict[BufferKey, torch.Tensor]] = {}
@@ -62,6 +63,16 @@ class SlotPool:
     def recycles(self) -> bool:
         """Slots go from unit to unit."""
         return True
+
+    def blocking(self, bucket: str) -> list[str]:
+        """Units that hold what the unit of `bucket` needs: its slot, or all if it never had one."""
+        unit = self._unit_of_bucket.get(bucket)
+        if unit is None or unit in self._held:
+            return []
+        slot = self._assigned.get(unit)
+        if slot is not None:
+            return [self._holders[slot]] if slot in self._holders else []
+        return [] if self._idle_slots() else list(self._holders.values())
 
     def serves(self, key: BufferKey) -> bool:
         """Whether `key` was planned for; if not, `fallback` answers."""

@@ -23,7 +23,7 @@ from mfsdp_core.plan.grouping import (
     nearest_common_unit,
     plan_buckets,
 )
-from mfsdp_core.plan.prefetch import PrefetchOrder
+from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
@@ -109,12 +109,27 @@ def build_context(
         pool.forget_assignments()
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.groups]
-    order = PrefetchOrder(len(units), nest_units(units))
     events, schedule = environment.events, config.schedule
+    nested = nest_units(units)
+    given = unit_order(schedule.prefetch_order, [unit.name for unit in units])
+    order = PrefetchOrder(
+        len(units),
+        nested if given is None else None,
+        given=given,
+        records=schedule.prefetch_order == "recorded",
+    )
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, order, events, prefetch=schedule.prefetch),
+        ParamPipeline(
+            root,
+            units,
+            order,
+            events,
+            prefetch=schedule.prefetch,
+            budget_bytes=schedule.prefetch_budget_bytes,
+            pool=factory.allocators.pools.get("compute_weights"),
+        ),
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
