@@ -25,7 +25,6 @@ from bench.engines.ledger_view import LedgerView
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
-from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
@@ -49,7 +48,6 @@ class MfsdpEngine:
             mixed_precision_policy=_policy(resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device),
-            **_expert_arguments(model, resolved.engine, device),
             **_switches(resolved.engine),
         )
         if _loses_values(resolved.dtypes):
@@ -168,23 +166,6 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
         "hybrid_fsdp_group": dist.group.WORLD,
         "fsdp_group_ag": _gather_group(both, engine),
     }
-
-
-def _expert_arguments(model: nn.Module, engine: EngineSpec, device: torch.device) -> dict[str, Any]:
-    """A mesh of experts that live on one rank each, where the model marks parameters as such.
-
-    Raises:
-        UnsupportedError: on two data-parallel axes.
-    """
-    if all(getattr(parameter, "allreduce", True) for parameter in model.parameters()):
-        return {}
-    if engine.outer_size != 1:
-        raise UnsupportedError(
-            "mfsdp_experts", "experts beside an outer axis are not wired up here"
-        )
-    shape = (1, dist.get_world_size())
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=(_INNER, "expert"))
-    return {"expt_device_mesh": mesh}
 
 
 def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | None:

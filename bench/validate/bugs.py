@@ -196,7 +196,15 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "R15",
         "a weight that tensor parallelism has cut is laid out in its whole shape",
-        without_changes="no engine here runs tensor parallelism; the core's own tests put it back",
+        (
+            Change(
+                "runtime/parameter_group.py",
+                "yield SliceBuffer(layout, self._piece, flat).rows(index)",
+                "whole = self.parameters[index].part.whole_shape\n"
+                "                rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
+                "                yield rows.reshape(-1, *whole[1:])",
+            ),
+        ),
     ),
     Bug(
         "R16",

@@ -10,10 +10,8 @@ from itertools import product
 from bench.errors import UsageError
 from bench.spec import AllocatorName, OuterStrategyName, StrategyName
 from bench.validate.cases import EXERCISES, POLICIES, STRATEGIES, Case
-from bench.validate.subjects import EXPERTS, SUBJECTS
+from bench.validate.subjects import SUBJECTS
 
-#: Subjects that are trained; experts have cases of their own.
-_TRAINED = [subject for subject in SUBJECTS if subject != EXPERTS]
 #: Inner strategies that an outer axis can shard the optimizer of.
 _SHARDING: tuple[StrategyName, ...] = STRATEGIES[1:]
 _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
@@ -72,12 +70,10 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, exercise="unmarked", microbatches=2)
         yield replace(plain, exercise="redirected", policy="fp32")
         yield replace(plain, average=True, microbatches=2)
-        yield replace(plain, subject=EXPERTS, exercise="again")
     sharded = replace(base, strategy="optim_grads_params")
     for subject in ("cross_tied", "rows", "twice", "unused", "sparse", "scalar"):
         yield replace(sharded, subject=subject, microbatches=2)
         yield replace(base, subject=subject, strategy="no_shard", microbatches=2)
-    yield replace(sharded, subject=EXPERTS, exercise="again", average=True)
     yield replace(sharded, ranks=4, subject="rows")
     yield replace(sharded, exercise="reloaded")
     yield replace(base, exercise="equalised")
@@ -104,7 +100,7 @@ def _quick(engine: str) -> Iterator[Case]:
 
 def _full(engine: str) -> Iterator[Case]:
     yield from _quick(engine)
-    for strategy, subject, ranks, count in product(STRATEGIES, _TRAINED, (1, 2, 4), (1, 3)):
+    for strategy, subject, ranks, count in product(STRATEGIES, SUBJECTS, (1, 2, 4), (1, 3)):
         yield Case(engine, strategy, subject, ranks=ranks, microbatches=count)
     for strategy, policy, ranks, count in product(STRATEGIES, POLICIES, (1, 2, 4), (1, 2, 3, 4)):
         yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
@@ -131,7 +127,7 @@ def _full_hybrids(engine: str) -> Iterator[Case]:
         hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
         for count in (1, 2, 3, 4):
             yield replace(hybrid, microbatches=count)
-        for subject in _TRAINED:
+        for subject in SUBJECTS:
             yield replace(hybrid, subject=subject, microbatches=2)
         for policy in POLICIES:
             yield replace(hybrid, policy=policy, microbatches=2)

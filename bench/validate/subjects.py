@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -224,43 +222,6 @@ class Scalar(Stack):
         return super().hidden(x * (1 + self.temperature)) * (1 + self.temperature)
 
 
-class _SentByAllRanks(torch.autograd.Function):
-    """Identity whose gradient grows by the number of ranks.
-
-    So does the gradient of an expert that lives on this rank alone when every rank sends it the
-    same tokens. In one process, as the reference is, nothing changes.
-    """
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        """The same."""
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        """Summed over the ranks that sent tokens."""
-        return gradient * (dist.get_world_size() if dist.is_initialized() else 1)
-
-
-class Experts(Stack):
-    """Every rank has an expert of its own; all are equal and get the same tokens from all ranks."""
-
-    blocks_count = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expert = nn.Linear(WIDTH, WIDTH, bias=False)
-        marked: Any = self.expert.weight
-        marked.allreduce = False  # as Megatron-Core marks what ranks do not share
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss, and what the expert makes of fixed tokens."""
-        weight = self.expert.weight
-        sent = torch.linspace(-1, 1, 2 * WIDTH, dtype=weight.dtype, device=weight.device)
-        answers: Tensor = _SentByAllRanks.apply(self.expert(sent.view(2, WIDTH)))
-        return super().forward(tokens, targets) + answers.square().mean()
-
-
 @dataclass(frozen=True)
 class Subject:
     """A model to check. not_for: engines that refuse it by design, each with the reason."""
@@ -268,9 +229,6 @@ class Subject:
     build: Callable[[], nn.Module]
     not_for: Mapping[EngineName, str] = field(default_factory=dict)
 
-
-#: Asked of one step without an update: the norm of experts that happen to be equal counts each.
-EXPERTS = "experts"
 
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 
@@ -293,9 +251,6 @@ SUBJECTS: dict[str, Subject] = {
             "ddp": "torch's AdamW takes no sparse gradient",
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
         },
-    ),
-    EXPERTS: Subject(
-        Experts, dict.fromkeys(("single", "ddp", "fsdp2"), "averages experts like everything else")
     ),
     "scalar": Subject(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
 }

@@ -15,30 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.validate.bugs import BUGS, Bug, Change
+from bench.validate.bugs import BUGS, Bug
 from bench.validate.mutation import copy_of_core
 
 TESTS = Path(__file__).parent
 _ROOT = TESTS.parents[1]
 _TIMEOUT_SECONDS = 180
 _TESTS_FAILED = 1
-
-#: Bugs that only tests of the core can show, since no engine reaches what they break.
-CORE_ONLY = (
-    Bug(
-        "R15",
-        "a weight that tensor parallelism has cut is laid out in its whole shape",
-        (
-            Change(
-                "runtime/parameter_group.py",
-                "yield SliceBuffer(layout, self._piece, flat).rows(index)",
-                "whole = self.parameters[index].part.whole_shape\n"
-                "                rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
-                "                yield rows.reshape(-1, *whole[1:])",
-            ),
-        ),
-    ),
-)
 
 
 def regression_tests(bug: Bug) -> list[Path]:
@@ -49,7 +32,7 @@ def regression_tests(bug: Bug) -> list[Path]:
 
 def bugs_with_tests() -> list[Bug]:
     """The bugs that can be put back and have a regression test."""
-    return [bug for bug in (*BUGS, *CORE_ONLY) if bug.changes and regression_tests(bug)]
+    return [bug for bug in BUGS if bug.changes and regression_tests(bug)]
 
 
 def is_noticed(bug: Bug, folder: Path) -> bool:
