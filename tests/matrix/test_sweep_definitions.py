@@ -157,15 +157,17 @@ def test_master_weights_of_the_optimizer_cost_the_twin_four_bytes_per_parameter_
     assert wasteful - plain == pytest.approx(4 * run.shape.parameters / 4, rel=0.01)
 
 
-def test_the_optim_fix_sweep_holds_optim_against_a_control_and_ddp():
+def test_the_optim_fix_sweep_holds_optim_against_ddp_under_two_optimizers():
     plan = plan_of("pr3067_optim_fix_cpu")
     assert not plan.pruned
-    assert [(c.resolved.engine.name, c.resolved.strategy) for c in plan.cells] == [
-        ("ddp", "no_shard"),
-        ("mfsdp", "no_shard"),
-        ("mfsdp", "optim"),
-    ]
-    assert len({c.resolved.train for c in plan.cells}) == 1
+    assert {
+        (c.resolved.engine.name, c.resolved.strategy, c.resolved.train.optimizer)
+        for c in plan.cells
+    } == {
+        (*engine, optimizer)
+        for engine in (("ddp", "no_shard"), ("mfsdp", "optim"))
+        for optimizer in ("adamw", "sgd")
+    }
 
 
 @pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2", "mfsdp"])
