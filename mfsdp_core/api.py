@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, rep
 from mfsdp_core.wrapper import MegatronFSDP
 
 UnitModules = Sequence[type[nn.Module] | str]
+NestedUnits = Literal["outermost", "all"]
 
 
 def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
@@ -74,6 +75,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
     check_for_nan_in_grad: bool = False,
+    nested_units: NestedUnits = "outermost",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -152,8 +154,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     )
     checks = GradientChecks(report_nan_in_param_grad, check_for_nan_in_grad)
     config = dataclasses.replace(config, checks=checks)
+    if nested_units not in get_args(NestedUnits):
+        raise ConfigurationError(f"nested_units={nested_units!r}: expected 'outermost' or 'all'.")
     classes = resolve_unit_classes(fsdp_unit_modules)
-    units = select_units(module, classes)
+    units = select_units(module, classes, nested=nested_units == "all")
     check_meta_tensors(
         module,
         allowed=init_model_with_meta_device,
@@ -223,6 +227,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     allocator: AllocatorName | None = None,
     pool_slots: int = SMALLEST_POOL_SLOTS,
     check_for_nan_in_grad: bool = False,
+    nested_units: NestedUnits = "outermost",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 
