@@ -74,15 +74,15 @@ class CallBook:
         if forward is None:
             return None
         self._depth -= 1
-        if not self._depth:
-            self._running = None
+        if not self._depth or place is None:  # a unit may have raised, and the model gone on
+            self.abandon_pass()
         self._count += 1
         if place is not None:
             forward.ended.setdefault(place, []).append(self._count)
         return Call(forward, self._count)
 
     def abandon_pass(self) -> None:
-        """What was running has raised."""
+        """Nothing runs any more, or what was running has raised."""
         self._running = None
         self._depth = 0
 

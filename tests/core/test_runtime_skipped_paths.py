@@ -163,9 +163,22 @@ def collectives_of(case: str) -> tuple[Counter[str], int]:
     return counts, most
 
 
-@pytest.mark.parametrize("prefetch", [True, False], ids=["ahead", "on demand"])
-@pytest.mark.parametrize("recompute", ["none", "reentrant", "non-reentrant"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def combinations() -> list[Any]:
+    """All under optim_grads_params, which gathers most; of the others a sample, daily."""
+    return [
+        pytest.param(
+            *(strategy, recompute, prefetch),
+            marks=()
+            if strategy == STRATEGIES[-1] or (recompute, prefetch) == ("none", True)
+            else pytest.mark.nightly,
+        )
+        for strategy in STRATEGIES
+        for recompute in ("none", "reentrant", "non-reentrant")
+        for prefetch in (True, False)
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "recompute", "prefetch"), combinations())
 def test_paths_that_differ_between_ranks_give_the_gradient_of_one_process(
     ranks: RankPool, strategy: str, recompute: str, prefetch: bool
 ) -> None:
