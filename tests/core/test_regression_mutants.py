@@ -11,12 +11,6 @@ from bench.validate.mutation import copy_of_core
 from mutants import CORE_ONLY, bugs_with_tests, is_noticed
 
 #: Bugs whose regression test is a test of the core; the others are the validator's alone.
-<<<<<<< HEAD
-TESTED = {"R1", "R2", "R3", "R4", "R5", "R8", "R11", "R13", "R14", "R15", "R19", "R20", "R21"}
-BY_BUG = pytest.mark.parametrize(
-    "bug", [b for b in (*BUGS, *CORE_ONLY) if b.changes], ids=lambda bug: bug.id
-)
-=======
 TESTED = {
     "R1",
     "R2",
@@ -34,8 +28,9 @@ TESTED = {
     "R20",
     "R21",
 }
-BY_BUG = pytest.mark.parametrize("bug", [b for b in BUGS if b.changes], ids=lambda bug: bug.id)
->>>>>>> main
+BY_BUG = pytest.mark.parametrize(
+    "bug", [b for b in (*BUGS, *CORE_ONLY) if b.changes], ids=lambda bug: bug.id
+)
 
 
 def test_no_regression_test_of_a_known_bug_was_lost() -> None:
