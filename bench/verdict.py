@@ -67,8 +67,9 @@ class CaseVerdict(Kept):
 
     @property
     def failures(self) -> tuple[CheckVerdict, ...]:
-        """Checks that failed, in the order in which they are asked."""
-        return tuple(check for check in self.checks if check.state == "failed")
+        """Checks that failed, what failed in an early step first, else in the order of asking."""
+        failed = [check for check in self.checks if check.state == "failed"]
+        return tuple(sorted(failed, key=lambda c: (c.finding and c.finding.step) or 0))
 
 
 class BugVerdict(Kept):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, rep
 from mfsdp_core.wrapper import MegatronFSDP
 
 UnitModules = Sequence[type[nn.Module] | str]
+NestedUnits = Literal["outermost", "all"]
 
 
 def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
@@ -76,6 +77,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_order: OrderName | Sequence[str] = "recorded",
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
+    nested_units: NestedUnits = "outermost",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -160,8 +162,10 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     )
     checks = GradientChecks(report_nan_in_param_grad, check_for_nan_in_grad)
     config = dataclasses.replace(config, checks=checks)
+    if nested_units not in get_args(NestedUnits):
+        raise ConfigurationError(f"nested_units={nested_units!r}: expected 'outermost' or 'all'.")
     classes = resolve_unit_classes(fsdp_unit_modules)
-    units = select_units(module, classes)
+    units = select_units(module, classes, nested=nested_units == "all")
     names = AxisNames(dp_shard_dim, dp_outer_dim, tp_dim)
     dense = dense_axes(device_mesh, names, hybrid_fsdp_group, fsdp_group_ag)
     experts = expert_axes(
@@ -228,6 +232,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_order: OrderName | Sequence[str] = "recorded",
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
+    nested_units: NestedUnits = "outermost",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 

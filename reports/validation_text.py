@@ -76,21 +76,19 @@ def check_table(record: ValidationRecord) -> Table:
 
 
 def reasons_table(record: ValidationRecord) -> Table:
-    """Why cases and checks do not apply: every reason once, with a count and an example."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """Why cases and checks do not apply: every reason once per engine, and what it stops."""
+    found: dict[tuple[str, str], Counter[str]] = {}
     for case in record.cases:
         if case.state == "not_applicable":
-            found.setdefault((case.engine, "case", case.reason), []).append(case.case)
+            found.setdefault((case.engine, case.reason), Counter())["cases"] += 1
         for check in case.checks:
             if check.state == "not_applicable":
-                key = (case.engine, check.check, check.reason)
-                found.setdefault(key, []).append(case.case)
+                found.setdefault((case.engine, check.reason), Counter())[check.check] += 1
     rows = [
-        Row((engine, what, str(len(cases)), reason, cases[0]))
-        for (engine, what, reason), cases in found.items()
+        Row((engine, reason, ", ".join(f"{count} {what}" for what, count in stopped.items())))
+        for (engine, reason), stopped in found.items()
     ]
-    titles = columns("engine", "not applicable", "times", "reason", "for example", left=5)
-    return Table(titles, tuple(rows))
+    return Table(columns("engine", "does not apply because", "what", left=3), tuple(rows))
 
 
 def case_table(cases: Sequence[CaseVerdict]) -> Table:

@@ -11,6 +11,8 @@ from bench.cli import console, exit_codes
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.resolve import Machine
+from bench.resolve.state_bytes import state_bytes_by_category
+from bench.spec import ResolvedRun
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
 from sweeps.plan import Plan, make_plan, sweep_cells
@@ -90,11 +92,17 @@ def show_plan(request: Request, *, as_json: bool) -> int:
     plan = asked.chosen
     if as_json:
         arms = [{"name": arm.name, "description": arm.described()} for arm in asked.arms]
-        console.data_json(plan.to_document() | {"arms": arms})
+        sizes = {cell.id: _state_bytes(cell.resolved) for cell in plan.cells}
+        console.data_json(plan.to_document() | {"arms": arms, "state_bytes_per_rank": sizes})
     else:
         parts = [arms_text(asked)] if asked.arms else []
         console.data("\n\n".join([plan_text(plan), *parts]))
     return exit_codes.OK
+
+
+def _state_bytes(resolved: ResolvedRun) -> int:
+    """Weights, gradients and optimizer state of the rank that holds most of them."""
+    return sum(state_bytes_by_category(resolved).values())
 
 
 def arms_text(asked: RequestedPlan) -> str:
@@ -114,10 +122,17 @@ def plan_text(plan: Plan) -> str:
     parts = [f"{plan.id}: {plan.description}".rstrip(": ")]
     if plan.cells:
         rows = [
-            (cell.id, cell.resolved.config_hash, str(cell.resolved.train.steps), str(cell.repeats))
+            (
+                cell.id,
+                cell.resolved.config_hash,
+                str(cell.resolved.train.steps),
+                str(cell.repeats),
+                f"{_state_bytes(cell.resolved) / 2**20:,.1f} MiB",
+            )
             for cell in plan.cells
         ]
-        parts.append(console.columns(("cell", "config", "steps", "runs"), rows, left=2))
+        titles = ("cell", "config", "steps", "runs", "state per rank")
+        parts.append(console.columns(titles, rows, left=2))
     if plan.pruned:
         parts.append(pruned_text(plan))
     if plan.duplicates:

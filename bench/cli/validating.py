@@ -133,7 +133,7 @@ def _run(
     with Nursery(place.device, paths=(str(Path.cwd()),)) as nursery:
         if bugs:
             known = [bug for bug in bugs if isinstance(bug, Bug)]
-            for bug, _ in inject(nursery, known, cases, place, stop):
+            for bug in inject(nursery, known, cases, place, stop):
                 put_back.append(bug)
                 progress.say(f"{bug.bug} {bug.outcome.replace('_', ' ')}", now=True)
         else:

@@ -43,19 +43,8 @@ class DdpEngine(StockEngine):
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
-        self._ddp.register_comm_hook(group, self._counted(_communication_hook(resolved.dtypes)))
+        self._ddp.register_comm_hook(group, _counted(resolved.dtypes, self._ring))
         super().__init__(self._ddp, resolved)
-
-    def _counted(self, hook: CommHook) -> CommHook:
-        element_bytes = TORCH_DTYPES[self._dtypes.grad_comm].itemsize
-
-        # DDP checks the annotations of a hook at registration, so they cannot be strings.
-        def counted(group: dist.ProcessGroup, bucket: GradBucket) -> Reduction:
-            self._ring.all_reduce(bucket.buffer().numel() * element_bytes)
-            return hook(group, bucket)
-
-        counted.__annotations__ = {"bucket": GradBucket, "return": Reduction}
-        return counted
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -87,6 +76,24 @@ class DdpEngine(StockEngine):
     def code_path(self) -> str:
         """The file of torch's DistributedDataParallel."""
         return inspect.getfile(DistributedDataParallel)
+
+
+def _counted(dtypes: ResolvedDtypes, ring: RingBytes) -> CommHook:
+    """The hook of `dtypes`, counting into `ring`.
+
+    Holds neither engine nor model: the reducer, which is C++, holds the hook, and Python's
+    collector cannot see a cycle through it.
+    """
+    hook = _communication_hook(dtypes)
+    element_bytes = TORCH_DTYPES[dtypes.grad_comm].itemsize
+
+    # DDP checks the annotations of a hook at registration, so they cannot be strings.
+    def counted(group: dist.ProcessGroup, bucket: GradBucket) -> Reduction:
+        ring.all_reduce(bucket.buffer().numel() * element_bytes)
+        return hook(group, bucket)
+
+    counted.__annotations__ = {"bucket": GradBucket, "return": Reduction}
+    return counted
 
 
 def _communication_hook(dtypes: ResolvedDtypes) -> CommHook:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bench.resolve.engine_rules import outer_needs_inner_sharding
 from bench.resolve.machine import Machine
-from bench.spec import DtypeName, ResolvedRun, TrainSpec
+from bench.resolve.state_bytes import state_bytes_of_all_ranks
+from bench.spec import ResolvedRun
 
 # More runnable threads than this per core and a step measures the scheduler, not the engine.
 MAX_THREADS_PER_CORE = 4
 
 _BF16_CAPABILITY = (8, 0)
-_DTYPE_BYTES: dict[DtypeName, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
-_MOMENTS = {"adamw": 2, "precision_aware_adamw": 2, "sgd": 0}
 
 
 def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
@@ -59,39 +59,19 @@ def dtype_not_on_device(run: ResolvedRun, machine: Machine) -> str | None:
 def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
     """CPU ranks that cannot fit end as victims of the kernel, and may take others with them.
 
-    The bound counts only weights, gradients and optimizer state, so it never refuses what fits. On
-    CUDA running out of memory harms nobody and is a result, so it is left to the run.
+    The bound counts only weights, gradients and optimizer state (`state_bytes`), so it never
+    refuses what fits. On CUDA running out of memory harms nobody and is a result, so it is left to
+    the run.
     """
-    if run.launch.device != "cpu":
+    if run.launch.device != "cpu" or outer_needs_inner_sharding(run, machine):
         return None
-    needed = resting_bytes(run)
+    needed = state_bytes_of_all_ranks(run)
     if needed <= machine.memory_bytes:
         return None
     return (
         f"{run.shape.preset} needs at least {_gib(needed)} for weights, gradients and optimizer"
         f" state on {run.launch.ranks} CPU ranks; this machine has {_gib(machine.memory_bytes)}"
     )
-
-
-def resting_bytes(run: ResolvedRun) -> int:
-    """Lower bound of what all ranks together hold at the optimizer step, activations left out.
-
-    parameters x (main weight + gradient + optimizer states), once over all ranks where the strategy
-    shards the optimizer, and on every rank where it does not.
-    """
-    main = _DTYPE_BYTES[run.dtypes.main_params or run.dtypes.compute]
-    states = _optimizer_bytes(run.train, main)
-    each = main + _DTYPE_BYTES[run.dtypes.main_grads] + states
-    copies = run.launch.ranks if run.strategy == "no_shard" else 1
-    return run.shape.parameters * each * copies
-
-
-def _optimizer_bytes(train: TrainSpec, main_bytes: int) -> int:
-    """Optimizer state per parameter; the moments of `adamw` have the weight's dtype."""
-    own_dtype = train.optimizer == "precision_aware_adamw"
-    moment = _DTYPE_BYTES[train.state_dtype] if own_dtype else main_bytes
-    copy = max(main_bytes, _DTYPE_BYTES["fp32"]) if train.master_weights else 0
-    return _MOMENTS[train.optimizer] * moment + copy
 
 
 def data_not_here(run: ResolvedRun, _machine: Machine) -> str | None:

@@ -1,7 +1,8 @@
 """Historical bugs put back, one at a time, to see whether the checker notices.
 
 The ranks import a changed copy of mfsdp_core; neither they nor the judge are told that it was
-changed, let alone how. Every bug meets the same cases in the same order, up to the first failure.
+changed, let alone how. Every bug meets the same cases in the same order, up to the first that fails
+on the changed copy and passes on the core as it is.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.validate.bugs import BUG_BY_ID, BUGS, Bug
+from bench.validate.bugs import BUG_BY_ID, BUGS, Bug, Change
 from bench.validate.cases import Case
 from bench.validate.mutation import copy_of_core
 from bench.validate.ranks import Nursery
-from bench.validate.session import Place, until_first_failure, verdicts
+from bench.validate.session import Place, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
 
 ALL = "all"
@@ -41,51 +42,91 @@ def parse_bugs(text: str) -> tuple[Bug, ...]:
     return tuple(bug for bug in BUGS if bug.id in names)
 
 
+class Control:
+    """The same cases on the core as it is: a failure there as well is no sign of a bug put back."""
+
+    def __init__(self, nursery: Nursery, place: Place) -> None:
+        self._nursery = nursery
+        self.place = place
+        self._passed: dict[str, bool] = {}
+
+    def passes(self, case: Case) -> bool:
+        """Whether `case` passes without any change; asked once."""
+        if case.id not in self._passed:
+            (verdict,) = verdicts(self._nursery, [case], self.place)
+            self._passed[case.id] = verdict.state == "passed"
+        return self._passed[case.id]
+
+
 def inject(
     nursery: Nursery,
     bugs: Iterable[Bug],
     cases: Sequence[Case],
     place: Place,
     stop: threading.Event,
-) -> Iterator[tuple[BugVerdict, list[CaseVerdict]]]:
-    """Each bug's verdict, with those of the cases that it met; ends early after `stop`.
+) -> Iterator[BugVerdict]:
+    """Each bug's verdict, in order; ends early after `stop`.
 
     Raises:
         StaleChangeError: the table of bugs has to follow the source.
     """
+    control = Control(nursery, place)
     for bug in bugs:
         if stop.is_set():
             return
         if bug.without_changes:
-            verdict = BugVerdict(
+            yield BugVerdict(
                 bug=bug.id, title=bug.title, outcome="not_applicable", reason=bug.without_changes
             )
-            yield verdict, []
             continue
         start = time.perf_counter()
-        met = _met(nursery, bug, cases, place, stop)
-        if stop.is_set() and not any(case.state == "failed" for case in met):
+        met = _met(nursery, bug.changes, cases, control=control, stop=stop)
+        noticed = met[-1] if met and met[-1].state == "failed" else None
+        if stop.is_set() and noticed is None:
             return
-        yield _verdict(bug, met, time.perf_counter() - start), met
+        yield _verdict(bug, met, noticed, time.perf_counter() - start)
+
+
+def first_failure(
+    nursery: Nursery, changes: Sequence[Change], cases: Sequence[Case], place: Place
+) -> CaseVerdict | None:
+    """The first case that fails on a core with `changes` and passes without; None: not noticed."""
+    control = Control(nursery, place)
+    met = _met(nursery, changes, cases, control=control, stop=threading.Event())
+    return met[-1] if met and met[-1].state == "failed" else None
 
 
 def _met(
-    nursery: Nursery, bug: Bug, cases: Sequence[Case], place: Place, stop: threading.Event
+    nursery: Nursery,
+    changes: Sequence[Change],
+    cases: Sequence[Case],
+    *,
+    control: Control,
+    stop: threading.Event,
 ) -> list[CaseVerdict]:
+    """Verdicts up to the first failure that counts, which is then the last one."""
+    by_id = {case.id: case for case in cases}
+    met: list[CaseVerdict] = []
     # A neutral name: nothing that runs may tell a changed copy from the original.
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
-        copy_of_core(Path(folder), bug.changes)
-        found = verdicts(nursery, cases, place, core=Path(folder), stop=stop)
-        return list(until_first_failure(found))
+        copy_of_core(Path(folder), changes)
+        for verdict in verdicts(nursery, cases, control.place, core=Path(folder), stop=stop):
+            if verdict.state == "failed" and not control.passes(by_id[verdict.case]):
+                continue
+            met.append(verdict)
+            if verdict.state == "failed":
+                break
+    return met
 
 
-def _verdict(bug: Bug, met: Sequence[CaseVerdict], seconds: float) -> BugVerdict:
+def _verdict(
+    bug: Bug, met: Sequence[CaseVerdict], noticed: CaseVerdict | None, seconds: float
+) -> BugVerdict:
     run = [case for case in met if case.state != "not_applicable"]
-    failed = next((case for case in met if case.state == "failed"), None)
     common = {"bug": bug.id, "title": bug.title, "cases_run": len(run), "seconds": seconds}
-    if failed is not None:
+    if noticed is not None:
         return BugVerdict.model_validate(
-            {**common, "outcome": "caught", "case": failed.case, "failure": failed.failures[0]}
+            {**common, "outcome": "caught", "case": noticed.case, "failure": noticed.failures[0]}
         )
     if not run:
         reason = "no case could run here"

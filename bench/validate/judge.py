@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     wire.dtypes,
     wire.order,
     wire.accounts,
+    wire.groups,
     collectives.counts,
     collectives.volume,
     memory.at_rest,
@@ -83,7 +84,7 @@ def _asked(check: Check, evidence: Evidence) -> CheckVerdict | None:
 
 
 def _unfinished(outcome: Outcome) -> CheckVerdict:
-    lines = [line for line in outcome.text.strip().splitlines() if line.strip()]
+    lines = [line for line in outcome.text.strip().splitlines() if line.strip(" ^~")]
     last = lines[-1] if lines else outcome.kind
     finding = Finding(
         rank=outcome.rank,

@@ -14,7 +14,8 @@ class Sent:
     """One call of a collective, or one message, as torch's dispatcher saw it.
 
     operation: torch's own name, as `allreduce_` or `send`. elements: of the full buffer of a
-    collective, of the tensor of a message. ranks: in its group.
+    collective, of the tensor of a message. ranks: in its group. group: torch's name of it, which
+    may differ between the groups of two ranks and is not compared.
     """
 
     operation: str
@@ -22,6 +23,7 @@ class Sent:
     elements: int
     payload_bytes: int
     ranks: int
+    group: str = field(default="", compare=False)
 
 
 @dataclass

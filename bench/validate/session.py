@@ -67,14 +67,6 @@ def verdicts(
             yield judge(case, outcome, device, time.perf_counter() - start)
 
 
-def until_first_failure(found: Iterator[CaseVerdict]) -> Iterator[CaseVerdict]:
-    """Verdicts up to the first failure, that one included."""
-    for verdict in found:
-        yield verdict
-        if verdict.state == "failed":
-            return
-
-
 def _not_applicable(case: Case, reason: str) -> CaseVerdict:
     return CaseVerdict(
         case=case.id,

@@ -73,7 +73,7 @@ class WireTap(TorchDispatchMode):
         elements = sum(tensor.numel() for tensor in full)
         dtype = str(full[0].dtype).removeprefix("torch.")
         size = elements * full[0].element_size()
-        self._sent.append(Sent(name, dtype, elements, size, _ranks(args)))
+        self._sent.append(Sent(name, dtype, elements, size, *_group(args)))
 
 
 def _groups(args: tuple[Any, ...]) -> Iterator[list[Tensor]]:
@@ -83,14 +83,16 @@ def _groups(args: tuple[Any, ...]) -> Iterator[list[Tensor]]:
             yield tensors
 
 
-def _ranks(args: tuple[Any, ...]) -> int:
+def _group(args: tuple[Any, ...]) -> tuple[int, str]:
+    """Ranks and name of the process group among `args`."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject):
             try:
-                return ProcessGroup.unbox(argument).size()
+                group = ProcessGroup.unbox(argument)
+                return group.size(), group.group_name
             except (RuntimeError, TypeError):
                 continue  # a reduce operation, the other kind of object
-    return 0
+    return 0, ""
 
 
 def ring_bytes(sent: Sent) -> int:

@@ -1,8 +1,9 @@
 """Who owns a parameter, and which parameters share buffers.
 
 Every parameter has exactly one owner unit (the root is the unit named ""). A tie that crosses two
-units belongs to neither: it is hoisted to the root, which stays materialised for the whole
-iteration, since no unit's boundary is a safe place to release it. The parameters of a unit that
+units belongs to neither: it is hoisted to the nearest unit around both, at last to the root, which
+stays materialised for the whole iteration. The boundary of neither of the two would be a safe place
+to release it. The parameters of a unit that
 agree in dtype, in requires_grad and in being an expert's or not form a group; a group whose padding
 would pass the budget is split into several buckets.
 """
@@ -52,6 +53,34 @@ def owner_of(units: Iterable[str]) -> str:
     """The unit that owns a parameter held by `units`: theirs if they agree, else the root."""
     distinct = set(units)
     return distinct.pop() if len(distinct) == 1 else ROOT
+
+
+def nearest_common_unit(chains: Sequence[tuple[str, ...]]) -> str:
+    """The unit that owns a parameter. chains: per name, the units around it from the root inwards.
+
+    The innermost unit if all names agree on it, else the last one that all chains begin with.
+    """
+    innermost = {chain[-1] for chain in chains}
+    if len(innermost) == 1:
+        return innermost.pop()
+    common = ROOT
+    for level in zip(*chains, strict=False):
+        if len(set(level)) > 1:
+            break
+        common = level[0]
+    return common
+
+
+def enclosing_units(names: Sequence[str]) -> list[int | None]:
+    """Per unit, the innermost other unit that it lies in. names: in registration order."""
+    places = {name: place for place, name in enumerate(names)}
+
+    def around(name: str) -> int | None:
+        parts = name.split(".")
+        paths = (".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
+        return next((places[path] for path in paths if path in places), None)
+
+    return [around(name) for name in names]
 
 
 def plan_buckets(

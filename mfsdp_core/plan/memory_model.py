@@ -15,7 +15,8 @@ gradient accumulator     gradients        S, or S/N           main_grads   train
 cast gradient            gradients        as the gradient     main_params  until `zero_grad` only,
                                           that is handed over              main_grads differs
 optimizer state          optimizer_state  as main weights,    main_params  trainable
-                                          without padding
+                                          without padding                  (or its own)
+master weights           optimizer_state  as optimizer state  float32      an optimizer that copies
 step counters            optimizer_state  one per parameter   float32      trainable
 
 S/N serves as the HFSDP helper as well: an outer axis that shards the optimizer needs the inner
@@ -53,6 +54,7 @@ LineName = Literal[
     "gradient accumulator",
     "cast gradient",
     "optimizer state",
+    "master weights",
     "step counters",
 ]
 #: Name under which the padding of all lines is added up.
@@ -147,12 +149,15 @@ class PolicyNames:
 class OptimizerFacts:
     """What an optimizer keeps of each trainable parameter.
 
-    moments: tensors of the parameter's local shape in the dtype of the main weights. counters:
-    FP32 scalars.
+    moments: tensors of the parameter's local shape, in `state_dtype`, or in the dtype of the main
+    weights where that is None. counters: FP32 scalars. master_weights: a copy of its own of the
+    weights, in FP32 or wider.
     """
 
     moments: int
     counters: int
+    state_dtype: str | None = None
+    master_weights: bool = False
 
 
 #: torch.optim.Adam and AdamW: two moments and a step counter.
@@ -167,19 +172,46 @@ def memory_at_rest(
     coordinate: Coordinate,
     policy: PolicyNames,
     *,
+    bucketing: bool = True,
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
 ) -> MemoryModel:
     """What the rank at `coordinate` holds between `zero_grad` and the next forward pass.
 
-    optimizer: also counts its state, which exists after the first step. gradients_attached: the
-    moment of the optimizer's step instead, when cast gradients exist as well.
+    bucketing: see `plan_buckets`. optimizer: also counts its state, which exists after the first
+    step. gradients_attached: the moment of the optimizer's step instead, when cast gradients exist
+    as well; leave it where gradients are handed over decoupled, since they are never cast.
+
+    Raises:
+        ConfigurationError: a dtype of unknown size.
+    """
+    plans = plan_buckets(parameters, coordinate.pieces(strategy), bucketing=bucketing)
+    return memory_of_buckets(
+        plans,
+        strategy,
+        coordinate,
+        policy,
+        optimizer=optimizer,
+        gradients_attached=gradients_attached,
+    )
+
+
+def memory_of_buckets(
+    plans: Sequence[BucketPlan],
+    strategy: Strategy,
+    coordinate: Coordinate,
+    policy: PolicyNames,
+    *,
+    optimizer: OptimizerFacts | None = None,
+    gradients_attached: bool = False,
+) -> MemoryModel:
+    """`memory_at_rest` of buckets that are planned already, over `coordinate.pieces(strategy)`.
 
     Raises:
         ConfigurationError: a dtype of unknown size.
     """
     lines: list[MemoryLine] = []
-    for plan in plan_buckets(parameters, coordinate.pieces(strategy)):
+    for plan in plans:
         _check_known(plan.dtype)
         dtypes = resolve_bucket_dtypes(
             plan.dtype,
@@ -246,9 +278,13 @@ class _Bucket:
 
     def optimizer_state(self, facts: OptimizerFacts) -> Iterator[MemoryLine]:
         """Moments of this rank's rows; a counter per parameter, also where it has no rows."""
-        used = facts.moments * _used_elements(self.plan.layout, *self._owned)
+        used = _used_elements(self.plan.layout, *self._owned)
         name, main = self.plan.name, self.dtypes.main_params
-        yield MemoryLine(name, "optimizer state", "optimizer_state", main, used)
+        dtype = facts.state_dtype or main
+        yield MemoryLine(name, "optimizer state", "optimizer_state", dtype, facts.moments * used)
+        if facts.master_weights:
+            wide = main if main == "float64" else "float32"
+            yield MemoryLine(name, "master weights", "optimizer_state", wide, used)
         counters = facts.counters * len(self.plan.members)
         yield MemoryLine(name, "step counters", "optimizer_state", "float32", counters)
 

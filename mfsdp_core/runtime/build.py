@@ -17,7 +17,13 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
-from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.grouping import (
+    ROOT,
+    BucketPlan,
+    ParameterFacts,
+    nearest_common_unit,
+    plan_buckets,
+)
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -30,7 +36,7 @@ from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
-from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
@@ -76,7 +82,7 @@ def build_context(
 ) -> ShardedContext:
     """Shard `module` in place and hook it."""
     root = Unit(ROOT, module, place=None)
-    units = [Unit(name, child, place) for place, (name, child) in enumerate(unit_modules)]
+    units = [Unit(name, child, place=None) for name, child in unit_modules]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
     managed_facts = [_manage(found, environment) for found in collected]
@@ -97,18 +103,22 @@ def build_context(
         by_name[plan.unit].groups.append(factory.build(plan, members[plan.name]))
     for pool in factory.allocators.pools.values():
         pool.forget_assignments()
+    # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
+    units = [unit for unit in units if unit.groups]
     events, schedule = environment.events, config.schedule
+    order = PrefetchOrder(
+        len(units),
+        nest_units(units),
+        given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
+        records=schedule.prefetch_order == "recorded",
+    )
     context = ShardedContext(
         root,
         units,
         ParamPipeline(
             root,
             units,
-            PrefetchOrder(
-                len(units),
-                given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
-                records=schedule.prefetch_order == "recorded",
-            ),
+            order,
             events,
             prefetch=schedule.prefetch,
             budget_bytes=schedule.prefetch_budget_bytes,
@@ -215,20 +225,21 @@ class _Found:
 
     raw: nn.Parameter
     names: list[str]
-    units: list[str]
+    chains: list[tuple[str, ...]]
     holders: dict[tuple[int, str], nn.Module]
 
 
 def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
-    """Physical parameters in registration order, with the unit of each of their names.
+    """Physical parameters in registration order, with the units around each of their names.
 
     units: id of a unit's module -> its name. A module that is registered under several parents is
     visited once per path, since its parameters may then belong to several units.
     """
     found: dict[int, _Found] = {}
 
-    def visit(module: nn.Module, path: str, unit: str) -> None:
-        unit = units.get(id(module), unit)
+    def visit(module: nn.Module, path: str, around: tuple[str, ...]) -> None:
+        if id(module) in units:
+            around = (*around, units[id(module)])
         for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
@@ -236,13 +247,13 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
             _refuse_unsupported(name, parameter)
             entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
             entry.names.append(name)
-            entry.units.append(unit)
+            entry.chains.append(around)
             entry.holders[id(module), attribute] = module
         for attribute, child in module._modules.items():
             if child is not None:
-                visit(child, f"{path}.{attribute}" if path else attribute, unit)
+                visit(child, f"{path}.{attribute}" if path else attribute, around)
 
-    visit(root, "", ROOT)
+    visit(root, "", (ROOT,))
     return list(found.values())
 
 
@@ -260,8 +271,8 @@ def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, 
     axes = environment.axes(is_expert=expert)
     part = tensor_part(found.names[0], raw, axes.tensor_group)
     holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
-    names, units = tuple(found.names), tuple(found.units)
+    names, owner = tuple(found.names), nearest_common_unit(found.chains)
     facts = ParameterFacts(
-        names, units, part.shape, dtype_name(raw.dtype), raw.requires_grad, expert
+        names, (owner,), part.shape, dtype_name(raw.dtype), raw.requires_grad, expert
     )
     return ManagedParameter(names, holders, raw, part), facts

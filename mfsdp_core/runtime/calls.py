@@ -33,10 +33,10 @@ class ForwardPass:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a unit. number: the count when it ended; None for the root, which frames all."""
+    """One call of a unit, or of the root. number: the count when it ended."""
 
     forward: ForwardPass
-    number: int | None
+    number: int
 
 
 class CallBook:
@@ -74,16 +74,15 @@ class CallBook:
         if forward is None:
             return None
         self._depth -= 1
-        if not self._depth:
-            self._running = None
-        if place is None:
-            return Call(forward, None)
+        if not self._depth or place is None:  # a unit may have raised, and the model gone on
+            self.abandon_pass()
         self._count += 1
-        forward.ended.setdefault(place, []).append(self._count)
+        if place is not None:
+            forward.ended.setdefault(place, []).append(self._count)
         return Call(forward, self._count)
 
     def abandon_pass(self) -> None:
-        """What was running has raised."""
+        """Nothing runs any more, or what was running has raised."""
         self._running = None
         self._depth = 0
 

@@ -166,12 +166,18 @@ class ShardedContext:
         """
         return self.is_last_microbatch and current_backward() == self._backward
 
-    def _is_over(self, unit: Unit) -> bool:
-        return self._calls.is_over(unit.place)
+    def _owes_nothing(self, unit: Unit) -> bool:
+        """Whether a unit gets no more gradients, and this rank has had its turn to gather it.
+
+        Other ranks reduce it after they have gathered it: reducing first could wait for a rank that
+        waits for the gather.
+        """
+        had_turn = unit.place in self._backward_turns or not unit.has_backward
+        return had_turn and self._calls.is_over(unit.place)
 
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
-        for unit in self.grads.issue_over(self._is_over, is_last=self._reduces_last):
+        for unit in self.grads.issue_over(self._owes_nothing, is_last=self._reduces_last):
             unit.active_backwards = 0
             self._release_if_spent(unit)
 
@@ -190,10 +196,17 @@ class ShardedContext:
         self._forward_turns.take(place)
 
     def _pass_over_before(self, place: int) -> None:
-        """In a backward pass: take part in gathers that other ranks make before that of `place`."""
+        """In a backward pass: take part in gathers that other ranks make before that of `place`.
+
+        The unit around another one has its turn first, whichever hook of a tensor runs first.
+        """
+        for outer in self.units[place].around:
+            if outer.place is not None and outer.place not in self._backward_turns:
+                self._pass_over_before(outer.place)
+                self.params.issue(outer)
         for skipped in self._backward_turns.ahead_of(place):
             unit = self.units[skipped]
-            if unit.has_backward and self._is_over(unit):
+            if unit.has_backward and self._calls.is_over(unit.place):
                 self._backward_turns.take(skipped)
                 self.params.pass_over(unit)
                 self._reduce_what_is_over()

@@ -51,8 +51,10 @@ def _hook_module(context: ShardedContext, unit: Unit) -> None:
                 _on_gradient(outputs, "any", lambda: context.before_backward(unit, call))
         context.after_forward(unit)
 
-    unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-    unit.module.register_forward_hook(after)
+    # torch.compile traces through hooks, and would replay what they did once (gathers, ledger
+    # entries). Disabled, they break the graph: what lies between them is compiled.
+    unit.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
+    unit.module.register_forward_hook(_untraced(after))
 
 
 def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
@@ -78,6 +80,11 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
                     alive.gradient_ready(unit, buffers, index, raw)  # type: ignore[arg-type]
 
             managed.raw.register_post_accumulate_grad_hook(ready)
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    disabled: Callable[..., None] = torch.compiler.disable(hook)
+    return disabled
 
 
 def _differentiable(tree: Any) -> list[torch.Tensor]:

@@ -39,12 +39,16 @@ class Turns:
         """The unit is gathered now; it had its turn."""
         self._had.add(place)
 
+    def __contains__(self, place: int | None) -> bool:
+        """Whether the unit had its turn."""
+        return place in self._had
+
     def ahead_of(self, place: int | None) -> Iterator[int]:
         """Units whose turn comes before that of `place` (None: the end) and has not been taken.
 
         Nothing is ahead of a unit that had its own turn already: it runs once more.
         """
-        if place in self._had:
+        if place in self:
             return
         sequence, had = self._sequence, self._had
         while self._first < len(sequence) and sequence[self._first] in had:

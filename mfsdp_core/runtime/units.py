@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from mfsdp_core.errors import UnitSelectionError
-from mfsdp_core.plan.grouping import ROOT
+from mfsdp_core.plan.grouping import ROOT, enclosing_units
+from mfsdp_core.plan.prefetch import backward_of_nested
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 
@@ -19,6 +20,7 @@ class Unit:
     """A module, its buckets, and where it stands in the pass that is running.
 
     place: position among the non-root units in registration order, None for the root.
+    around: the units that this one is nested in, from the outermost; the root is not among them.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
     ahead: whether its weights were gathered ahead and it has not run since.
     active_backwards: calls of the module whose backward has begun and not ended.
@@ -29,6 +31,7 @@ class Unit:
     module: nn.Module
     place: int | None
     groups: list[ParameterGroup] = field(default_factory=list)
+    around: list[Unit] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     active_backwards: int = 0
     ahead: bool = False
@@ -71,9 +74,9 @@ def resolve_unit_classes(
 
 
 def select_units(
-    root: nn.Module, classes: tuple[type[nn.Module], ...]
+    root: nn.Module, classes: tuple[type[nn.Module], ...], *, nested: bool = False
 ) -> list[tuple[str, nn.Module]]:
-    """Modules of the given classes, registration order; of nested matches the outermost.
+    """Modules of the given classes, registration order; of nested matches the outermost, or all.
 
     The root itself is never among them: it owns what is left.
 
@@ -91,8 +94,9 @@ def select_units(
             if classes and isinstance(child, classes):
                 seen.add(id(child))
                 chosen.append((child_path, child))
-            else:
-                walk(child, child_path)
+                if not nested:
+                    continue
+            walk(child, child_path)
 
     walk(root, ROOT)
     for wanted in classes:
@@ -103,6 +107,19 @@ def select_units(
                 f"It has: {', '.join(present)}."
             )
     return chosen
+
+
+def nest_units(units: list[Unit]) -> list[int]:
+    """Give each unit its place and the units around it; returns the backward order of places.
+
+    units: those that own parameters, registration order.
+    """
+    parents = enclosing_units([unit.name for unit in units])
+    for place, (unit, parent) in enumerate(zip(units, parents, strict=True)):
+        unit.place = place
+        # A unit is registered after the one around it, whose own list is therefore complete.
+        unit.around = [] if parent is None else [*units[parent].around, units[parent]]
+    return backward_of_nested(parents)
 
 
 def _resolve_class(entry: type[nn.Module] | str) -> type[nn.Module]:

@@ -37,9 +37,9 @@ def validated(world: World, *arguments: str, state: str = "passed", outcome: str
             checks = (FAILED,) if state == "failed" else ()
             yield CaseVerdict(case=case.id, engine=case.engine, state=state, checks=checks)
 
-    def inject(_nursery: object, bugs: Any, *_: object) -> Iterator[tuple[BugVerdict, list[Any]]]:
+    def inject(_nursery: object, bugs: Any, *_: object) -> Iterator[BugVerdict]:
         for bug in bugs:
-            yield BugVerdict(bug=bug.id, title=bug.title, outcome=outcome), []
+            yield BugVerdict(bug=bug.id, title=bug.title, outcome=outcome)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.validate.ranks.Nursery", NoRanks)

@@ -141,6 +141,27 @@ def refusals() -> list[str]:
     return messages
 
 
+def communication_bytes_at_rest(inner: str, outer: str) -> list[int]:
+    """Held in communication buffers after each of two cycles, the outer stage in another dtype."""
+    policy = MixedPrecisionPolicy(
+        main_params_dtype=torch.float32,
+        main_grads_dtype=torch.float32,
+        grad_comm_dtype=torch.bfloat16,
+    )
+    subject = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
+    held = []
+    for cycle in range(2):
+        subject.run_cycle(2, cycle)
+        held.append(subject.model.ledger.bytes_by_category()["communication_buffers"])
+        subject.model.zero_grad_buffer()
+    return held
+
+
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_no_communication_buffer_outlives_a_cycle(ranks: RankPool, inner: str, outer: str) -> None:
+    assert ranks.run(communication_bytes_at_rest, inner, outer) == [[0, 0]] * WORLD
+
+
 @pytest.mark.parametrize("shape", [outer for outer, _ in SHAPES])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_gradients_are_the_mean_over_both_axes(

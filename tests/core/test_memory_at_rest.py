@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError
@@ -16,8 +14,9 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import ADAM, MemoryModel, PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
+from oracle.facts import facts_of, name_of
 from oracle.hybrid import PAIRS, hybrid, hybrid_mesh
-from oracle.models import TOYS, build
+from oracle.models import TOYS
 from oracle.ranks import GROUP_SIZES, WORLD, RankPool, mesh
 from oracle.sharded import STRATEGIES, Sharded, shard
 
@@ -40,39 +39,11 @@ POLICIES: list[Dtypes] = [
 UNEVEN = ["conv_linear", "frozen", "tied_embedding"]
 
 
-@cache
-def facts_of(name: str, dtype: torch.dtype) -> list[ParameterFacts]:
-    """The parameters of a toy model as the plan wants them, read off the module itself."""
-    model = build(name, dtype)
-    units = [path for path, module in model.named_modules() if isinstance(module, TOYS[name].units)]
-    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
-    for path, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), (parameter, []))[1].append(path)
-
-    def unit(path: str) -> str:
-        return next((one for one in units if path.startswith(f"{one}.")), "")
-
-    return [
-        ParameterFacts(
-            tuple(paths),
-            tuple(unit(path) for path in paths),
-            tuple(parameter.shape),
-            text(dtype),
-            parameter.requires_grad,
-        )
-        for parameter, paths in found.values()
-    ]
-
-
-def text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def predicted(
     name: str, strategy: tuple[str, str], place: Coordinate, dtypes: Dtypes, **moment: Any
 ) -> MemoryModel:
     compute, *policy = dtypes
-    names = PolicyNames(*(None if dtype is None else text(dtype) for dtype in policy))
+    names = PolicyNames(*(None if dtype is None else name_of(dtype) for dtype in policy))
     return memory_at_rest(
         facts_of(name, compute), parse_strategy(*strategy), place, names, **moment
     )

@@ -138,18 +138,45 @@ def fused_gradient_error(strategy: str) -> float:
         sync_model_each_microbatch=False,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
     )
-    inputs = torch.arange(32, dtype=torch.float64).view(2, 2, 8) / 7
-    weight = Fused().weight.detach().requires_grad_()
-    for rank in range(2):
+    rank, worst = mesh(2).get_local_rank("dp"), 0.0
+    for cycle in range(2):  # the second one must not add to what the first one left
+        inputs = torch.arange(32, dtype=torch.float64).view(2, 2, 8) / 7 + cycle
+        weight = Fused().weight.detach().requires_grad_()
+        for value in inputs.view(4, 1, 8):
+            (loss(value.requires_grad_() @ weight.t()) / 2).backward()
         for j in range(2):
-            value = inputs[rank, j : j + 1].requires_grad_()
-            (loss(value @ weight.t()) / 2).backward()
-    rank = mesh(2).get_local_rank("dp")
-    for j in range(2):
-        loss(model(inputs[rank, j : j + 1].requires_grad_())).backward()
-    model.finish_grad_sync()
-    (parameter,) = model.parameters()
-    return relative_difference({"w": gather_full(parameter.grad)}, {"w": weight.grad})
+            loss(model(inputs[rank, j : j + 1].requires_grad_())).backward()
+        model.finish_grad_sync()
+        (parameter,) = model.parameters()
+        found = {"w": gather_full(parameter.grad)}
+        worst = max(worst, relative_difference(found, {"w": weight.grad}))
+        model.zero_grad_buffer()
+    return worst
+
+
+def around_start_grad_sync(strategy: str) -> tuple[list[int], bool, float]:
+    """Reductions issued by: an unmarked backward pass, the start, a second start, the finish;
+    whether the start attached gradients; the error of the gradient."""
+    subject = shard(NAME, strategy, 2, torch.float64)
+    issued = []
+
+    def count() -> None:
+        kinds = {"all_reduce", "reduce_scatter"}
+        total = sum(record.operation in kinds for record in subject.model.wire_log)
+        issued.append(total - sum(issued))
+
+    with subject.model.no_sync():
+        subject.backward()
+    count()
+    subject.model.start_grad_sync()
+    count()
+    attached = any(p.grad is not None for _, p in subject.parameters())
+    subject.model.start_grad_sync()
+    count()
+    subject.model.finish_grad_sync()
+    count()
+    expected = expected_gradient(NAME, 2, 1, torch.float64)
+    return issued, attached, relative_difference(subject.full_gradient(), expected)
 
 
 def groups_of_a_sharded_optimizer() -> tuple[list[float], list[int]]:
@@ -229,6 +256,17 @@ def test_broadcasting_makes_replicas_equal_to_the_first_rank(ranks: RankPool) ->
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_kernel_may_write_its_weight_gradient_itself(ranks: RankPool, strategy: str) -> None:
     assert max(ranks.run(fused_gradient_error, strategy)) < 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_start_grad_sync_issues_what_the_cycle_owes_and_attaches_nothing(
+    ranks: RankPool, strategy: str
+) -> None:
+    whole = strategy in {"no_shard", "optim"}
+    for issued, attached, error in ranks.run(around_start_grad_sync, strategy):
+        assert issued == ([0, 4, 0, 0] if whole else [4, 0, 0, 0])
+        assert not attached
+        assert error < 1e-12
 
 
 def test_fully_shard_keeps_parameter_groups_and_takes_import_paths(ranks: RankPool) -> None:

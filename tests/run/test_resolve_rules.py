@@ -152,7 +152,7 @@ CASES = {
     "not-enough-memory": Case(
         RunSpec(model=ModelSpec(preset="llama3-8b")),
         RunSpec(model=ModelSpec(preset="160m")),
-        "llama3-8b needs at least 119.7 GiB",
+        "llama3-8b needs at least 127.5 GiB",
     ),
     "data-not-here": Case(
         RunSpec(data=DataSpec(kind="text", path="/nowhere/at/all")),

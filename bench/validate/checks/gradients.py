@@ -8,7 +8,7 @@ from torch import Tensor
 from bench.engines.inspection import Piece
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
-from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
+from bench.validate.checks.verdicts import failed, numbers, passed, relative
 from bench.validate.evidence import Evidence, at
 from bench.validate.exercise import CLIPPED_STEP
 from bench.validate.reference import clip_coefficient, norm_of
@@ -21,7 +21,7 @@ def gradients(evidence: Evidence) -> CheckVerdict:
     """Every parameter, step and rank against the mean over ranks of the sum over microbatches."""
     check = "gradients"
     if evidence.seen[0].refusal and evidence.case.exercise == "again":
-        return not_applicable(check, "the further backward pass was refused, as it may be")
+        return passed(check, f"the further pass was refused: {evidence.seen[0].refusal[:100]}")
     worst = 0.0
     for step in evidence.steps:
         for name in evidence.trainable:

@@ -8,21 +8,20 @@ from bench.validate.cases import POLICIES
 from bench.validate.checks.collectives import is_root
 from bench.validate.checks.verdicts import failed, not_applicable, passed
 from bench.validate.evidence import Evidence, at
+from bench.validate.exercise import NOISE_BYTES
 from bench.verdict import CheckVerdict, Finding
 
-#: Small objects of torch and Python come and go; a bucket of the smallest subject is larger.
-_NOISE_BYTES = 256
 _STATE_SCALAR_BYTES = 4
 
 
 def at_rest(evidence: Evidence) -> CheckVerdict | None:
     """The engine's ledger after each step against the table of the strategies, to the byte."""
     check = "memory at rest"
+    if not evidence.updated_steps:
+        return None
     lacking = evidence.seen[0].lacking
     if "ledger" in lacking or "buckets" in lacking:
         return not_applicable(check, lacking.get("ledger") or lacking["buckets"])
-    if not evidence.updated_steps:
-        return None
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     for step in evidence.steps:
         for rank, one in enumerate(evidence.seen):
@@ -75,7 +74,7 @@ def no_growth(evidence: Evidence) -> CheckVerdict | None:
         later = [step.live_bytes for step in one.steps]
         for step in range(1, len(later)):
             grown = later[step] - later[step - 1]
-            if grown > _NOISE_BYTES:
+            if grown > NOISE_BYTES:
                 finding = at(
                     step, rank=rank, expected=f"{later[step - 1]} B of tensors, as a step before",
                     found=f"{later[step]} B ({grown:+d})",
@@ -94,7 +93,7 @@ def freed(evidence: Evidence) -> CheckVerdict | None:
     if evidence.case.exercise != "train":
         return None
     for rank, one in enumerate(evidence.seen):
-        if one.left_bytes > _NOISE_BYTES:
+        if one.left_bytes > NOISE_BYTES:
             finding = Finding(
                 rank=rank, expected="no tensor of a deleted engine", found=f"{one.left_bytes} B"
             )

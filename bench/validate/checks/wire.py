@@ -14,7 +14,6 @@ from bench.validate.observation import Sent
 from bench.validate.wire_tap import ring_bytes
 from bench.verdict import CheckVerdict
 
-_ALONE = "one rank alone sends nothing"
 _GATHERS = ("all_gather", "broadcast")
 #: torch's operators by what they do; a plain message may be part of either.
 _REDUCING = ("allreduce", "reduce_scatter")
@@ -25,11 +24,11 @@ def payloads(sent: Iterable[Sent]) -> list[Sent]:
     return [s for s in sent if s.elements > 1 and not s.dtype.startswith(("int", "bool"))]
 
 
-def dtypes(evidence: Evidence) -> CheckVerdict:
+def dtypes(evidence: Evidence) -> CheckVerdict | None:
     """Weights travel in the compute dtype, gradients in the dtype of the policy."""
     check = "wire dtypes"
     if len(evidence.seen) == 1:
-        return not_applicable(check, _ALONE)
+        return None
     compute = _torch_name(POLICIES[evidence.case.policy][0])
     used: set[str] = set()
     for step in evidence.steps:
@@ -66,11 +65,11 @@ def _torch_name(dtype: DtypeName) -> str:
     return str(TORCH_DTYPES[dtype]).removeprefix("torch.")
 
 
-def order(evidence: Evidence) -> CheckVerdict:
+def order(evidence: Evidence) -> CheckVerdict | None:
     """All ranks issue the same collectives in the same order."""
     check = "wire order"
     if len(evidence.seen) == 1:
-        return not_applicable(check, _ALONE)
+        return None
     count = 0
     for step in evidence.steps:
         first = evidence.seen[0].steps[step]
@@ -101,11 +100,13 @@ def _entry(entries: Sequence[object], place: int) -> str:
     return str(entries[place]) if place < len(entries) else "nothing"
 
 
-def accounts(evidence: Evidence) -> CheckVerdict:
+def accounts(evidence: Evidence) -> CheckVerdict | None:
     """Bytes: the engine's meter and its log against what was seen on the wire, dtype by dtype."""
     check = "wire accounts"
     if len(evidence.seen) == 1:
-        return not_applicable(check, _ALONE)
+        return None
+    if not evidence.updated_steps:
+        return None
     if all(s.accounted_bytes is None for s in evidence.seen[0].steps):
         return not_applicable(check, "the engine counts no bytes")
     total = 0
@@ -131,3 +132,21 @@ def accounts(evidence: Evidence) -> CheckVerdict:
                     )  # fmt: skip
                     return failed(check, finding)
     return passed(check, f"{total} B in all steps and ranks, as metered")
+
+
+def groups(evidence: Evidence) -> CheckVerdict | None:
+    """Gathers on a process group of their own, where that was asked for."""
+    check = "gather group"
+    case = evidence.case
+    if not case.gather_group or case.inner == 1:
+        return None
+    expected = 2 + (case.outer > 1)
+    for rank, one in enumerate(evidence.seen):
+        used = {s.group for step in one.steps[1:] for s in payloads(step.sent)}
+        if len(used) != expected:
+            finding = at(
+                1, rank=rank, expected=f"{expected} process groups in use",
+                found=f"{len(used)}", evidence=evidence.wire_lines(1, None, rank),
+            )  # fmt: skip
+            return failed(check, finding)
+    return passed(check, f"{expected} process groups in use")

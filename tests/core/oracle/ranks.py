@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ _meshes: dict[int, DeviceMesh] = {}
 def mesh(group_size: int) -> DeviceMesh:
     """In a rank: the mesh whose `dp` axis has `group_size` ranks; both axes are named."""
     return _meshes[group_size]
+
+
+@cache
+def two_axes() -> tuple[DeviceMesh, Any]:
+    """In a rank: the world as two outer by two inner ranks, and the group over both axes."""
+    axes = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
+    return axes, axes["outer", "inner"]._flatten("outer_inner").get_group()
 
 
 class RankPool:

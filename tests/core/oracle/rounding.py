@@ -15,18 +15,34 @@ from oracle.reference import Named
 
 
 def accumulate_then_reduce(
-    raw: list[list[Named]], main: torch.dtype, comm: torch.dtype, *, rounds_sum: bool
+    raw: list[list[Named]],
+    main: torch.dtype,
+    comm: torch.dtype,
+    *,
+    rounds_sum: bool,
+    divisor: int | None = None,
 ) -> Named:
-    """no_shard and optim: k gradients added in `main`, one cast to `comm`, reduced, cast back."""
+    """no_shard and optim: k gradients added in `main`, one cast to `comm`, reduced, cast back.
+
+    divisor: of the sum over ranks; None is their number.
+    """
 
     def contributions(key: str) -> list[Tensor]:
         return [_accumulated([g[key] for g in row], main).to(comm) for row in raw]
 
-    return {key: _reduced(contributions(key), rounds_sum=rounds_sum).to(main) for key in raw[0][0]}
+    return {
+        key: _reduced(contributions(key), divisor, rounds_sum=rounds_sum).to(main)
+        for key in raw[0][0]
+    }
 
 
 def reduce_then_accumulate(
-    raw: list[list[Named]], main: torch.dtype, comm: torch.dtype, *, rounds_sum: bool
+    raw: list[list[Named]],
+    main: torch.dtype,
+    comm: torch.dtype,
+    *,
+    rounds_sum: bool,
+    divisor: int | None = None,
 ) -> Named:
     """optim_grads and optim_grads_params: each gradient cast, reduced, added up in `main`."""
 
@@ -35,10 +51,26 @@ def reduce_then_accumulate(
 
     return {
         key: _accumulated(
-            [_reduced(contributions(key, j), rounds_sum=rounds_sum) for j in range(len(raw[0]))],
+            [
+                _reduced(contributions(key, j), divisor, rounds_sum=rounds_sum)
+                for j in range(len(raw[0]))
+            ],
             main,
         )
         for key in raw[0][0]
+    }
+
+
+def outer_stage(
+    inner: list[Named], main: torch.dtype, comm: torch.dtype, *, rounds_sum: bool
+) -> Named:
+    """Hybrid: what each outer rank accumulated is cast to `comm` once more, summed, cast back.
+
+    The mean over both axes was taken in the inner stage; nothing is divided here.
+    """
+    return {
+        key: _reduced([g[key].to(comm) for g in inner], 1, rounds_sum=rounds_sum).to(main)
+        for key in inner[0]
     }
 
 
@@ -56,9 +88,9 @@ def _accumulated(gradients: list[Tensor], main: torch.dtype) -> Tensor:
     return total
 
 
-def _reduced(contributions: list[Tensor], *, rounds_sum: bool) -> Tensor:
+def _reduced(contributions: list[Tensor], divisor: int | None, *, rounds_sum: bool) -> Tensor:
     wide = torch.float64 if contributions[0].dtype == torch.float64 else torch.float32
     total = torch.zeros_like(contributions[0], dtype=wide)
     for contribution in contributions:
-        total += (contribution / len(contributions)).to(wide)
+        total += (contribution / (divisor or len(contributions))).to(wide)
     return total.to(contributions[0].dtype) if rounds_sum else total

@@ -1,0 +1,97 @@
+"""Bytes that a run must hold at its optimizer step: weights, gradients and optimizer state.
+
+For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
+what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
+(single, ddp) or on the equal dim-0 chunks of `fully_shard` (the first rank has the largest).
+Activations, gathered weights and communication buffers come on top and are not counted, so a
+machine with less memory cannot run it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
+from bench.spec import ModelShape, ResolvedRun, TrainSpec
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
+from mfsdp_core.plan.memory_model import (
+    ADAM,
+    ELEMENT_BYTES,
+    SGD,
+    OptimizerFacts,
+    PolicyNames,
+    memory_of_buckets,
+)
+from mfsdp_core.plan.strategy import parse_strategy
+
+
+def state_bytes_of_all_ranks(run: ResolvedRun) -> int:
+    """Sum over the ranks of `run`."""
+    return sum(sum(state_bytes_by_category(run, rank).values()) for rank in range(run.launch.ranks))
+
+
+def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
+    """Bytes of one rank in the categories of the memory ledger. Rank 0 has no less than others."""
+    return _mfsdp_bytes(run, rank) if run.engine.name == "mfsdp" else _stock_bytes(run, rank)
+
+
+def _optimizer(train: TrainSpec) -> OptimizerFacts:
+    if train.optimizer == "precision_aware_adamw":
+        # It counts its steps in Python.
+        state_dtype = TORCH_NAMES[train.state_dtype]
+        return OptimizerFacts(2, 0, state_dtype, train.master_weights)
+    return ADAM if train.optimizer == "adamw" else SGD
+
+
+def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
+    strategy = parse_strategy(run.strategy, run.engine.outer_strategy)
+    inner_size = run.launch.ranks // run.engine.outer_size
+    place = Coordinate(
+        inner_rank=rank % inner_size,
+        inner_size=inner_size,
+        outer_rank=rank // inner_size,
+        outer_size=run.engine.outer_size,
+    )
+    dtypes = run.dtypes
+    model = memory_of_buckets(
+        _plans(run.shape, dtypes.compute, place.pieces(strategy)),
+        strategy,
+        place,
+        PolicyNames(
+            None if dtypes.main_params is None else TORCH_NAMES[dtypes.main_params],
+            TORCH_NAMES[dtypes.main_grads],
+            TORCH_NAMES[dtypes.grad_comm],
+        ),
+        optimizer=_optimizer(run.train),
+        gradients_attached=not run.engine.decoupled_grad,
+    )
+    return {name: count for name, count in model.bytes_by_category().items() if count}
+
+
+@lru_cache(maxsize=32)
+def _plans(shape: ModelShape, compute: str, pieces: int) -> tuple[BucketPlan, ...]:
+    return tuple(plan_buckets(parameter_facts(shape, compute), pieces))
+
+
+def _stock_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
+    main = TORCH_NAMES[run.dtypes.main_params or run.dtypes.compute]
+    facts = parameter_facts(run.shape, run.dtypes.compute)
+    ranks = 1 if run.strategy == "no_shard" else run.launch.ranks
+    elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
+    weights = elements * ELEMENT_BYTES[main]
+    optimizer = _optimizer(run.train)
+    state = optimizer.moments * elements * ELEMENT_BYTES[optimizer.state_dtype or main]
+    state += optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
+    if optimizer.master_weights:
+        state += elements * max(ELEMENT_BYTES[main], ELEMENT_BYTES["float32"])
+    found = {"main_weights": weights, "gradients": weights, "optimizer_state": state}
+    return {name: count for name, count in found.items() if count}
+
+
+def _chunk_elements(shape: tuple[int, ...], rank: int, ranks: int) -> int:
+    """Elements of the rank's chunk of dim 0: ceil(rows / ranks) rows, the last ranks fewer."""
+    each = -(-shape[0] // ranks)
+    rows = max(0, min(shape[0], (rank + 1) * each) - rank * each)
+    return rows * prod(shape[1:])

@@ -1,0 +1,113 @@
+"""Random models: nothing overlaps, no row is cut, padding keeps its rule, every owner is right.
+
+Some hundreds of examples by default, ten thousand in `make nightly`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+
+#: DESIGN.md section 3: padding above what the largest parameter alone needs, of the elements used.
+BUDGET = 0.05
+UNITS = ["layers.0", "layers.1", "vision.blocks.3", ROOT]
+
+SIZE = st.one_of(st.integers(1, 40), st.sampled_from([64, 96, 127, 128, 1000, 1024]))
+SHAPE = st.lists(SIZE, min_size=0, max_size=4).map(tuple).filter(lambda s: prod(s) < 10**8)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[ParameterFacts]:
+    """Parameters of up to four units: some tied within or across units, frozen, of other dtypes."""
+    parameters = []
+    for index in range(draw(st.integers(1, 14))):
+        units = draw(st.lists(st.sampled_from(UNITS), min_size=1, max_size=3))
+        parameters.append(
+            ParameterFacts(
+                names=tuple(f"{unit}.p{index}.{place}" for place, unit in enumerate(units)),
+                units=tuple(units),
+                shape=draw(SHAPE),
+                dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+                requires_grad=draw(st.integers(0, 3)) > 0,
+            )
+        )
+    return parameters
+
+
+def rows_and_row(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], prod(shape[1:])) if shape else (1, 1)
+
+
+def check_members(parameters: list[ParameterFacts], plans: list[BucketPlan]) -> None:
+    """Every parameter has one bucket, whose members agree in all that buffers are made of."""
+    members = [index for plan in plans for index in plan.members]
+    assert sorted(members) == list(range(len(parameters)))
+    assert len({plan.name for plan in plans}) == len(plans)
+    for plan in plans:
+        for index in plan.members:
+            facts = parameters[index]
+            assert (facts.dtype, facts.requires_grad) == (plan.dtype, plan.requires_grad)
+            owner = facts.units[0] if len(set(facts.units)) == 1 else ROOT
+            assert plan.unit == owner
+
+
+def check_places(parameters: list[ParameterFacts], plan: BucketPlan, ranks: int) -> None:
+    """No overlap, no tensor outside of the buffer, no row on two ranks, equal slices."""
+    layout = plan.layout
+    assert layout.total_elements == ranks * layout.slice_elements
+    taken = 0
+    for slot in sorted(layout.slots, key=lambda slot: (slot.offset, slot.elements)):
+        assert slot.offset >= taken
+        taken = slot.offset + prod(slot.shape)
+        _, row = rows_and_row(slot.shape)
+        first_cut = -(-slot.offset // layout.slice_elements) * layout.slice_elements
+        for cut in range(first_cut, taken, layout.slice_elements):
+            assert (cut - slot.offset) % row == 0
+    assert taken <= layout.total_elements
+    assert [slot.shape for slot in layout.slots] == [parameters[i].shape for i in plan.members]
+
+
+def check_padding(plan: BucketPlan, ranks: int) -> None:
+    """At most the budget above what the largest member could not avoid alone."""
+    layout = plan.layout
+    used = sum(prod(slot.shape) for slot in layout.slots)
+    largest = max(prod(slot.shape) for slot in layout.slots)
+    alone = []
+    for slot in layout.slots:
+        if prod(slot.shape) == largest:
+            rows, _ = rows_and_row(slot.shape)
+            alone.append((-rows % ranks) / rows)
+    bound = max(alone) + (BUDGET if len(layout.slots) > 1 else 0)
+    assert (layout.total_elements - used) / used <= bound + 1e-9
+
+
+def check(parameters: list[ParameterFacts], ranks: int) -> None:
+    plans = plan_buckets(parameters, ranks)
+    check_members(parameters, plans)
+    for plan in plans:
+        check_places(parameters, plan, ranks)
+        check_padding(plan, ranks)
+    assert plan_buckets(list(parameters), ranks) == plans
+
+
+@settings(max_examples=250, deadline=None)
+@given(models(), st.integers(1, 64))
+def test_random_models_are_laid_out_within_the_rules(
+    parameters: list[ParameterFacts], ranks: int
+) -> None:
+    check(parameters, ranks)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models(), st.integers(1, 512))
+def test_ten_thousand_random_models_are_laid_out_within_the_rules(
+    parameters: list[ParameterFacts], ranks: int
+) -> None:
+    check(parameters, ranks)

@@ -1,0 +1,186 @@
+"""Units inside units: who owns what, ties between them, and the gradient of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.grouping import enclosing_units, nearest_common_unit
+from mfsdp_core.plan.prefetch import PrefetchOrder, backward_of_nested
+from oracle.models import Block, loss
+from oracle.ranks import RankPool, mesh
+from oracle.reference import relative_difference
+from oracle.sharded import STRATEGIES
+
+RECOMPUTE = ("none", "reentrant", "non-reentrant")
+
+
+class Gate(nn.Module):
+    """A unit without parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+class Stage(nn.Module):
+    """Two inner units that share a weight, between parameters of its own; returns the last unit's
+    output as it is, so that both units hook the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(2))
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+        self.gate = Gate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gate(self.enter(x))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Bare(nn.Module):
+    """Two inner units, and no parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width=8, hidden=16) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.blocks(x)
+
+
+class Nested(nn.Module):
+    """Stages of both kinds; one weight is shared by inner units of two of them."""
+
+    def __init__(self, recompute: str) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.stages = nn.ModuleList([Stage(), Bare(), Stage()])
+        self.stages[2].blocks[0].down.weight = self.stages[0].blocks[1].down.weight
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            if self.recompute != "none" and torch.is_grad_enabled():
+                x = checkpoint(stage, x, use_reentrant=self.recompute == "reentrant")
+            else:
+                x = stage(x)
+        return self.head(x)
+
+
+def nested(strategy: str, recompute: str, **arguments: Any) -> Any:
+    torch.manual_seed(6)
+    return fully_shard_model(
+        Nested(recompute).double(),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=[Stage, Bare, Block, Gate],
+        zero_dp_strategy=strategy,
+        sync_model_each_microbatch=False,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        **arguments,
+    )
+
+
+def error_of_two_cycles(strategy: str, recompute: str, which: str) -> tuple[float, bool]:
+    """Largest gradient error, and whether what is held at rest stays the same."""
+    model = nested(strategy, recompute, nested_units=which)
+    torch.manual_seed(6)
+    reference = Nested("none").double()
+    rank, worst, at_rest = mesh(2).get_local_rank("dp"), 0.0, model.ledger.bytes_by_category()
+    for cycle in range(2):
+        for j in range(2):
+            generator = torch.Generator().manual_seed(10 * cycle + j)
+            x = torch.randn(2, 3, 8, dtype=torch.float64, generator=generator).requires_grad_()
+            for part in x:
+                (loss(reference(part)) / 2).backward()
+            with model.no_sync():
+                loss(model(x[rank])).backward()
+            with torch.no_grad():
+                model(x[rank])
+        model.finish_grad_sync()
+        for (name, found), wanted in zip(
+            model.named_parameters(), reference.parameters(), strict=True
+        ):
+            full = gather_full(found.grad)
+            worst = max(worst, relative_difference({name: full}, {name: wanted.grad}))
+        model.zero_grad_buffer()
+        reference.zero_grad()
+    return worst, model.ledger.bytes_by_category() == at_rest
+
+
+def owners(which: str) -> dict[str, set[str]]:
+    """Parameters by the unit that owns them."""
+    context = nested("optim_grads_params", "none", nested_units=which)._context
+    found: dict[str, set[str]] = {}
+    for unit in (context.root, *context.units):
+        for group in unit.groups:
+            names = {managed.names[0] for managed in group.parameters}
+            found.setdefault(unit.name, set()).update(names)
+    assert [unit.place for unit in context.units] == list(range(len(context.units)))
+    return found
+
+
+def test_a_tie_belongs_to_the_nearest_unit_around_all_who_share_it() -> None:
+    assert nearest_common_unit([("", "a", "a.x"), ("", "a", "a.y")]) == "a"
+    assert nearest_common_unit([("", "a", "a.x"), ("", "b")]) == ""
+    assert nearest_common_unit([("", "a", "a.x"), ("", "a")]) == "a"
+    assert nearest_common_unit([("", "a", "a.x"), ("", "a.x")]) == "a.x"
+    assert nearest_common_unit([("",)]) == ""
+
+
+def test_a_unit_lies_in_the_one_whose_path_its_own_begins_with() -> None:
+    names = ["a", "a.x", "a.x.y", "ab", "b.c"]
+    assert enclosing_units(names) == [None, 0, 1, None, None]
+
+
+def test_the_backward_pass_reaches_a_unit_before_those_inside_it() -> None:
+    assert backward_of_nested([None, 0, 0, None, 3]) == [3, 4, 0, 2, 1]
+    order = PrefetchOrder(3, backward_of_nested([None, 0, 0]))
+    assert [order.following(unit, "backward") for unit in (None, 0, 2, 1)] == [0, 2, 1, None]
+    for unit in (0, 2, 1):
+        order.observe(unit)
+    for unit in (2, 1, 0):
+        order.observe_end(unit)
+    order.finish_pass()
+    assert order.sequence("forward") == [0, 2, 1]
+    assert order.sequence("backward") == [0, 1, 2]
+
+
+@pytest.mark.processes
+def test_units_inside_units_own_their_parameters_where_all_matches_are_asked_for(
+    ranks: RankPool,
+) -> None:
+    for found in ranks.run(owners, "all"):
+        assert "stages.1" not in found  # no parameter of its own
+        assert not any(name.endswith("gate") for name in found)
+        stage = {"stages.0.enter.weight", "stages.0.enter.bias", "stages.0.blocks.0.up.weight"}
+        assert found["stages.0"] == stage
+        assert found[""] == {"stages.0.blocks.1.down.weight", "head.weight", "head.bias"}
+        assert "stages.2.blocks.0.up.bias" in found["stages.2.blocks.0"]
+    for found in ranks.run(owners, "outermost"):
+        assert set(found) == {"", "stages.0", "stages.1", "stages.2"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("which", ["all", "outermost"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
+    ranks: RankPool, strategy: str, recompute: str, which: str
+) -> None:
+    for error, clean in ranks.run(error_of_two_cycles, strategy, recompute, which):
+        assert error < 1e-12
+        assert clean
+
+
+def test_another_choice_of_nested_units_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="nested_units='innermost': expected 'outermost'"):
+        fully_shard_model(nn.Linear(2, 2), nested_units="innermost")  # type: ignore[arg-type]

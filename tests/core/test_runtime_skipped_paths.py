@@ -1,0 +1,196 @@
+"""Ranks that take different paths through the model: no hang, the oracle's gradient, no leak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core.events import Event
+from oracle.models import Block, loss
+from oracle.ranks import RankPool, mesh
+from oracle.reference import relative_difference
+from oracle.sharded import STRATEGIES
+
+pytestmark = pytest.mark.processes
+
+#: What a rank does with each of five units: r runs it, s skips it, d runs it and drops the result,
+#: p runs it without its branch. By case, one string per rank.
+PATHS = {
+    "all run": ("rrrrr", "rrrrr"),
+    "a branch of the last unit": ("rrrrr", "rrrrp"),
+    "a branch of two units": ("rrrrp", "prprr"),
+    "one unit": ("rrrrr", "rrsrr"),
+    "neighbours": ("rrrrr", "rsssr"),
+    "the last units": ("rrrrr", "rrrss"),
+    "the first units": ("rrrrr", "ssrrr"),
+    "different units": ("srrsr", "rrsrr"),
+    "all but one": ("srrrr", "ssssr"),
+    "everything": ("rrrrr", "sssss"),
+    "the same unit": ("rrsrr", "rrsrr"),
+    "a result": ("rrrrr", "rrdrr"),
+    "results and units": ("rdrsr", "rrspd"),
+}
+
+
+class Branched(Block):
+    """A unit with a branch that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8, hidden=16)
+        self.branch = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, branched: bool) -> Tensor:
+        y = super().forward(x)
+        return y + self.branch(x).tanh() if branched else y
+
+
+class Paths(nn.Module):
+    """Five units and a path through them; recompute: how their activations are recomputed."""
+
+    def __init__(self, recompute: str) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(Branched() for _ in range(5))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, path: str) -> Tensor:
+        x = self.first(x)
+        for block, action in zip(self.blocks, path, strict=True):
+            if action != "s":
+                y = self._run(block, x, action != "p")
+                x = x if action == "d" else y
+        return self.last(x)
+
+    def _run(self, block: nn.Module, x: Tensor, branched: bool) -> Tensor:
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return block(x, branched)
+        return checkpoint(block, x, branched, use_reentrant=self.recompute == "reentrant")
+
+
+def inputs(rank: int, cycle: int, microbatch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * cycle + 10 * microbatch + rank)
+    return torch.randn(3, 8, dtype=torch.float64, generator=generator)
+
+
+def reference(case: str, cycle: int) -> dict[str, Tensor]:
+    """Mean over ranks of the sum over two microbatches; the second one swaps the ranks' paths."""
+    torch.manual_seed(2)
+    module = Paths("none").double()
+    for rank in range(2):
+        for j in range(2):
+            (loss(module(inputs(rank, cycle, j), PATHS[case][(rank + j) % 2])) / 2).backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in module.named_parameters()
+    }
+
+
+def sharded(strategy: str, recompute: str, **arguments: Any) -> Any:
+    torch.manual_seed(2)
+    return fully_shard_model(
+        Paths(recompute).double(),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=[Branched],
+        zero_dp_strategy=strategy,
+        sync_model_each_microbatch=False,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        **arguments,
+    )
+
+
+def run_case(model: Any, case: str, cycle: int) -> None:
+    rank = mesh(2).get_local_rank("dp")
+    for j in range(2):
+        value = model(inputs(rank, cycle, j), PATHS[case][(rank + j) % 2])
+        with torch.no_grad():  # an evaluation that takes another path yet
+            model(inputs(rank, cycle, j), PATHS[case][(rank + j + 1) % 2])
+        if j == 0:
+            with model.no_sync():
+                loss(value).backward()
+        else:
+            loss(value).backward()
+    model.finish_grad_sync()
+
+
+def errors_by_case(strategy: str, recompute: str, prefetch: bool) -> dict[str, float]:
+    """Gradient error of each case, cycle after cycle on one model; infinite where bytes leak."""
+    model = sharded(strategy, recompute, overlap_param_gather=prefetch)
+    errors = {}
+    run_case(model, "all run", 0)
+    model.zero_grad_buffer()
+    at_rest = model.ledger.bytes_by_category()
+    for cycle, case in enumerate(PATHS, 1):
+        if recompute == "reentrant" and any("d" in path for path in PATHS[case]):
+            continue  # README, Limits: the one thing that ranks must not do differently
+        run_case(model, case, cycle)
+        found = {name: gather_full(p.grad) for name, p in model.named_parameters()}
+        found = {name.removeprefix("module."): gradient for name, gradient in found.items()}
+        errors[case] = relative_difference(found, reference(case, cycle))
+        model.zero_grad_buffer()
+        if model.ledger.bytes_by_category() != at_rest:
+            errors[case] = float("inf")
+    return errors
+
+
+def collectives_of(case: str) -> tuple[Counter[str], int]:
+    """Collectives by operation under optim_grads_params, and most units materialised at once."""
+    model = sharded("optim_grads_params", "none")
+    counts: Counter[str] = Counter()
+    held: set[str] = set()
+    most = 0
+
+    def follow(event: Event) -> None:
+        nonlocal most
+        if event.kind == "collective":
+            counts[event.operation] += 1
+        elif event.kind == "materialise":
+            held.add(event.bucket)
+        elif event.kind == "release":
+            held.discard(event.bucket)
+        most = max(most, len({bucket.partition("/")[0] for bucket in held}))
+
+    rank = mesh(2).get_local_rank("dp")
+    model.events.subscribe(follow)
+    loss(model(inputs(rank, 0, 0), PATHS[case][rank])).backward()
+    model.finish_grad_sync()
+    return counts, most
+
+
+def combinations() -> list[Any]:
+    """All under optim_grads_params, which gathers most; of the others a sample, daily."""
+    return [
+        pytest.param(
+            *(strategy, recompute, prefetch),
+            marks=()
+            if strategy == STRATEGIES[-1] or (recompute, prefetch) == ("none", True)
+            else pytest.mark.nightly,
+        )
+        for strategy in STRATEGIES
+        for recompute in ("none", "reentrant", "non-reentrant")
+        for prefetch in (True, False)
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "recompute", "prefetch"), combinations())
+def test_paths_that_differ_between_ranks_give_the_gradient_of_one_process(
+    ranks: RankPool, strategy: str, recompute: str, prefetch: bool
+) -> None:
+    for errors in ranks.run(errors_by_case, strategy, recompute, prefetch, seconds=200):
+        assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("case", ["all run", "neighbours", "a branch of two units"])
+def test_every_rank_issues_the_same_collectives_and_holds_two_units_at_most(
+    ranks: RankPool, case: str
+) -> None:
+    for counts, most in ranks.run(collectives_of, case):
+        # Five units of two buckets, gathered forward and backward; the root is there already.
+        assert counts == {"all_gather": 20, "reduce_scatter": 11}
+        assert most == 2

@@ -1,0 +1,99 @@
+"""Validations on disk, as text and in reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.store import DamagedRecordError, ResultsStore
+from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding, ValidationRecord
+from reports import html, markdown
+from reports.document import Document
+from reports.sections.validation import validation_section
+from reports.validation_text import to_terminal
+
+FINDING = Finding(
+    parameter="blocks.0.up.weight",
+    step=2,
+    microbatch=1,
+    rank=1,
+    expected="[0.5]",
+    found="[1.0]",
+    evidence=("rank 1's gradient of microbatch 1 counts 1 times, expected 0.5", "<script>x"),
+)
+FAILED = CheckVerdict(check="gradients", state="failed", finding=FINDING)
+RECORD = ValidationRecord(
+    id="validation-20260101T000000Z-0001",
+    engines=("mfsdp",),
+    wanted="quick",
+    started_utc="2026-01-01T00:00:00Z",
+    cases=(
+        CaseVerdict(case="mfsdp/a", engine="mfsdp", state="failed", checks=(FAILED,)),
+        CaseVerdict(
+            case="mfsdp/b",
+            engine="mfsdp",
+            state="passed",
+            checks=(CheckVerdict(check="gradients", state="passed"),),
+        ),
+        CaseVerdict(case="mfsdp/c", engine="mfsdp", state="not_applicable", reason="no such axis"),
+    ),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def test_a_validation_reads_back_as_it_was_written(store: ResultsStore) -> None:
+    store.validations.write(RECORD)
+    assert store.validations.read("0001") == RECORD
+    with pytest.raises(UsageError, match="0 validations"):
+        store.validations.read("0002")
+
+
+def test_a_damaged_validation_is_named_and_hides_no_older_one(store: ResultsStore) -> None:
+    store.validations.write(RECORD)
+    newer = RECORD.model_copy(update={"id": "validation-20260102T000000Z-0002"})
+    store.validations.write(newer).write_text("{")
+    with pytest.raises(DamagedRecordError):
+        store.validations.read("0002")
+    assert store.validations.newest(with_bugs=False) == RECORD
+
+
+def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
+    text = to_terminal(RECORD)
+    assert "3 cases: 1 passed, 1 failed, 1 not applicable" in text
+    assert "gradients: blocks.0.up.weight, step 2, microbatch 1, rank 1" in text
+    assert "expected  [0.5]" in text
+    assert "found     [1.0]" in text
+    assert "counts 1 times, expected 0.5" in text
+    assert "no such axis" in text
+
+
+def test_bugs_put_back_are_a_table_of_outcomes() -> None:
+    bugs = (
+        BugVerdict(bug="R1", title="added", outcome="caught", case="mfsdp/a", failure=FAILED),
+        BugVerdict(bug="R2", title="scaled", outcome="missed", cases_run=9),
+        BugVerdict(bug="R16", title="raced", outcome="not_applicable", reason="needs a GPU"),
+    )
+    text = to_terminal(RECORD.model_copy(update={"bugs": bugs}))
+    assert "1 caught, 1 missed, 1 not applicable" in text
+    assert "R1 showed in mfsdp/a" in text
+
+
+def test_the_report_has_a_section_on_correctness_where_something_was_validated(
+    store: ResultsStore,
+) -> None:
+    assert validation_section(store) is None
+    store.validations.write(RECORD)
+    section = validation_section(store)
+    assert section is not None
+    document = Document("title", "", (section,), "")
+    page, text = html.render(document), markdown.render(document)
+    for rendered in (page, text):
+        assert "Correctness" in rendered
+        assert "blocks.0.up.weight" in rendered
+    assert "<script>x" not in page

@@ -1,0 +1,119 @@
+"""What a plan says of a model's parameters and of the memory that a run must have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
+from bench.models.build import empty_model
+from bench.resolve.model_shape import resolve_shape
+from bench.resolve.parameter_facts import parameter_facts
+from bench.resolve.presets import PRESETS
+from bench.resolve.resolution import resolve_anywhere
+from bench.resolve.state_bytes import state_bytes_by_category, state_bytes_of_all_ranks
+from bench.spec import (
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    ModelShape,
+    ModelSpec,
+    ResolvedRun,
+    RunSpec,
+    TrainSpec,
+)
+
+SHAPES = [*PRESETS.values(), resolve_shape(ModelSpec(tie_embeddings=True, kv_heads=1))]
+GIB = 2**30
+
+
+def run_of(engine: EngineSpec, ranks: int, preset: str = "debug", **dtypes: str) -> ResolvedRun:
+    return resolve_anywhere(
+        RunSpec(
+            model=ModelSpec(preset=preset),
+            engine=engine,
+            dtypes=DtypeSpec(**dtypes),
+            train=TrainSpec(global_batch=8 * ranks),
+            launch=LaunchSpec(ranks=ranks),
+        )
+    )
+
+
+def unit_of(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("layers.") else ""
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.preset)
+def test_the_facts_of_a_shape_are_those_of_the_model_that_is_built(shape: ModelShape) -> None:
+    with torch.device("meta"):
+        model = empty_model(shape)
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), (parameter, []))[1].append(name)
+    facts = parameter_facts(shape, "bf16")
+    assert [(f.names, f.shape) for f in facts] == [
+        (tuple(names), tuple(parameter.shape)) for parameter, names in found.values()
+    ]
+    for fact in facts:
+        assert fact.units == tuple(unit_of(name) for name in fact.names)
+    assert sum(p.numel() for p, _ in found.values()) == shape.parameters
+
+
+def test_llama_8b_under_ddp_needs_sixteen_bytes_per_parameter_on_every_rank() -> None:
+    run = run_of(EngineSpec(name="ddp"), 2, "llama3-8b")
+    parameters = PRESETS["llama3-8b"].parameters
+    counters = 4 * len(parameter_facts(run.shape, "fp32"))
+    assert state_bytes_of_all_ranks(run) == 2 * (16 * parameters + counters)
+
+
+def test_hfsdp_shards_optimizer_state_over_all_ranks_and_gradients_over_the_inner_ones() -> None:
+    sharding = {"strategy": "optim_grads_params", "outer_size": 2}
+    engines = {
+        outer: EngineSpec(name="mfsdp", outer_strategy=outer, **sharding)
+        for outer in ("no_shard", "optim")
+    }
+    dtypes = {"compute": "bf16", "main_grads": "fp32"}
+    hsdp, hfsdp = (
+        state_bytes_by_category(run_of(engines[outer], 8, "llama3-8b", **dtypes))
+        for outer in ("no_shard", "optim")
+    )
+    assert hfsdp["main_weights"] == pytest.approx(hsdp["main_weights"] / 2, rel=0.01)
+    assert hfsdp["optimizer_state"] == pytest.approx(hsdp["optimizer_state"] / 2, rel=0.01)
+    assert hfsdp["gradients"] == pytest.approx(hsdp["gradients"], rel=0.01)
+    assert hsdp["main_weights"] == pytest.approx(8.03e9 * 4 / 4, rel=0.01)
+
+
+def test_the_ranks_chunks_of_fsdp2_add_up_to_the_whole() -> None:
+    whole = state_bytes_by_category(run_of(EngineSpec(name="single"), 1))
+    run = run_of(EngineSpec(name="fsdp2"), 3)
+    chunks = [state_bytes_by_category(run, rank) for rank in range(3)]
+    for category in ("main_weights", "gradients"):
+        assert sum(chunk[category] for chunk in chunks) == whole[category]
+    assert chunks[0]["main_weights"] == max(chunk["main_weights"] for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        TrainSpec(),
+        TrainSpec(optimizer="sgd"),
+        TrainSpec(optimizer="precision_aware_adamw", state_dtype="bf16", master_weights=True),
+    ],
+    ids=lambda train: train.optimizer,
+)
+def test_the_bytes_of_optimizer_state_are_those_that_the_optimizer_makes(train: TrainSpec) -> None:
+    run = resolve_anywhere(RunSpec(engine=EngineSpec(name="single"), launch=LaunchSpec(ranks=1)))
+    run = run.model_copy(update={"train": train})
+    model = empty_model(run.shape)
+    optimizer = build_optimizer(model.parameters(), train)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    expected = state_bytes_by_category(run).get("optimizer_state", 0)
+    assert optimizer_state_bytes(optimizer) == expected
+
+
+def test_a_plan_of_llama_70b_on_a_thousand_ranks_takes_no_time() -> None:
+    run = run_of(EngineSpec(name="mfsdp"), 1024, "llama3-70b", compute="bf16")
+    assert 0.5 * GIB < sum(state_bytes_by_category(run).values()) < 8 * GIB

@@ -1,0 +1,100 @@
+"""The arithmetic of the checker, without ranks: attribution, rounding, pieces, the set of cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.engines.inspection import Piece
+from bench.errors import UsageError
+from bench.validate import joining, rounding
+from bench.validate.attribution import attribute
+from bench.validate.bugs import Change
+from bench.validate.matrix import cases, select
+from bench.validate.mutation import StaleChangeError, copy_of_core
+
+GENERATOR = torch.Generator().manual_seed(5)
+RAW = [
+    [torch.randn(6, 4, generator=GENERATOR, dtype=torch.float64) for _ in range(2)]
+    for _ in range(2)
+]
+
+
+def contributions() -> list[list[list[torch.Tensor]]]:
+    return [[[gradient] for gradient in row] for row in RAW]
+
+
+def test_a_contribution_that_was_lost_is_named_with_its_rank_and_microbatch() -> None:
+    found = (RAW[0][0] + RAW[0][1] + RAW[1][0]) / 2
+    told = attribute([found], contributions())
+    assert told is not None
+    assert told.microbatch == 1
+    assert told.lines == ("rank 1's gradient of microbatch 2 counts 0 times, expected 0.5",) or (
+        "rank 1's gradient of microbatch 2 counts" in told.lines[0] and len(told.lines) == 1
+    )
+
+
+def test_numbers_that_no_sum_explains_are_not_explained() -> None:
+    assert attribute([torch.ones(6, 4)], contributions()) is None
+    assert attribute([torch.full((6, 4), float("nan"))], contributions()) is None
+
+
+def test_a_right_gradient_leaves_nothing_to_tell() -> None:
+    told = attribute([(RAW[0][0] + RAW[0][1] + RAW[1][0] + RAW[1][1]) / 2], contributions())
+    assert told is not None
+    assert told.lines == ()
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_equal_dtypes_leave_the_exact_mean_and_hardly_any_slack(every: bool) -> None:
+    model = rounding.Model(torch.float64, torch.float64, 2, 1, every)
+    found, slack = rounding.expected(RAW, model)
+    torch.testing.assert_close(found, sum(g for row in RAW for g in row) / 2)
+    assert float(slack.max()) < 1e-14
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_the_slack_of_a_half_precision_wire_covers_its_roundings_and_not_a_lost_gradient(
+    every: bool,
+) -> None:
+    raw = [[g.float() for g in row] for row in RAW]
+    model = rounding.Model(torch.float32, torch.bfloat16, 2, 1, every)
+    found, slack = rounding.expected(raw, model)
+    exact = sum(g for row in RAW for g in row) / 2
+    assert bool(((found - exact).abs() <= 2 * slack).all())
+    assert float((RAW[1][1] / 2).abs().median()) > 5 * float(slack.median())
+
+
+def test_pieces_are_put_together_in_the_order_that_they_claim() -> None:
+    whole = torch.arange(10.0).view(5, 2)
+    pieces = [Piece(whole[3:], 1, 2), Piece(whole[:3], 0, 2)]
+    assert torch.equal(joining.joined("w", pieces, (5, 2)), whole)
+    assert [joining.first_row("w", pieces, rank) for rank in (0, 1)] == [3, 0]
+
+
+def test_pieces_that_leave_a_row_out_are_refused() -> None:
+    with pytest.raises(joining.JoiningError, match="do not make up"):
+        joining.joined("w", [Piece(torch.ones(2, 2), 0, 2), Piece(torch.ones(2, 2), 1, 2)], (5, 2))
+    with pytest.raises(joining.JoiningError, match="pieces"):
+        joining.joined("w", [Piece(torch.ones(5, 2), 1, 2)] * 2, (5, 2))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_case_has_an_id_of_its_own(full: bool) -> None:
+    ids = [case.id for case in cases("mfsdp", full=full)]
+    assert len(ids) == len(set(ids))
+
+
+def test_cases_are_selected_by_id_by_a_part_or_by_a_pattern() -> None:
+    every = cases("mfsdp", full=False)
+    exact = "mfsdp/optim/2/stack/fp64/k1"
+    assert [case.id for case in select(every, [exact])] == [exact]
+    assert {case.subject for case in select(every, ["/tied/"])} == {"tied"}
+    assert all(case.outer == 2 for case in select(every, ["*2x2*"]))
+    with pytest.raises(UsageError, match="matches none"):
+        select(every, ["tide"])
+
+
+def test_a_change_that_no_longer_fits_the_source_is_an_error(tmp_path) -> None:
+    with pytest.raises(StaleChangeError, match="found 0 times"):
+        copy_of_core(tmp_path, [Change("wrapper.py", "text that is not there", "")])
