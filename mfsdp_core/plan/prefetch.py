@@ -151,7 +151,8 @@ class PrefetchOrder:
         self._ended: list[int] = []
         self._recorded = given is not None or not records
         forward = list(range(units)) if given is None else list(given)
-        self._adopt(forward, list(reversed(forward)) if backward is None else list(backward))
+        nested = backward if given is None else None
+        self._adopt(forward, list(reversed(forward)) if nested is None else list(nested))
 
     def observe(self, unit: int) -> None:
         """Note that `unit` begins its forward pass."""

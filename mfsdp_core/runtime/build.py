@@ -110,12 +110,10 @@ def build_context(
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.groups]
     events, schedule = environment.events, config.schedule
-    nested = nest_units(units)
-    given = unit_order(schedule.prefetch_order, [unit.name for unit in units])
     order = PrefetchOrder(
         len(units),
-        nested if given is None else None,
-        given=given,
+        nest_units(units),
+        given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
         records=schedule.prefetch_order == "recorded",
     )
     context = ShardedContext(

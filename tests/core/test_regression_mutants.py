@@ -13,7 +13,6 @@ from mutants import bugs_with_tests, is_noticed
 #: Bugs whose regression test is a test of the core; the others are the validator's alone.
 TESTED = {f"R{n}" for n in range(1, 22)} - {"R10", "R16", "R17"}
 BY_BUG = pytest.mark.parametrize("bug", [b for b in BUGS if b.changes], ids=lambda bug: bug.id)
-BY_BUG = pytest.mark.parametrize("bug", [b for b in BUGS if b.changes], ids=lambda bug: bug.id)
 
 
 def test_no_regression_test_of_a_known_bug_was_lost() -> None:
