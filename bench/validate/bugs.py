@@ -90,15 +90,33 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
-        "R7",
-        "a unit is gathered ahead while activations are recomputed",
+        "R6",
+        "a parameter of the root, used again at the end, takes the slots of a pool for units ahead",
         (
             Change(
+                "plan/prefetch.py",
+                "    if limits.slots is not None and not from_unit:\n        return []\n",
+                "    if limits.slots is not None and not from_unit:\n        return [0]\n",
+            ),
+            Change(
                 "runtime/context.py",
-                "        if not recomputing:\n            # Never while recomputing",
-                "        if self.units:\n            # Never while recomputing",
+                "            self.params.order.finish_pass()\n"
+                "            self.params.release_all()\n",
+                "            self.params.order.finish_pass()\n"
+                "            self.params.release_all()\n"
+                '            self.params.prefetch(unit, "forward")\n',
+            ),
+            Change(
+                "runtime/param_pipeline.py",
+                "                if self._by_name[holder].ahead:\n",
+                "                if not holder:\n",
             ),
         ),
+    ),
+    Bug(
+        "R7",
+        "a unit is gathered ahead while activations are recomputed",
+        (Change("plan/prefetch.py", "    if recomputing:\n", "    if not sizes_bytes:\n"),),
     ),
     Bug(
         "R8",
@@ -129,6 +147,26 @@ BUGS: tuple[Bug, ...] = (
                 "plan/config.py",
                 "return (own_ranks if self.averages else 1) / dense_ranks",
                 "return (own_ranks if self.averages else 1) / own_ranks",
+            ),
+        ),
+    ),
+    Bug(
+        "R12",
+        "weights that no slot of a pool serves are freed for good while views of them are alive",
+        (
+            Change(
+                "memory/allocation.py",
+                "fallback: BucketAllocator = StorageResizeAllocator(device, ledger)",
+                "fallback: BucketAllocator = TemporaryAllocator(device, ledger)",
+            ),
+            Change(
+                "memory/allocators.py",
+                "        if self._held.pop(key, None) is not None and "
+                'key.role != "compute_weights":\n',
+                "        held = self._held.pop(key, None)\n"
+                "        if held is not None:\n"
+                "            held.zero_()\n"
+                '        if held is not None and key.role != "compute_weights":\n',
             ),
         ),
     ),
@@ -180,12 +218,22 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "R18",
-        "a state dict that lacks a parameter loads without an error",
+        "a state dict or checkpoint that lacks a parameter loads without an error",
         (
             Change(
                 "state/model_state.py",
                 "if strict and (missing or unexpected):",
                 "if strict and unexpected:",
+            ),
+            Change(
+                "state/loading.py",
+                '    if own != stored:\n        raise StateDictError(\n            f"the ',
+                '    if stored - own:\n        raise StateDictError(\n            f"the ',
+            ),
+            Change(
+                "state/loading.py",
+                "for name in _under(MODEL, own.tensors):",
+                "for name in _under(MODEL, stored):",
             ),
         ),
     ),

@@ -8,9 +8,19 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import OuterStrategyName, StrategyName
-from bench.validate.cases import EXERCISES, POLICIES, STRATEGIES, Case
+from bench.spec import AllocatorName, OuterStrategyName, StrategyName
+from bench.validate.cases import (
+    EXERCISES,
+    EXPERT_PARALLEL,
+    POLICIES,
+    STRATEGIES,
+    TENSOR_PARALLEL,
+    Case,
+)
 from bench.validate.subjects import SUBJECTS
+
+#: Subjects that were cut over meshes of their own.
+PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
 
 #: Inner strategies that an outer axis can shard the optimizer of.
 _SHARDING: tuple[StrategyName, ...] = STRATEGIES[1:]
@@ -18,6 +28,8 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
     *((strategy, "no_shard") for strategy in STRATEGIES),
     *((strategy, "optim") for strategy in _SHARDING),
 )
+
+POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 
 
 def cases(engine: str, *, full: bool) -> list[Case]:
@@ -78,6 +90,10 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True)
+    for subject in ("tied", "rows"):
+        for allocator in POOLS:
+            yield replace(sharded, subject=subject, microbatches=2, allocator=allocator)
+    yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
@@ -90,16 +106,25 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(hsdp, exercise="unmarked", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", subject="rooted", gather_group=True)
     yield replace(hsdp, exercise="again")
+    for strategy in ("no_shard", "optim_grads_params"):
+        for subject in ("rowwise", "experts"):
+            apart = replace(base, strategy=strategy, subject=subject, ranks=4)
+            yield replace(apart, microbatches=2)
+            yield replace(apart, average=True)
 
 
 def _full(engine: str) -> Iterator[Case]:
     yield from _quick(engine)
     for strategy, subject, ranks, count in product(STRATEGIES, SUBJECTS, (1, 2, 4), (1, 3)):
+        if ranks == 1 and subject in PARALLEL:
+            continue
         yield Case(engine, strategy, subject, ranks=ranks, microbatches=count)
     for strategy, policy, ranks, count in product(STRATEGIES, POLICIES, (1, 2, 4), (1, 2, 3, 4)):
         yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
     for strategy, exercise, ranks in product(STRATEGIES, EXERCISES, (1, 2, 4)):
         yield Case(engine, strategy, exercise=exercise, ranks=ranks, microbatches=2, policy="fp32")
+    for strategy, subject, allocator in product(STRATEGIES, SUBJECTS, POOLS):
+        yield Case(engine, strategy, subject, microbatches=2, allocator=allocator)
     for strategy, ranks in product(STRATEGIES, (2, 4)):
         case = Case(engine, strategy, ranks=ranks, microbatches=2)
         for policy in POLICIES:
@@ -112,11 +137,14 @@ def _full(engine: str) -> Iterator[Case]:
 
 
 def _full_hybrids(engine: str) -> Iterator[Case]:
+    for (inner, outer), allocator in product(_HYBRIDS, POOLS):
+        hybrid = Case(engine, inner, ranks=4, outer=2, outer_strategy=outer)
+        yield replace(hybrid, policy="bf16", allocator=allocator)
     for (inner, outer), size in product(_HYBRIDS, (2, 4)):
         hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
         for count in (1, 2, 3, 4):
             yield replace(hybrid, microbatches=count)
-        for subject in SUBJECTS:
+        for subject in sorted(SUBJECTS.keys() - PARALLEL):
             yield replace(hybrid, subject=subject, microbatches=2)
         for policy in POLICIES:
             yield replace(hybrid, policy=policy, microbatches=2)

@@ -53,12 +53,16 @@ class ScheduleConfig:
     prefetch: gather the next unit while this one computes. overlap_reduction: reduce during the
     backward pass, rather than in `finish_grad_sync`. auto_sync: treat every backward pass as the
     last of its cycle. strict_reduction: raise, rather than warn, on a second reduction.
+    prefetch_order: `recorded`, `static`, or the names of all units. prefetch_budget_bytes: of what
+    is gathered ahead; None is the next unit.
     """
 
     prefetch: bool = True
     overlap_reduction: bool = True
     auto_sync: bool = True
     strict_reduction: bool = True
+    prefetch_order: str | tuple[str, ...] = "recorded"
+    prefetch_budget_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,6 @@ class ShardingConfig:
 
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
 NOT_BUILT: dict[str, tuple[object, str]] = {
-    "init_model_with_meta_device": (False, "initialisation on the meta device"),
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),

@@ -1,11 +1,110 @@
-"""Which unit to gather ahead of need: a pure decision over a recorded or static order."""
+"""Which units to gather ahead of need: an order, a budget and a capacity, and a pure decision."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from mfsdp_core.errors import ConfigurationError
+
 Direction = Literal["forward", "backward"]
+OrderName = Literal["recorded", "static"]
+
+
+@dataclass(frozen=True)
+class PrefetchLimits:
+    """How far ahead units are gathered.
+
+    budget_bytes: of all units that are gathered ahead and have not run yet; None: the next unit,
+    whatever its size. slots: of the pool that serves weights; None: there is no pool.
+    """
+
+    budget_bytes: int | None = None
+    slots: int | None = None
+
+
+@dataclass(frozen=True)
+class Residents:
+    """What is in memory when the decision is made. Units are known by their places.
+
+    gathered: units whose weights are there or under way. ahead_bytes: of those that have not run
+    yet. pooled: units that take a slot. slots: the slot that a unit had, of those that had one.
+    holding: slots that are taken, by units that are live, requested or about to be released.
+    """
+
+    gathered: Container[int] = frozenset()
+    ahead_bytes: int = 0
+    pooled: Container[int] = frozenset()
+    slots: Mapping[int, int] = field(default_factory=dict)
+    holding: frozenset[int] = frozenset()
+
+
+def gather_ahead(
+    upcoming: Iterable[int],
+    sizes_bytes: Sequence[int],
+    limits: PrefetchLimits,
+    residents: Residents,
+    *,
+    from_unit: bool,
+    recomputing: bool,
+) -> list[int]:
+    """Units of `upcoming` (nearest first) to gather now; never out of turn.
+
+    Nothing while activations are recomputed: what is gathered ahead would have run already, and
+    nothing would release it (R7). Nothing where a pool is fixed and the root triggers it rather
+    than a unit: a parameter that the root owns may be used again at the end of the model, when its
+    successors will not run for long (R6). Nobody is gathered into a slot that is not idle.
+    """
+    if recomputing:
+        return []
+    if limits.slots is not None and not from_unit:
+        return []
+    chosen: list[int] = []
+    ahead_bytes, holding = residents.ahead_bytes, set(residents.holding)
+    for unit in upcoming:
+        if unit not in residents.gathered:
+            ahead_bytes += sizes_bytes[unit]
+            if limits.budget_bytes is not None and ahead_bytes > limits.budget_bytes:
+                break
+            if limits.slots is not None and unit in residents.pooled:
+                slot = residents.slots.get(unit)
+                if slot is None:
+                    slot = _some_idle(holding, limits.slots)
+                if slot is None or slot in holding or len(holding) >= limits.slots:
+                    break
+                holding.add(slot)
+            chosen.append(unit)
+        if limits.budget_bytes is None:
+            break
+    return chosen
+
+
+def _some_idle(holding: set[int], slots: int) -> int | None:
+    return next((slot for slot in range(slots) if slot not in holding), None)
+
+
+def unit_order(order: str | Sequence[str], names: Sequence[str]) -> list[int] | None:
+    """Places of the units in a given order; None for the orders that have a name.
+
+    Raises:
+        ConfigurationError: an unknown name, or an order that is not one of all units.
+    """
+    if isinstance(order, str):
+        if order not in ("recorded", "static"):
+            raise ConfigurationError(
+                f"prefetch_order={order!r}: expected 'recorded', 'static', or the names of all "
+                "units in the order in which they run."
+            )
+        return None
+    if sorted(order) != sorted(names):
+        missing, unknown = sorted(set(names) - set(order)), sorted(set(order) - set(names))
+        raise ConfigurationError(
+            f"prefetch_order must name every unit once. Missing: {', '.join(missing) or 'none'}; "
+            f"unknown: {', '.join(unknown) or 'none'}; given {len(order)} names of {len(names)}."
+        )
+    places = {name: place for place, name in enumerate(names)}
+    return [places[name] for name in order]
 
 
 def backward_of_nested(parents: Sequence[int | None]) -> list[int]:
@@ -35,15 +134,25 @@ class PrefetchOrder:
     a first complete forward pass has been recorded, then the recorded one: models that call their
     children in another order than they register them otherwise gather the wrong unit. A unit that
     runs several times keeps its first place.
+
+    given: an order of the user's, which is never replaced; records: adopt the order that is seen.
     """
 
-    def __init__(self, units: int, backward: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        units: int,
+        backward: Sequence[int] | None = None,
+        *,
+        given: Sequence[int] | None = None,
+        records: bool = True,
+    ) -> None:
         self._units = units
         self._recording: list[int] = []
         self._ended: list[int] = []
-        self._recorded = False
-        forward = list(range(units))
-        self._adopt(forward, list(reversed(forward)) if backward is None else list(backward))
+        self._recorded = given is not None or not records
+        forward = list(range(units)) if given is None else list(given)
+        nested = backward if given is None else None
+        self._adopt(forward, list(reversed(forward)) if nested is None else list(nested))
 
     def observe(self, unit: int) -> None:
         """Note that `unit` begins its forward pass."""
@@ -66,6 +175,12 @@ class PrefetchOrder:
     def sequence(self, direction: Direction) -> list[int]:
         """All units in the order in which a pass is expected to gather them."""
         return self._sequences[direction]
+
+    def upcoming(self, unit: int | None, direction: Direction) -> Iterator[int]:
+        """The units that are expected to run after `unit`, nearest first, as `following`."""
+        sequence = self._sequences[direction]
+        place = 0 if unit is None else self._positions[direction][unit] + 1
+        return (sequence[i] for i in range(place, len(sequence)))
 
     def following(self, unit: int | None, direction: Direction) -> int | None:
         """The unit that is expected to run after `unit` (None: the root, which runs before all).

@@ -10,7 +10,6 @@ from torch import nn
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -24,7 +23,7 @@ from mfsdp_core.plan.grouping import (
     nearest_common_unit,
     plan_buckets,
 )
-from mfsdp_core.plan.prefetch import PrefetchOrder
+from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
@@ -32,6 +31,7 @@ from mfsdp_core.runtime.experts import is_expert
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
@@ -99,18 +99,35 @@ def build_context(
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
+    groups: dict[str, ParameterGroup] = {}
+    initialiser = MetaInitialiser(module, parameters, environment.device)
+    for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
+        groups[plan.name] = factory.build(plan, members[plan.name])
     for plan in plans:
-        by_name[plan.unit].groups.append(factory.build(plan, members[plan.name]))
+        by_name[plan.unit].groups.append(groups[plan.name])
     for pool in factory.allocators.pools.values():
         pool.forget_assignments()
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.groups]
-    order = PrefetchOrder(len(units), nest_units(units))
     events, schedule = environment.events, config.schedule
+    order = PrefetchOrder(
+        len(units),
+        nest_units(units),
+        given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
+        records=schedule.prefetch_order == "recorded",
+    )
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(root, units, order, events, prefetch=schedule.prefetch),
+        ParamPipeline(
+            root,
+            units,
+            order,
+            events,
+            prefetch=schedule.prefetch,
+            budget_bytes=schedule.prefetch_budget_bytes,
+            pool=factory.allocators.pools.get("compute_weights"),
+        ),
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
         events=events,
         auto_sync=schedule.auto_sync,
@@ -231,7 +248,6 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
             if parameter is None:
                 continue
             name = f"{path}.{attribute}" if path else attribute
-            _refuse_unsupported(name, parameter)
             entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
             entry.names.append(name)
             entry.chains.append(around)
@@ -242,14 +258,6 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
 
     visit(root, "", (ROOT,))
     return list(found.values())
-
-
-def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
-    if parameter.is_meta:
-        raise CapabilityNotBuiltError(
-            f"{name} is on the meta device (meta initialisation is not built). "
-            "Materialise the model before sharding it."
-        )
 
 
 def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, ParameterFacts]:

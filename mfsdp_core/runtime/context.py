@@ -90,10 +90,7 @@ class ShardedContext:
         if unit.place is not None:
             self._take_turn(unit.place, recomputing=recomputing)
         self.params.issue(unit)
-        if not recomputing:
-            # Never while recomputing: the unit gathered ahead would have run already, and nothing
-            # would release it again (R7).
-            self.params.prefetch(unit, "forward")
+        self.params.prefetch(unit, "forward", recomputing=recomputing)
         self.params.ready(unit)
         unit.show_raw()
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.plan.prefetch import Direction, PrefetchOrder
+from mfsdp_core.memory.pools import SlotPool
+from mfsdp_core.plan.prefetch import (
+    Direction,
+    PrefetchLimits,
+    PrefetchOrder,
+    Residents,
+    gather_ahead,
+)
 from mfsdp_core.runtime.units import Unit
 
 
@@ -19,34 +26,78 @@ class ParamPipeline:
         events: EventBus,
         *,
         prefetch: bool,
+        budget_bytes: int | None,
+        pool: SlotPool | None,
     ) -> None:
         self._root = root
         self._units = units
         self._events = events
         self._prefetch = prefetch
+        self._pool = pool
+        self._by_name = {unit.name: unit for unit in units}
+        self._gathered = _Gathered(units)
+        self._limits = PrefetchLimits(budget_bytes, None if pool is None else pool.plan.slots)
+        self._sizes_bytes = [sum(g.weights.full_bytes for g in unit.groups) for unit in units]
+        self._pooled = frozenset(
+            unit.place
+            for unit in units
+            if pool is not None and unit.place is not None and unit.name in pool.plan.homes
+        )
         self.order = order
 
     def issue(self, unit: Unit) -> bool:
         """Start whatever gathers `unit` needs; whether there were any."""
+        if self._pool is not None:
+            self._make_room(unit, self._pool)
         started = [group.weights.issue() for group in unit.groups]
         return any(started)
 
     def ready(self, unit: Unit) -> None:
         """Return once `unit` may compute."""
         self.issue(unit)
+        unit.ahead = False
         for group in unit.groups:
             group.weights.wait()
 
-    def prefetch(self, unit: Unit, direction: Direction) -> None:
-        """Start the gathers of the unit that is expected to follow `unit`."""
+    def prefetch(self, unit: Unit, direction: Direction, *, recomputing: bool = False) -> None:
+        """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
         if not self._prefetch:
             return
-        following = self.order.following(unit.place, direction)
-        if following is None:
-            return
-        target = self._units[following]
-        if self.issue(target):
-            self._publish(target)
+        chosen = gather_ahead(
+            self.order.upcoming(unit.place, direction),
+            self._sizes_bytes,
+            self._limits,
+            self._residents(),
+            from_unit=unit.place is not None,
+            recomputing=recomputing,
+        )
+        for place in chosen:
+            target = self._units[place]
+            if self.issue(target):
+                target.ahead = True
+                self._publish(target)
+
+    def _residents(self) -> Residents:
+        ahead_bytes = 0
+        if self._limits.budget_bytes is not None:
+            ahead = (unit.place for unit in self._units if unit.ahead and unit.place is not None)
+            ahead_bytes = sum(self._sizes_bytes[place] for place in ahead)
+        if self._pool is None:
+            return Residents(self._gathered, ahead_bytes)
+        slots = {
+            place: slot
+            for place in self._pooled
+            if (slot := self._pool.assigned_slot(self._units[place].name)) is not None
+        }
+        holding = frozenset(self._pool.holders())
+        return Residents(self._gathered, ahead_bytes, self._pooled, slots, holding)
+
+    def _make_room(self, unit: Unit, pool: SlotPool) -> None:
+        """Give back what was gathered ahead into the slot that `unit` needs, and has not run."""
+        for group in unit.groups:
+            for holder in pool.blocking(group.plan.name):
+                if self._by_name[holder].ahead:
+                    self.release(self._by_name[holder])
 
     def pass_over(self, unit: Unit) -> None:
         """Take part in the gathers of a unit that other ranks may run and this one does not."""
@@ -55,6 +106,7 @@ class ParamPipeline:
 
     def release(self, unit: Unit) -> None:
         """Free the unit's full buffers, where its placements say so."""
+        unit.ahead = False
         for group in unit.groups:
             group.weights.release()
 
@@ -98,3 +150,15 @@ class ParamPipeline:
                     bucket=group.plan.name,
                 )
             )
+
+
+class _Gathered:
+    """The places of units whose weights are there or under way, without listing them."""
+
+    def __init__(self, units: list[Unit]) -> None:
+        self._units = units
+
+    def __contains__(self, place: object) -> bool:
+        return isinstance(place, int) and all(
+            group.weights.is_gathered for group in self._units[place].groups
+        )

@@ -22,6 +22,7 @@ class Unit:
     place: position among the non-root units in registration order, None for the root.
     around: the units that this one is nested in, from the outermost; the root is not among them.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
+    ahead: whether its weights were gathered ahead and it has not run since.
     active_backwards: calls of the module whose backward has begun and not ended.
     has_backward: False once a call with gradients enabled returned nothing that requires one.
     """
@@ -33,6 +34,7 @@ class Unit:
     around: list[Unit] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     active_backwards: int = 0
+    ahead: bool = False
     has_backward: bool = True
 
     @property

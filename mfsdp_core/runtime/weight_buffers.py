@@ -94,6 +94,16 @@ class WeightBuffers:
         self.on_move: Callable[[FullBuffer | None], None] | None = None
         self.full.zero_gaps()
 
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of the full buffer."""
+        return self._full_key.size_bytes
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the compute weights are there or under way."""
+        return self.state in (Residency.READY, Residency.COMMUNICATING)
+
     def adopt(self) -> None:
         """Make the source and main copies from the full buffer, which the caller has filled."""
         inner, outer = self._spec.strategy.inner, self._spec.strategy.outer

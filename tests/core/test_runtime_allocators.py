@@ -237,3 +237,43 @@ def test_a_gradient_pool_of_open_buckets_is_exhausted_with_their_names(ranks: Ra
     for message in ranks.run(out_of_order):
         assert "grad_bucket pool of 2 slots: bucket blocks.2/" in message
         assert "slot 0: unit blocks.0, slot 1: unit blocks.1; idle slots: none" in message
+
+
+def with_prefetch(arguments: dict[str, Any]) -> tuple[bool, int]:
+    """Whether training is bit-equal to the default's, and the most units resident at once."""
+    plain = trained(shard(NAME, 3, 2), 2)
+    subject = shard(NAME, 3, 2, **arguments)
+    held: set[str] = set()
+    most = 0
+
+    def follow(event: Event) -> None:
+        nonlocal most
+        unit = event.bucket.rpartition("/")[0]
+        if event.kind == "materialise":
+            held.add(unit)
+        elif event.kind == "release":
+            held.discard(unit)
+        most = max(most, len(held))
+
+    subject.model.events.subscribe(follow)
+    found = trained(subject, 2)
+    return all(torch.equal(a, b) for a, b in zip(found, plain, strict=True)), most
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [
+        ({"prefetch_order": "static"}, 2),
+        ({"prefetch_order": [f"blocks.{p}" for p in (1, 0, 3, 2, 5, 4)]}, 3),
+        ({"prefetch_budget_bytes": 0}, 2),
+        ({"prefetch_budget_bytes": 1 << 20}, 6),
+        ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool", "pool_slots": 3}, 3),
+        ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool"}, 2),
+    ],
+)
+def test_order_and_budget_of_prefetching_change_memory_and_no_bit(
+    ranks: RankPool, arguments: dict[str, Any], most: int
+) -> None:
+    for equal, found in ranks.run(with_prefetch, arguments):
+        assert equal
+        assert found <= most
