@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.spec import (
+    AllocatorName,
     DataSpec,
     DtypeName,
     EngineName,
@@ -47,6 +48,9 @@ EXERCISES: dict[Exercise, str] = {
 TENSOR_PARALLEL: dict[str, int] = {"rowwise": 2}
 EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
 
+#: Allocators that keep what they hold.
+POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
+
 STEPS = 3
 CLIP_NORM = 0.05
 _LEARNING_RATE = 0.01
@@ -82,6 +86,7 @@ class Case:
     overlap: bool = True
     transport: TransportName = "auto"
     gather_group: bool = False
+    allocator: AllocatorName = "storage_resize"
 
     @property
     def id(self) -> str:
@@ -93,6 +98,7 @@ class Case:
         parts += [name for name in ("average", "gather_group") if getattr(self, name)]
         parts += [] if self.overlap else ["no_overlap"]
         parts += [] if self.transport == "auto" else [self.transport]
+        parts += [] if self.allocator == "storage_resize" else [self.allocator]
         return "/".join(parts)
 
     @property
@@ -147,6 +153,8 @@ class Case:
                 average_in_collective=self.average,
                 transport=self.transport,
                 separate_gather_group=self.gather_group,
+                allocator=self.allocator,
+                double_buffer=self.allocator in POOLS,
             ),
             dtypes=ResolvedDtypes(
                 compute=compute, main_params=main, main_grads=grads, grad_comm=comm
