@@ -115,6 +115,40 @@ class RunSummary(BaseModel):
     notes: tuple[str, ...] = ()
 
 
+class MemoryChange(BaseModel):
+    """Bytes that one buffer took (positive) or gave back (negative) at a moment of a step.
+
+    milliseconds: since the step began. category: as in `memory_by_category_bytes`. bucket, role:
+    the buffer, as `layers.0/0` and `compute_weights`; "" where unknown. in_pool: the buffer uses a
+    slot of a pool whose bytes are counted already, so the total does not change.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    milliseconds: float = 0.0
+    category: str
+    bytes: int
+    bucket: str = ""
+    role: str = ""
+    in_pool: bool = False
+
+
+class MemoryTimeline(BaseModel):
+    """`timeline` in `memory.json`: one step of rank 0, change by change.
+
+    start: everything that was held when the step began (`milliseconds` 0), changes: what came and
+    went in it, in order; marks: (milliseconds, name) of its parts.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    step: int
+    milliseconds: float
+    start: tuple[MemoryChange, ...]
+    changes: tuple[MemoryChange, ...]
+    marks: tuple[tuple[float, str], ...] = ()
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """One run, read back. `problems` names what was damaged or missing; reading never raises it."""

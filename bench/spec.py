@@ -26,12 +26,12 @@ NcclRecord = Literal["none", "evidence"]
 
 
 BLOCK_LETTERS: Final = {
-    "M": "Mamba-2 state space",
+    "M": "Mamba-2",
     "*": "attention",
-    "E": "mixture of experts",
+    "E": "experts",
     "-": "feed-forward",
 }
-"""Blocks of a hybrid, in the notation of Nemotron-H."""
+"""Blocks of a hybrid (state space, attention, mixture of experts), in Nemotron-H's notation."""
 
 
 class Frozen(BaseModel):

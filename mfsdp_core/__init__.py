@@ -13,10 +13,15 @@ _HOMES = {
     "MixedPrecisionPolicy": "mfsdp_core.precision.policy",
     "clip_grad_norm_": "mfsdp_core.state.grad_norm",
     "errors": "mfsdp_core.errors",
+    "export_state_dict": "mfsdp_core.state.plain_export",
     "fully_shard": "mfsdp_core.api",
     "fully_shard_model": "mfsdp_core.api",
     "fully_shard_optimizer": "mfsdp_core.api",
     "gather_full": "mfsdp_core.shard.dtensor",
+    "load_checkpoint": "mfsdp_core.state.checkpoint",
+    "load_safetensors": "mfsdp_core.state.plain_export",
+    "save_checkpoint": "mfsdp_core.state.checkpoint",
+    "save_safetensors": "mfsdp_core.state.plain_export",
 }
 
 __all__ = [
@@ -24,10 +29,15 @@ __all__ = [
     "MixedPrecisionPolicy",
     "clip_grad_norm_",
     "errors",
+    "export_state_dict",
     "fully_shard",
     "fully_shard_model",
     "fully_shard_optimizer",
     "gather_full",
+    "load_checkpoint",
+    "load_safetensors",
+    "save_checkpoint",
+    "save_safetensors",
 ]
 
 

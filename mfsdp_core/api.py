@@ -27,6 +27,7 @@ from mfsdp_core.plan.config import (
 from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
+from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
 from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, replace_parameters
 from mfsdp_core.wrapper import MegatronFSDP
@@ -97,11 +98,13 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     over the ranks of the inner dimension for gathers alone. fsdp_unit_modules: classes, or import
     paths of classes, whose instances are sharded as one; what lies outside is the root's.
     zero_dp_strategy: 0 no_shard, 1 optim, 2 optim_grads, 3 optim_grads_params. device: where the
-    module goes, None is the mesh's current device. mixed_precision_policy: see
-    `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the backward pass.
-    overlap_param_gather: gather the next unit ahead of need. sync_model_each_microbatch: every
-    backward pass ends its cycle (auto-sync). average_in_collective: let the collective divide by
-    the number of ranks. calculate_per_token_loss: sum gradients without dividing, whatever
+    module goes, None is the mesh's current device. init_model_with_meta_device: parameters on the
+    meta device are made, initialised by their modules' reset_parameters and sharded, unit by unit.
+    mixed_precision_policy: see `MixedPrecisionPolicy`. overlap_grad_reduce: reduce during the
+    backward pass. overlap_param_gather: gather the next unit ahead of need.
+    sync_model_each_microbatch: every backward pass ends its cycle (auto-sync).
+    average_in_collective: let the collective divide by the number of ranks.
+    calculate_per_token_loss: sum gradients without dividing, whatever
     average_in_collective says. report_nan_in_param_grad: raise when a parameter's gradient holds
     NaN or Inf, as soon as it is computed; check_for_nan_in_grad: look once per buffer, before it is
     reduced. disable_bucketing: give every parameter a bucket of its own. use_decoupled_grad: attach
@@ -166,13 +169,18 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
         raise ConfigurationError(f"nested_units={nested_units!r}: expected 'outermost' or 'all'.")
     classes = resolve_unit_classes(fsdp_unit_modules)
     units = select_units(module, classes, nested=nested_units == "all")
+    check_meta_tensors(
+        module,
+        allowed=init_model_with_meta_device,
+        sharded=config.strategy.inner.shards_optimizer,
+    )
     names = AxisNames(dp_shard_dim, dp_outer_dim, tp_dim)
     dense = dense_axes(device_mesh, names, hybrid_fsdp_group, fsdp_group_ag)
     experts = expert_axes(
         expt_device_mesh, names, hybrid_fsdp_expt_group, expt_fsdp_group_ag, dense
     )
     target = target_device(device, dense.mesh)
-    module.to(target)
+    move_real_tensors(module, target)
     environment = Environment(dense, experts, target, EventBus(), MemoryLedger())
     context = build_context(module, units, config, mixed_precision_policy, environment)
     return MegatronFSDP(module, context, environment, mixed_precision_policy)
@@ -185,7 +193,7 @@ def fully_shard_optimizer(
 
     See `mfsdp_core.state.optimizer.prepare_optimizer`. Returns the same optimizer.
     """
-    del preproc_state_dict_for_dcp_ckpt  # both values save shards; see README, Checkpoints
+    del preproc_state_dict_for_dcp_ckpt  # both values describe shards; see README, Checkpoints
     return prepare_optimizer(optimizer)
 
 

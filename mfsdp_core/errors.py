@@ -10,7 +10,8 @@ MfsdpError
 ├── LifecycleError                a call at a time when it cannot mean anything
 │   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
 ├── PoolExhaustedError            a buffer pool has no slot that a unit may use now
-└── StateDictError                missing, unexpected or wrongly shaped entries
+├── StateDictError                missing, unexpected or wrongly shaped entries
+└── CheckpointError               a checkpoint that cannot be written, or must not be read
 """
 
 from __future__ import annotations
@@ -70,3 +71,7 @@ class PoolExhaustedError(MfsdpError, RuntimeError):
 
 class StateDictError(MfsdpError, RuntimeError):
     """A state dict that does not fit the model."""
+
+
+class CheckpointError(MfsdpError, RuntimeError):
+    """A checkpoint that cannot be written, was never finished, is damaged, or is not trusted."""

@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
@@ -19,7 +20,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.parameter_group import ParameterGroup
-from mfsdp_core.shard.dtensor import without_offset
+from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.owner import OWNER
 
@@ -63,9 +64,9 @@ class MegatronFSDP(nn.Module):
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log, kinds=("collective",))
         self.param_and_grad_buffer = _BufferRegistration()
+        self._dense, self._experts = environment.dense, environment.experts
         self._context = context
         self._policy = policy
-        self.register_state_dict_post_hook(_make_serialisable)
         owner = weakref.ref(self)
         for group in self._groups():
             for managed in group.parameters:
@@ -74,6 +75,8 @@ class MegatronFSDP(nn.Module):
                 raw.get_main_grad = _MainGradient(group, managed.raw)
                 if group.gradients is not None:
                     raw.overwrite_main_grad = not group.gradients.holds_whole
+        parameters = (managed for group in self._groups() for managed in group.parameters)
+        describe_modules(holder for managed in parameters for holder, _ in managed.holders)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -308,22 +311,28 @@ class MegatronFSDP(nn.Module):
             for group in self._groups()
         ]
 
+    @cached_property
+    def checkpoint_group(self) -> dist.ProcessGroup:
+        """All ranks that hold a part of the model. Beside tensor parallelism they make it together.
+
+        Raises:
+            CapabilityNotBuiltError: ranks hold different experts under equal names.
+        """
+        if self._experts is not None and self._experts.ranks != self._dense.ranks:
+            raise CapabilityNotBuiltError(
+                "checkpoints of experts that are spread over ranks are not built: different "
+                "experts go by equal names there, and would replace each other. Gather and save "
+                "them by rank."
+            )
+        return self._dense.group_of_all()
+
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
         """By id of each original parameter, the shard that stands for it."""
-        return {id(p.raw): p.sharded for group in self._groups() for p in group.parameters}
+        return {p.original_id: p.sharded for group in self._groups() for p in group.parameters}
 
     def _groups(self) -> list[ParameterGroup]:
         units = (self._context.root, *self._context.units)
         return [group for unit in units for group in unit.groups]
-
-
-def _make_serialisable(
-    _module: nn.Module, state_dict: dict[str, Any], _prefix: str, _metadata: Any
-) -> None:
-    """Post hook of `state_dict`: values share memory with the model and can be saved and copied."""
-    for name, value in state_dict.items():
-        if isinstance(value, DTensor):
-            state_dict[name] = without_offset(value)
 
 
 class _MainGradient:

@@ -16,9 +16,11 @@ from reports.sections.appendix import appendix
 from reports.sections.cells import cells_section
 from reports.sections.comparison import comparison
 from reports.sections.headline import headline
+from reports.sections.memory import memory_section
 from reports.sections.method import method
 from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
+from reports.sections.switches import switches_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
 from reports.sweep_view import load_sweeps
@@ -94,6 +96,7 @@ def build_document(
 ) -> Document:
     """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
     nccl = None if runs is None else nccl_section(findings, runs)
+    optional = (switches_section(findings), memory_section(findings), nccl, validation)
     names = ", ".join(sweep.id for sweep in findings.sweeps)
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
     return Document(
@@ -104,8 +107,7 @@ def build_document(
             cells_section(findings),
             comparison(findings),
             parity_section(findings),
-            *(() if nccl is None else (nccl,)),
-            *(() if validation is None else (validation,)),
+            *(section for section in optional if section is not None),
             unmeasured(findings),
             method(),
             appendix(findings),

@@ -123,7 +123,8 @@ def _judged(target: Mapping[str, Any], blocks: Sequence[Block]) -> TargetResult:
         return result("undecided", "the runs were not interleaved", **numbers)
     estimate = estimate_paired([b for b, _ in values], [h for _, h in values], bootstrap=False)
     if estimate.interval is None:
-        return result("undecided", f"{len(values)} blocks give no interval; 6 do", **numbers)
+        have = quantity.counted(len(values), "block")
+        return result("undecided", f"too few for an interval: {have}, 6 are needed", **numbers)
     low, high = (math.exp(end) for end in estimate.interval)
     numbers["interval"] = (low, high)
     if high <= at_most:

@@ -243,6 +243,10 @@ def _run_all(
             maker.publish(SweepStopped(reason))
             break
         if max_failures is not None and failures >= max_failures and position < len(runs):
-            maker.publish(SweepStopped(f"{failures} runs failed, as many as --max-failures"))
+            maker.publish(
+                SweepStopped(
+                    f"{failures} failed run{'s' if failures > 1 else ''}, as many as --max-failures"
+                )
+            )
             break
     return ended

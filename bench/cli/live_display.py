@@ -62,11 +62,15 @@ class PlainLines:
             print(line, file=self._stream, flush=True)
 
 
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
 def plain_line(event: Progress) -> str | None:
     """The text of an event, None for one that has none."""
     if isinstance(event, SweepStarted):
         return (
-            f"{event.sweep}: {event.to_run} runs to do, {event.done_before} done before,"
+            f"{event.sweep}: {_runs(event.to_run)} to do, {event.done_before} done before,"
             f" {event.failed_before} failed before"
         )
     if isinstance(event, RunStarted):

@@ -12,6 +12,8 @@ from bench.record import RunRecord, RunStatus
 from bench.store import ResultsStore
 from bench.store.validations import PREFIX as VALIDATION
 
+_ALL_DIGITS_FROM = 1e5
+
 _UNITS = {
     "step_milliseconds_median": "step, median (ms)",
     "step_milliseconds_p90": "step, 90th percentile (ms)",
@@ -79,7 +81,7 @@ def _text(record: RunRecord) -> str:
     ]
     for name, label in _UNITS.items():
         value = getattr(summary, name)
-        rows.append((label, "-" if value is None else f"{value:,.6g}"))
+        rows.append((label, _number(value)))
     if summary.steady is not None:
         steady = summary.steady
         window = f"steps {steady.first} to {steady.last}" if steady.stable else "not stable"
@@ -87,6 +89,13 @@ def _text(record: RunRecord) -> str:
     rows += [(f"memory: {name}", f"{size:,} bytes") for name, size in _memory(summary)]
     rows += [("problem", problem) for problem in record.problems]
     return console.columns(("what", "value"), rows)
+
+
+def _number(value: float | None) -> str:
+    """Six digits, and all of those before the point, without an exponent."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= _ALL_DIGITS_FROM else f"{value:,.6g}"
 
 
 def _which(status: RunStatus) -> str:

@@ -131,7 +131,12 @@ def piece_of(tensor: Tensor) -> Piece:
     if not isinstance(tensor, DTensor):
         return Piece(tensor.detach())
     mesh = tensor.device_mesh
-    sharded = [dim for dim, p in enumerate(tensor.placements) if not isinstance(p, Replicate)]
+    sharded = [
+        dim
+        for dim, placement in enumerate(tensor.placements)
+        # Along another dim tensor parallelism has cut it, which is no affair of data parallelism.
+        if not isinstance(placement, Replicate) and getattr(placement, "dim", 0) == 0
+    ]
     sharded.sort(key=lambda dim: isinstance(tensor.placements[dim], _StridedShard))
     order, parts = 0, 1
     for dim in sharded:

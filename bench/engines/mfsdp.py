@@ -21,14 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.ledger_view import LedgerView
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
+from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
+from bench.models.meshes import DATA, TENSOR, expert_mesh, tensor_mesh
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
 
-_INNER = "dp"
+_INNER = DATA
 _OUTER = "dp_outer"
 
 
@@ -46,7 +49,7 @@ class MfsdpEngine:
             zero_dp_strategy=resolved.strategy,
             mixed_precision_policy=_policy(resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
-            **_mesh_arguments(resolved.engine, device),
+            **_mesh_arguments(resolved.engine, device, model),
             **_switches(resolved.engine),
         )
         if _loses_values(resolved.dtypes):
@@ -106,6 +109,11 @@ class MfsdpEngine:
         plan: dict[str, Any] = self._model.pool_plan
         return plan
 
+    def ledger(self) -> LedgerView:
+        """The core's own; see `bench.engines.ledger_view`."""
+        ledger: LedgerView = self._model.ledger
+        return ledger
+
     def wire_bytes(self) -> int | None:
         """Sum over the core's log of collectives, padding included."""
         sent: int = self._model.wire_log.sent_bytes
@@ -138,15 +146,21 @@ def _loses_values(dtypes: ResolvedDtypes) -> bool:
     return compute != torch.promote_types(compute, torch.float32) and main != compute
 
 
-def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
+def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) -> dict[str, Any]:
     """One mesh dimension, or two where an outer data-parallel axis is asked for."""
     ranks = dist.get_world_size()
+    cut = tensor_mesh(model)
+    if engine.outer_size > 1 and (cut is not None or expert_mesh(model) is not None):
+        raise UnsupportedError("one-axis-models", "a model with meshes of its own, on two axes")
+    if cut is not None:
+        return {"device_mesh": cut, "dp_shard_dim": DATA, "tp_dim": TENSOR}
     if engine.outer_size == 1:
         mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=(_INNER,))
         return {
             "device_mesh": mesh,
             "dp_shard_dim": _INNER,
             "fsdp_group_ag": _gather_group(mesh, engine),
+            "expt_device_mesh": expert_mesh(model),
         }
     both: DeviceMesh = init_device_mesh(
         device.type,

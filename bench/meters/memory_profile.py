@@ -39,6 +39,11 @@ class MemoryProfile:
         self._activations = SavedActivations(model)
         self._activations.__enter__()
 
+    @property
+    def activations(self) -> SavedActivations | None:
+        """The account of saved tensors; None before `watch`."""
+        return self._activations
+
     def after_step(self, step: int) -> None:
         """Callback of the loop: ends the recording in time."""
         if step == PROFILED_STEPS:

@@ -5,6 +5,7 @@ Slow (a Python call for every saved tensor), so only memory profiles use it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,13 @@ class SavedActivations:
         self._alive_bytes = 0
         self.peak_bytes = 0
         self._hooks: saved_tensors_hooks | None = None
+        #: Told every change of the bytes that are alive, while there is one.
+        self.observer: Callable[[int], None] | None = None
+
+    @property
+    def alive_bytes(self) -> int:
+        """What autograd keeps now."""
+        return self._alive_bytes
 
     def __enter__(self) -> Self:
         self._hooks = saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
@@ -57,6 +65,8 @@ class SavedActivations:
         if holders == 0:
             self._alive_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
+            if self.observer is not None:
+                self.observer(size_bytes)
 
     def release(self, address: int, size_bytes: int) -> None:
         """One saved tensor less; the last one takes the bytes with it."""
@@ -64,6 +74,8 @@ class SavedActivations:
         if self._holders[address] == 0:
             del self._holders[address]
             self._alive_bytes -= size_bytes
+            if self.observer is not None:
+                self.observer(-size_bytes)
 
 
 class _Saved:

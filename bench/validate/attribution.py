@@ -54,20 +54,28 @@ def attribute(
 def _told(
     keys: list[tuple[int, int]], solution: list[float], right: float, others: list[str]
 ) -> Attribution:
-    wrong = [
-        (j, r, found)
-        for (r, j), found in zip(keys, solution, strict=False)
-        if abs(found - right) > _NOTABLE * right
+    ranks = 1 + max(rank for rank, _ in keys)
+    wrong: dict[int, dict[int, str]] = {}
+    for (rank, microbatch), found in zip(keys, solution, strict=False):
+        if abs(found - right) > _NOTABLE * right:
+            wrong.setdefault(microbatch, {})[rank] = _times(found)
+    lines: list[str] = []
+    for microbatch, counts in sorted(wrong.items()):
+        what = f"gradient of microbatch {microbatch + 1} counts"
+        if len(counts) == ranks > 1 and len(set(counts.values())) == 1:
+            lines.append(f"every rank's {what} {counts[0]} times, expected {right:.4g}")
+            continue
+        lines += [f"rank {r}'s {what} {n} times, expected {right:.4g}" for r, n in counts.items()]
+    lines += [
+        f"it holds {_times(found)} times {name}"
+        for name, found in zip(others, solution[len(keys) :], strict=True)
+        if abs(found) > _NOTABLE
     ]
-    wrong.sort()
-    lines = [
-        f"rank {r}'s gradient of microbatch {j + 1} counts {found:.4g} times, expected {right:.4g}"
-        for j, r, found in wrong
-    ]
-    for name, found in zip(others, solution[len(keys) :], strict=True):
-        if abs(found) > _NOTABLE:
-            lines.append(f"it holds {found:.4g} times {name}")
-    return Attribution(wrong[0][0] if wrong else None, tuple(lines))
+    return Attribution(min(wrong, default=None), tuple(lines))
+
+
+def _times(count: float) -> str:
+    return f"{0.0 if abs(count) < _NOTABLE**2 else count:.4g}"
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

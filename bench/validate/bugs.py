@@ -218,12 +218,22 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "R18",
-        "a state dict that lacks a parameter loads without an error",
+        "a state dict or checkpoint that lacks a parameter loads without an error",
         (
             Change(
                 "state/model_state.py",
                 "if strict and (missing or unexpected):",
                 "if strict and unexpected:",
+            ),
+            Change(
+                "state/loading.py",
+                '    if own != stored:\n        raise StateDictError(\n            f"the ',
+                '    if stored - own:\n        raise StateDictError(\n            f"the ',
+            ),
+            Change(
+                "state/loading.py",
+                "for name in _under(MODEL, own.tensors):",
+                "for name in _under(MODEL, stored):",
             ),
         ),
     ),

@@ -44,6 +44,10 @@ EXERCISES: dict[Exercise, str] = {
     "reloaded": "other weights are loaded from a plain state dict, then one that lacks an entry",
 }
 
+#: Subjects that were cut by tensor parallelism over this many ranks, or spread their experts.
+TENSOR_PARALLEL: dict[str, int] = {"rowwise": 2}
+EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
+
 STEPS = 3
 CLIP_NORM = 0.05
 _LEARNING_RATE = 0.01
@@ -97,15 +101,37 @@ class Case:
     @property
     def place(self) -> str:
         """Ranks, as `4`, `2x2hsdp` (outer x inner) or `2x2hfsdp`."""
+        if self.tensor > 1:
+            return f"{self.data_ranks}x{self.tensor}tp"
         if self.outer == 1:
             return f"{self.ranks}"
         kind = "hfsdp" if self.outer_strategy == "optim" else "hsdp"
-        return f"{self.outer}x{self.ranks // self.outer}{kind}"
+        return f"{self.outer}x{self.inner}{kind}"
+
+    @property
+    def tensor(self) -> int:
+        """Ranks that hold parts of the same parameters and see the same data."""
+        return TENSOR_PARALLEL.get(self.subject, 1)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that gradients are averaged over."""
+        return self.ranks // self.tensor
 
     @property
     def inner(self) -> int:
-        """Ranks of the inner axis."""
-        return self.ranks // self.outer
+        """Ranks of the inner data-parallel axis."""
+        return self.data_ranks // self.outer
+
+    def data_rank(self, rank: int) -> int:
+        """Which data `rank` sees; tensor-parallel ranks are neighbours."""
+        return rank // self.tensor
+
+    def expert_peers(self, rank: int) -> list[int]:
+        """Ranks whose tokens meet the experts of `rank`, itself first."""
+        size = EXPERT_PARALLEL.get(self.subject, 1)
+        first = rank // size * size
+        return [rank, *(peer for peer in range(first, first + size) if peer != rank)]
 
     def resolved(self, device: Literal["cpu", "cuda"]) -> ResolvedRun:
         """The run that an engine is built from; the subject stands in for the shape."""
@@ -131,7 +157,7 @@ class Case:
             ),
             train=TrainSpec(
                 steps=STEPS,
-                global_batch=2 * self.ranks * self.microbatches,
+                global_batch=2 * self.data_ranks * self.microbatches,
                 micro_batch=2,
                 seq_len=5,
                 lr=_LEARNING_RATE,
@@ -139,7 +165,7 @@ class Case:
             ),
             launch=LaunchSpec(ranks=self.ranks, device=device),
             measure=MeasureSpec(),
-            data_parallel=self.ranks,
+            data_parallel=self.data_ranks,
             microbatches=self.microbatches,
         )
 

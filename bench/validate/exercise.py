@@ -12,13 +12,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from bench.engines.inspection import Inspectable, Inspection, Piece
 from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
+from bench.models.meshes import DATA, EXPERT, TENSOR
 from bench.spec import DtypeName, ResolvedRun
-from bench.validate.cases import CLIP_NORM, STEPS, Case
+from bench.validate.cases import CLIP_NORM, EXPERT_PARALLEL, STEPS, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.subjects import build_subject, microbatch
 from bench.validate.weight_spy import WeightSpy
@@ -45,6 +47,7 @@ class Bench:
         seed = 7 + (rank if case.exercise == "equalised" else 0)
         model = build_subject(case.subject, starting_dtype(case), device, seed)
         self.spy = WeightSpy(model)
+        _place_on_meshes(model, case, device)
         self.engine: Any = _engine(case.engine)(model, resolved, device)
         if not isinstance(self.engine, Inspectable):
             raise UnsupportedError(
@@ -74,7 +77,11 @@ class Bench:
 
     def backward(self, step: int, index: int, *, is_last: bool) -> float:
         """One microbatch; its loss."""
-        tokens, targets = microbatch(self.rank, index, step, self.device)
+        drawn = [
+            microbatch(self.case.data_rank(rank), index, step, self.device)
+            for rank in self.case.expert_peers(self.rank)
+        ]
+        tokens, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
 
     def finish(self, step: int, found: StepSeen) -> None:
@@ -145,6 +152,19 @@ def run_case(case: Case, rank: int, device: torch.device) -> Seen:
 def starting_dtype(case: Case) -> torch.dtype:
     """Dtype of the model that an engine is built from: FP32, or FP64 where everything is."""
     return torch.float64 if case.policy == "fp64" else torch.float32
+
+
+def _place_on_meshes(model: nn.Module, case: Case, device: torch.device) -> None:
+    """Cut the subject by tensor parallelism, or spread its experts, where the case says so."""
+    if case.tensor > 1:
+        shape = (case.data_ranks, case.tensor)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, TENSOR))
+        model.cut(mesh)  # type: ignore[operator]
+    elif case.subject in EXPERT_PARALLEL:
+        size = EXPERT_PARALLEL[case.subject]
+        shape = (case.ranks // size, size)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, EXPERT))
+        model.spread(mesh)  # type: ignore[operator]
 
 
 def _engine(name: str) -> Callable[[nn.Module, ResolvedRun, torch.device], Any]:

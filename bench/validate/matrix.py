@@ -9,8 +9,18 @@ from itertools import product
 
 from bench.errors import UsageError
 from bench.spec import AllocatorName, OuterStrategyName, StrategyName
-from bench.validate.cases import EXERCISES, POLICIES, STRATEGIES, Case
+from bench.validate.cases import (
+    EXERCISES,
+    EXPERT_PARALLEL,
+    POLICIES,
+    STRATEGIES,
+    TENSOR_PARALLEL,
+    Case,
+)
 from bench.validate.subjects import SUBJECTS
+
+#: Subjects that were cut over meshes of their own.
+PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
 
 #: Inner strategies that an outer axis can shard the optimizer of.
 _SHARDING: tuple[StrategyName, ...] = STRATEGIES[1:]
@@ -96,11 +106,18 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(hsdp, exercise="unmarked", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", subject="rooted", gather_group=True)
     yield replace(hsdp, exercise="again")
+    for strategy in ("no_shard", "optim_grads_params"):
+        for subject in ("rowwise", "experts"):
+            apart = replace(base, strategy=strategy, subject=subject, ranks=4)
+            yield replace(apart, microbatches=2)
+            yield replace(apart, average=True)
 
 
 def _full(engine: str) -> Iterator[Case]:
     yield from _quick(engine)
     for strategy, subject, ranks, count in product(STRATEGIES, SUBJECTS, (1, 2, 4), (1, 3)):
+        if ranks == 1 and subject in PARALLEL:
+            continue
         yield Case(engine, strategy, subject, ranks=ranks, microbatches=count)
     for strategy, policy, ranks, count in product(STRATEGIES, POLICIES, (1, 2, 4), (1, 2, 3, 4)):
         yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
@@ -127,7 +144,7 @@ def _full_hybrids(engine: str) -> Iterator[Case]:
         hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
         for count in (1, 2, 3, 4):
             yield replace(hybrid, microbatches=count)
-        for subject in SUBJECTS:
+        for subject in sorted(SUBJECTS.keys() - PARALLEL):
             yield replace(hybrid, subject=subject, microbatches=2)
         for policy in POLICIES:
             yield replace(hybrid, policy=policy, microbatches=2)

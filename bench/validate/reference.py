@@ -79,7 +79,7 @@ class Reference:
         self._spy.begin(0)
         gradients: list[list[Named]] = []
         losses: list[list[float]] = []
-        for rank in range(self.case.ranks):
+        for rank in range(self.case.data_ranks):
             made = [self._microbatch(rank, index, step) for index in range(microbatches)]
             gradients.append([gradient for gradient, _ in made])
             losses.append([loss for _, loss in made])

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
-
-from bench.spec import EngineName
 
 WIDTH = 6
 HIDDEN = 10
@@ -53,7 +53,11 @@ class Stack(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy, in FP32 or wider."""
-        logits = self.head(self.hidden(self.embedding(tokens)))
+        return self.loss(self.hidden(self.embedding(tokens)), targets)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the head on `x`."""
+        logits = self.head(x)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
@@ -222,14 +226,91 @@ class Scalar(Stack):
         return super().hidden(x * (1 + self.temperature)) * (1 + self.temperature)
 
 
+class Rowwise(nn.Module):
+    """A weight that tensor parallelism may have cut along dim 1: reads the part that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(HIDDEN, WIDTH))
+        self.back = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        held = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
+        out: Tensor = x + self.back(F.gelu(F.linear(x, held)))
+        return out
+
+
+class TensorParallel(Stack):
+    """Every rank of a tensor-parallel group holds equal halves, so that one of them is a reference.
+
+    `cut` makes it so: the whole weight is the half beside itself.
+    """
+
+    unit_classes = (Rowwise,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Rowwise() for _ in range(2))
+
+    def cut(self, mesh: DeviceMesh) -> None:
+        """Replace each weight by a DTensor of twice its columns, cut over `tp`."""
+        self.tensor_mesh = mesh
+        for block in (b for b in self.blocks if isinstance(b, Rowwise)):
+            whole = torch.cat([block.weight.detach()] * mesh["tp"].size(), dim=1)
+            block.weight = nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(1)]))
+
+
+class Expert(Block):
+    """A block whose ranks hold experts of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.parameters():
+            parameter.allreduce = False  # type: ignore[attr-defined]
+
+
+class Experts(Stack):
+    """One dense block, and one expert per rank of an expert-parallel group.
+
+    All experts start equal and see the tokens of the whole group, as after an exchange of tokens,
+    so that each of them is what a single expert on all data would be.
+    """
+
+    unit_classes = (Block,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Expert()])
+
+    def spread(self, mesh: DeviceMesh) -> None:
+        """Say which ranks share an expert."""
+        self.expert_mesh = mesh
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Dense loss of the first `BATCH` rows, plus the experts' of every `BATCH` rows."""
+        own = slice(0, BATCH)
+        dense, expert = self.blocks
+        x = dense(self.embedding(tokens[own]))
+        loss = self.loss(x, targets[own])
+        # What reaches the expert carries no gradient back: that would be the other ranks' dense
+        # gradient, which an exchange of tokens would send home.
+        one_hot = F.one_hot(tokens, VOCABULARY)[..., :WIDTH].to(x.dtype)
+        for start in range(0, len(tokens), BATCH):
+            rows = slice(start, start + BATCH)
+            loss = loss + expert(one_hot[rows]).square().mean()
+        return loss
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model to check. not_for: engines that refuse it by design, each with the reason."""
 
     build: Callable[[], nn.Module]
-    not_for: Mapping[EngineName, str] = field(default_factory=dict)
+    not_for: Mapping[str, str] = field(default_factory=dict)
 
 
+_NO_MESHES = "the engine takes no model that was cut over meshes of its own"
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 
 SUBJECTS: dict[str, Subject] = {
@@ -252,6 +333,8 @@ SUBJECTS: dict[str, Subject] = {
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
         },
     ),
+    "rowwise": Subject(TensorParallel, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
+    "experts": Subject(Experts, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
     "scalar": Subject(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
 }
 

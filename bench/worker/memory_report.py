@@ -9,13 +9,20 @@ from typing import Any
 from bench.engines.protocol import Engine
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
+from bench.record import MemoryTimeline
 from bench.worker.place import Place
 
 
-def memory_report(engine: Engine, place: Place, profile: MemoryProfile | None) -> dict[str, Any]:
+def memory_report(
+    engine: Engine,
+    place: Place,
+    profile: MemoryProfile | None,
+    timeline: MemoryTimeline | None = None,
+) -> dict[str, Any]:
     """Bytes by category (only categories that are known), and the peaks of the allocators.
 
     `pool_plan`: buckets, padding and pools as the engine planned them, null where it does not say.
+    `timeline`: one step, change by change (`bench.record.MemoryTimeline`); null without a ledger.
     `cpu_allocator_peak_bytes` and the category `activations` exist in memory profiles only.
     """
     by_category = engine.memory_by_category()
@@ -32,6 +39,7 @@ def memory_report(engine: Engine, place: Place, profile: MemoryProfile | None) -
         "device_peak_bytes": meter.device_peak_bytes(),
         "device_peak_reserved_bytes": meter.device_peak_reserved_bytes(),
         "pool_plan": engine.pool_plan(),
+        "timeline": None if timeline is None else timeline.model_dump(mode="json"),
         "rss_peak_bytes": _rss_peak_bytes(),
     }
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from bench.data.batches import build_batches
+from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.loop import TrainingLoop
 from bench.meters.memory_profile import MemoryProfile
+from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
 from bench.models.build import build_model
 from bench.spec import ResolvedRun
@@ -43,24 +45,29 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place))
     if profile is not None:
         profile.watch(model)
+    recorder = None
+    if place.rank == 0:
+        recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
+    driven: Engine = engine if recorder is None else MarkedEngine(engine, recorder)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
     with SampleSink(run_dir / steps_name(place.rank)) as sink:
-        loop = TrainingLoop(engine, batches, resolved, device=place.device, sink=sink)
-        cost = loop.run(_after_step(profile, evidence))
+        loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
+        cost = loop.run(_after_step(recorder, profile, evidence))
     if evidence is not None:
         evidence.record_groups(resolved)
     if profile is not None:
         profile.stop()
     if place.rank == 0:
+        timeline = None if recorder is None else recorder.timeline
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
-        write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile))
+        write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
 
 
 def _after_step(
-    profile: MemoryProfile | None, evidence: NcclEvidence | None
+    recorder: TimelineMeter | None, profile: MemoryProfile | None, evidence: NcclEvidence | None
 ) -> Callable[[int], None] | None:
     """What happens between two steps, outside the clock."""
-    wanted = [one.after_step for one in (profile, evidence) if one is not None]
+    wanted = [one.after_step for one in (recorder, profile, evidence) if one is not None]
     if not wanted:
         return None
 

@@ -28,12 +28,23 @@ class DataParallelAxes:
     mesh: (inner,) or (outer, inner). whole: the mesh that shards are DTensors on, which is `mesh`
     with the tensor-parallel axis appended where there is one. gather_group: None, gathers share
     the inner axis' group. role_prefix: what the names of these groups in events begin with.
+    hybrid_group: the ranks of both axes of `mesh`, where there are two.
     """
 
     mesh: DeviceMesh
     whole: DeviceMesh
     gather_group: dist.ProcessGroup | None = None
     role_prefix: str = ""
+    hybrid_group: dist.ProcessGroup | None = None
+
+    def group_of_all(self) -> dist.ProcessGroup:
+        """One group over `ranks`; beside tensor parallelism a new one, made by all of them."""
+        if self.whole.ndim == 1:
+            return self.whole.get_group(0)
+        if self.hybrid_group is not None and self.whole.ndim == self.mesh.ndim:
+            return self.hybrid_group
+        group: dist.ProcessGroup = dist.new_group(self.ranks, use_local_synchronization=True)
+        return group
 
     @property
     def has_outer_axis(self) -> bool:

@@ -143,7 +143,7 @@ def _axes(
     inner = dist.get_process_group_ranks(data_parallel.get_group(data_parallel.ndim - 1))
     _check_ranks(gather_group, inner, arguments.gather_group, ordered=True)
     prefix = "expert_" if arguments is _EXPERT else ""
-    return DataParallelAxes(data_parallel, whole, gather_group, prefix)
+    return DataParallelAxes(data_parallel, whole, gather_group, prefix, hybrid_group)
 
 
 def _world_mesh() -> DeviceMesh:

@@ -106,7 +106,9 @@ class TemporaryAllocator:
         if held is None:
             held = torch.empty(key.elements, dtype=key.dtype, device=self._device)
             self._held[key] = held
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes)
+            self._ledger.add(
+                CATEGORY_OF_ROLE[key.role], key.size_bytes, bucket=key.bucket, role=key.role
+            )
             if key.role == "compute_weights":
                 end = weakref.finalize(held.untyped_storage(), self._book_end, key)
                 end.atexit = False
@@ -118,7 +120,9 @@ class TemporaryAllocator:
             self._book_end(key)
 
     def _book_end(self, key: BufferKey) -> None:
-        self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes)
+        self._ledger.add(
+            CATEGORY_OF_ROLE[key.role], -key.size_bytes, bucket=key.bucket, role=key.role
+        )
 
 
 class StorageResizeAllocator:
@@ -152,7 +156,9 @@ class StorageResizeAllocator:
             tensor.untyped_storage().resize_(key.size_bytes)
         if key not in self._held:
             self._held.add(key)
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes)
+            self._ledger.add(
+                CATEGORY_OF_ROLE[key.role], key.size_bytes, bucket=key.bucket, role=key.role
+            )
         return tensor
 
     def release(self, key: BufferKey) -> None:
@@ -160,7 +166,9 @@ class StorageResizeAllocator:
         if key in self._held:
             self._held.remove(key)
             self._tensors[key].untyped_storage().resize_(0)
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes)
+            self._ledger.add(
+                CATEGORY_OF_ROLE[key.role], -key.size_bytes, bucket=key.bucket, role=key.role
+            )
 
 
 class PersistentAllocator:
@@ -185,7 +193,9 @@ class PersistentAllocator:
         if tensor is None:
             tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
             self._tensors[key] = tensor
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes)
+            self._ledger.add(
+                CATEGORY_OF_ROLE[key.role], key.size_bytes, bucket=key.bucket, role=key.role
+            )
         return tensor
 
     def release(self, key: BufferKey) -> None:

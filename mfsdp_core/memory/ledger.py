@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mfsdp_core.plan.memory_model import CATEGORIES, Category
 
-__all__ = ["CATEGORIES", "Category", "MemoryLedger"]
+__all__ = ["CATEGORIES", "POOL", "Booking", "Category", "MemoryLedger"]
+
+#: Stands for the bucket where all slots of a pool are booked as one.
+POOL = "(pool)"
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """Bytes taken (positive) or given back (negative) by one buffer.
+
+    in_pool: a part of memory that is booked already, as the slots of a pool, is in use or idle
+    again; totals do not change. bucket, role: the buffer; "" where nobody said.
+    """
+
+    category: Category
+    count_bytes: int
+    bucket: str
+    role: str
+    in_pool: bool = False
+
+
+BookingSubscriber = Callable[[Booking], None]
 
 
 class MemoryLedger:
@@ -15,6 +37,8 @@ class MemoryLedger:
     Storage shared by two roles is booked once: where main and compute weights are one copy, a
     sharded copy counts as main weights and a whole one as compute weights. Optimizer state is not
     allocated by the core; it is measured when asked, by the meters registered for it.
+
+    Subscribers see every booking as it is made, under the rules of `mfsdp_core.events`.
     """
 
     def __init__(self) -> None:
@@ -23,13 +47,44 @@ class MemoryLedger:
         self._total = 0
         self._peak_total = 0
         self._meters: list[tuple[Category, Callable[[], int]]] = []
+        self._subscribers: list[BookingSubscriber] = []
+        self._alive: dict[tuple[Category, str, str, bool], int] = {}
 
-    def add(self, category: Category, count_bytes: int) -> None:
-        """Book `count_bytes` (negative: give back)."""
+    def add(
+        self, category: Category, count_bytes: int, *, bucket: str = "", role: str = ""
+    ) -> None:
+        """Book `count_bytes` (negative: give back) for a buffer."""
         self._bytes[category] += count_bytes
         self._peaks[category] = max(self._peaks[category], self._bytes[category])
         self._total += count_bytes
         self._peak_total = max(self._peak_total, self._total)
+        self._note(category, count_bytes, bucket, role, in_pool=False)
+
+    def occupy(self, category: Category, count_bytes: int, *, bucket: str, role: str) -> None:
+        """Note that a buffer uses (negative: leaves) memory that is booked already."""
+        self._note(category, count_bytes, bucket, role, in_pool=True)
+
+    def subscribe(self, subscriber: BookingSubscriber) -> Callable[[], None]:
+        """Call `subscriber` with every later booking; the returned function ends that."""
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody subscribes now."""
+        return bool(self._subscribers)
+
+    def alive(self) -> list[Booking]:
+        """What the buffers that exist now have booked, in the order in which they came."""
+        return [
+            Booking(category, count, bucket, role, in_pool)
+            for (category, bucket, role, in_pool), count in self._alive.items()
+        ]
 
     def measure(self, category: Category, meter: Callable[[], int]) -> None:
         """Let `meter` report the bytes of something that the core does not allocate."""
@@ -47,6 +102,18 @@ class MemoryLedger:
     def peak_bytes(self) -> int:
         """Highest total of what the core itself allocated."""
         return self._peak_total
+
+    def _note(
+        self, category: Category, count_bytes: int, bucket: str, role: str, *, in_pool: bool
+    ) -> None:
+        key = (category, bucket, role, in_pool)
+        left = self._alive.pop(key, 0) + count_bytes
+        if left:
+            self._alive[key] = left
+        if self._subscribers:
+            booking = Booking(category, count_bytes, bucket, role, in_pool)
+            for subscriber in self._subscribers:
+                subscriber(booking)
 
     def _with_meters(self, booked: dict[Category, int]) -> dict[str, int]:
         result = {str(category): count for category, count in booked.items()}

@@ -17,7 +17,7 @@ import torch
 
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.memory.allocators import CATEGORY_OF_ROLE, BucketAllocator, BufferKey, Role
-from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.memory.ledger import POOL, MemoryLedger
 from mfsdp_core.plan.pools import PoolPlan
 
 
@@ -48,7 +48,8 @@ class SlotPool:
             ]
             for _ in range(plan.slots)
         ]
-        ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes)
+        self._ledger = ledger
+        ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)
         self._units = {
             BufferKey(r.bucket, role, r.elements, dtypes[r.dtype]): r.unit for r in plan.served
         }
@@ -121,6 +122,7 @@ class SlotPool:
         tensor = held.get(key)
         if tensor is None:
             tensor = held[key] = self._view(key, self._assigned[unit])
+            self._occupy(key, key.size_bytes)
         return tensor
 
     def release(self, key: BufferKey) -> None:
@@ -130,9 +132,17 @@ class SlotPool:
             self._fallback.release(key)
             return
         held = self._held.get(unit)
-        if held is not None and held.pop(key, None) is not None and not held:
+        if held is None or held.pop(key, None) is None:
+            return
+        self._occupy(key, -key.size_bytes)
+        if not held:
             del self._held[unit]
             del self._holders[self._assigned[unit]]
+
+    def _occupy(self, key: BufferKey, count_bytes: int) -> None:
+        self._ledger.occupy(
+            CATEGORY_OF_ROLE[self.role], count_bytes, bucket=key.bucket, role=key.role
+        )
 
     def _view(self, key: BufferKey, slot: int) -> torch.Tensor:
         """One tensor object per buffer and slot, so that holders can tell whether it has moved."""

@@ -172,25 +172,33 @@ def memory_at_rest(
     coordinate: Coordinate,
     policy: PolicyNames,
     *,
+    expert_coordinate: Coordinate | None = None,
     bucketing: bool = True,
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
 ) -> MemoryModel:
     """What the rank at `coordinate` holds between `zero_grad` and the next forward pass.
 
+    expert_coordinate: the rank's place on the mesh of experts, needed where there are experts.
     bucketing: see `plan_buckets`. optimizer: also counts its state, which exists after the first
     step. gradients_attached: the moment of the optimizer's step instead, when cast gradients exist
     as well; leave it where gradients are handed over decoupled, since they are never cast.
 
     Raises:
-        ConfigurationError: a dtype of unknown size.
+        ConfigurationError: a dtype of unknown size, or experts without a place.
     """
-    plans = plan_buckets(parameters, coordinate.pieces(strategy), bucketing=bucketing)
+    plans = plan_buckets(
+        parameters,
+        coordinate.pieces(strategy),
+        expert_slices=(expert_coordinate or coordinate).pieces(strategy),
+        bucketing=bucketing,
+    )
     return memory_of_buckets(
         plans,
         strategy,
         coordinate,
         policy,
+        expert_coordinate=expert_coordinate,
         optimizer=optimizer,
         gradients_attached=gradients_attached,
     )
@@ -202,17 +210,23 @@ def memory_of_buckets(
     coordinate: Coordinate,
     policy: PolicyNames,
     *,
+    expert_coordinate: Coordinate | None = None,
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
 ) -> MemoryModel:
     """`memory_at_rest` of buckets that are planned already, over `coordinate.pieces(strategy)`.
 
     Raises:
-        ConfigurationError: a dtype of unknown size.
+        ConfigurationError: a dtype of unknown size, or experts without a place.
     """
     lines: list[MemoryLine] = []
     for plan in plans:
         _check_known(plan.dtype)
+        place = expert_coordinate if plan.is_expert else coordinate
+        if place is None:
+            raise ConfigurationError(
+                f"{plan.name} holds experts: pass expert_coordinate, the rank's place on their mesh"
+            )
         dtypes = resolve_bucket_dtypes(
             plan.dtype,
             policy.main_params,
@@ -220,7 +234,7 @@ def memory_of_buckets(
             policy.grad_comm,
             trainable=plan.requires_grad,
         )
-        bucket = _Bucket(plan, strategy, coordinate, dtypes)
+        bucket = _Bucket(plan, strategy, place, dtypes)
         lines += bucket.weights()
         if plan.requires_grad:
             lines += bucket.gradients(attached=gradients_attached)

@@ -10,7 +10,6 @@ from torch import nn
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -32,6 +31,7 @@ from mfsdp_core.runtime.experts import is_expert
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
+from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
@@ -99,8 +99,12 @@ def build_context(
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
+    groups: dict[str, ParameterGroup] = {}
+    initialiser = MetaInitialiser(module, parameters, environment.device)
+    for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
+        groups[plan.name] = factory.build(plan, members[plan.name])
     for plan in plans:
-        by_name[plan.unit].groups.append(factory.build(plan, members[plan.name]))
+        by_name[plan.unit].groups.append(groups[plan.name])
     for pool in factory.allocators.pools.values():
         pool.forget_assignments()
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
@@ -244,7 +248,6 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
             if parameter is None:
                 continue
             name = f"{path}.{attribute}" if path else attribute
-            _refuse_unsupported(name, parameter)
             entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
             entry.names.append(name)
             entry.chains.append(around)
@@ -255,14 +258,6 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
 
     visit(root, "", (ROOT,))
     return list(found.values())
-
-
-def _refuse_unsupported(name: str, parameter: nn.Parameter) -> None:
-    if parameter.is_meta:
-        raise CapabilityNotBuiltError(
-            f"{name} is on the meta device (meta initialisation is not built). "
-            "Materialise the model before sharding it."
-        )
 
 
 def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, ParameterFacts]:

@@ -21,6 +21,7 @@ from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
@@ -40,7 +41,12 @@ class ManagedParameter:
     raw: nn.Parameter
     part: TensorPart
     sharded: nn.Parameter = field(init=False)
-    offsets: tuple[int, ...] = field(init=False)
+    original_id: int = field(init=False)
+    offsets: Offsets = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
+        self.original_id = id(self.raw)
 
     def check_unchanged(self) -> None:
         """Refuse a `requires_grad` that was changed after sharding.
@@ -181,6 +187,7 @@ class ParameterGroup:
             shard = self._as_dtensor(index, local)
             managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
             managed.offsets = self._offsets(index)
+            remember_offsets(managed.sharded, managed.offsets)
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
@@ -194,7 +201,7 @@ class ParameterGroup:
             else:
                 move_to(managed.raw, full.tensor(index))
 
-    def _offsets(self, index: int) -> tuple[int, ...]:
+    def _offsets(self, index: int) -> Offsets:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""
         offsets = self.parameters[index].part.offsets
         if not self._shards_optimizer:

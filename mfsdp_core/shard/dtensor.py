@@ -75,9 +75,9 @@ def without_offset(shard: DTensor) -> DTensor:
     that is not zero, as it is for most shards of a flat buffer.
     """
     local = shard.to_local()
-    fresh = as_dtensor(
-        local.new_empty(0), tuple(shard.shape), shard.device_mesh, tuple(shard.placements)
-    )
+    # torch takes the shape of a scalar from the local tensor, whatever it is told.
+    blank = local.new_empty(0 if shard.ndim else ())
+    fresh = as_dtensor(blank, tuple(shard.shape), shard.device_mesh, tuple(shard.placements))
     fresh._local_tensor = local
     return fresh
 

@@ -1,4 +1,4 @@
-"""Loading a model's state dict into sharded main weights."""
+"""Loading a model's state dict into sharded main weights: all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
-from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
+from mfsdp_core.shard.chunk import described_offsets, offsets_of
 
 #: What the wrapper puts before every name.
 PREFIX = "module."
+
+#: A parameter (group and index in it), the name it was found under, and the value.
+_Found = tuple[ParameterGroup, int, str, torch.Tensor]
 
 
 def load_model_state(
@@ -26,51 +30,100 @@ def load_model_state(
     """Write parameters into the main weights and buffers into their modules.
 
     Values are whole tensors, or DTensors sharded as the model is. The caller installs the weights.
-    A tied parameter is loaded from whichever of its names is present.
+    A tied parameter is loaded from whichever of its names is present. Nothing is written unless
+    everything can be (R18).
 
     Raises:
         StateDictError: see `MegatronFSDP.load_state_dict`.
     """
-    taken: set[str] = set()
-    missing: list[str] = []
-    for group in groups:
-        for index, managed in enumerate(group.parameters):
-            names = [PREFIX + name for name in managed.names]
-            present = [name for name in names if name in state_dict]
-            taken.update(present)
-            if not present:
-                missing.append(names[0])
-                continue
-            _load_one(group, index, present[0], state_dict[present[0]])
-    rest = {name: value for name, value in state_dict.items() if name not in taken}
-    parameters = {name for group in groups for p in group.parameters for name in p.names}
-    result = nn.Module.load_state_dict(model, rest, strict=False)
-    missing += [n for n in result.missing_keys if n.removeprefix(PREFIX) not in parameters]
-    unexpected = list(result.unexpected_keys)
+    found, missing = _match_parameters(groups, state_dict)
+    parameters = {PREFIX + n for group in groups for p in group.parameters for n in p.names}
+    rest = {name: value for name, value in state_dict.items() if name not in parameters}
+    own_rest = {n: v for n, v in nn.Module.state_dict(model).items() if n not in parameters}
+    missing += [name for name in own_rest if name not in rest]
+    unexpected = [name for name in rest if name not in own_rest]
     if strict and (missing or unexpected):
         raise StateDictError(
             f"the state dict does not fit the model. Missing: {missing or 'none'}. Unexpected: "
             f"{unexpected or 'none'}. Names start with {PREFIX!r}; strict=False loads a part."
         )
+    for group, index, name, value in found:
+        _check_parameter(group, index, name, value)
+    for name, own in own_rest.items():
+        if name in rest:
+            _check_buffer(name, own, rest[name])
+    for group, index, _, value in found:
+        _load_parameter(group, index, value)
+    result = nn.Module.load_state_dict(model, rest, strict=False)
     return type(result)(missing, unexpected)
 
 
-def _load_one(group: ParameterGroup, index: int, name: str, value: torch.Tensor) -> None:
+def _match_parameters(
+    groups: list[ParameterGroup], state_dict: Mapping[str, Any]
+) -> tuple[list[_Found], list[str]]:
+    """Every parameter's value, and the first names of those that have none."""
+    found: list[_Found] = []
+    missing: list[str] = []
+    for group in groups:
+        for index, managed in enumerate(group.parameters):
+            names = [PREFIX + name for name in managed.names]
+            present = next((name for name in names if name in state_dict), None)
+            if present is None:
+                missing.append(names[0])
+            else:
+                found.append((group, index, present, state_dict[present]))
+    return found, missing
+
+
+def _check_parameter(group: ParameterGroup, index: int, name: str, value: object) -> None:
     managed = group.parameters[index]
     sharded, shape = managed.sharded, managed.part.whole_shape
+    if not isinstance(value, torch.Tensor):
+        raise StateDictError(
+            f"{name}: expected a tensor of shape {shape}, found {type(value).__name__}."
+        )
     if tuple(value.shape) not in (shape, tuple(sharded.shape)):
         raise StateDictError(f"{name}: expected shape {shape}, found {tuple(value.shape)}.")
+    if not isinstance(value, DTensor) or _is_on_tensor_axis_alone(managed, value):
+        return
+    if not _is_sharded_alike(value, sharded):
+        raise StateDictError(
+            f"{name}: its shard has shape {tuple(value.to_local().shape)}, or lies elsewhere than "
+            "this model's. Load whole tensors (gather_full), or save and load with "
+            "save_checkpoint and load_checkpoint, which reshard."
+        )
+
+
+def _is_on_tensor_axis_alone(managed: ManagedParameter, value: DTensor) -> bool:
+    """Whether `value` is placed as the module was before sharding."""
+    return managed.part.placement is not None and value.placements == (managed.part.placement,)
+
+
+def _is_sharded_alike(value: DTensor, sharded: torch.Tensor) -> bool:
+    own = sharded.detach()
+    if not isinstance(own, DTensor) or value.to_local().shape != own.to_local().shape:
+        return False
+    described = described_offsets(value)
+    return described is None or described == offsets_of(sharded)
+
+
+def _check_buffer(name: str, own: object, value: object) -> None:
+    if not isinstance(own, torch.Tensor):
+        return  # extra state: the module that takes it knows what it must be
+    found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if found != tuple(own.shape):
+        raise StateDictError(f"{name}: expected shape {tuple(own.shape)}, found {found}.")
+
+
+def _load_parameter(group: ParameterGroup, index: int, value: torch.Tensor) -> None:
     if not isinstance(value, DTensor):
         group.load(index, value)
         return
-    if managed.part.placement is not None and value.placements == (managed.part.placement,):
-        # As the module was before sharding: on the tensor-parallel axis alone.
+    managed = group.parameters[index]
+    if _is_on_tensor_axis_alone(managed, value):
         group.load_part(index, value.to_local())
         return
-    local, own = value.to_local(), sharded.detach()
-    if not isinstance(own, DTensor) or local.shape != own.to_local().shape:
-        raise StateDictError(
-            f"{name}: its shard has shape {tuple(local.shape)}, this model's has another. Load "
-            "whole tensors (gather_full), or save and load under the same sharding."
-        )
-    own.to_local().copy_(local)
+    target = list(group.local_views(group.weights.main))[index]
+    local = value.to_local()
+    if target.data_ptr() != local.data_ptr() or target.dtype != local.dtype:
+        target.copy_(local)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.local_step import LocalStep
 from mfsdp_core.state.owner import owner_references
 
@@ -38,6 +39,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     patched: Any = optimizer
     patched.step = methods.step
     patched.zero_grad = methods.zero_grad
+    describe_optimizer(optimizer)
     for owner in _alive(owners):
         owner.ledger.measure("optimizer_state", _state_meter(optimizer))
     return optimizer

@@ -8,31 +8,10 @@ from matplotlib.axes import Axes
 
 from reports.cells import Cell
 from reports.change import MemoryMetric, memory_bytes
-from reports.plots.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    drawing,
-    label,
-    svg,
-)
+from reports.plots.categories import category_look, in_order
+from reports.plots.style import GREY, drawing, label, svg
 
 _MIB = 2**20
-_ORDER = (
-    "main_weights",
-    "compute_weights",
-    "gradients",
-    "optimizer_state",
-    "communication_buffers",
-    "activations",
-)
-_COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
-_HATCHES = ("", "///", "", "...", "", "\\\\\\", "xx", "")
 
 
 def memory_figure(cells: Sequence[Cell]) -> str:
@@ -57,21 +36,20 @@ def memory_figure(cells: Sequence[Cell]) -> str:
 
 
 def _ledger(axes: Axes, cells: Sequence[Cell]) -> None:
-    found = dict.fromkeys(name for cell in cells for name in cell.ledger)
-    categories = [name for name in _ORDER if name in found]
-    categories += [name for name in found if name not in _ORDER]
+    categories = in_order(name for cell in cells for name in cell.ledger)
     starts = [0.0] * len(cells)
-    for index, category in enumerate(categories):
+    for category in categories:
         widths = [cell.ledger.get(category, 0) / _MIB for cell in cells]
         if not any(widths):
             continue
+        colour, hatch = category_look(category, categories)
         axes.barh(
             range(len(cells)),
             widths,
             left=starts,
             height=0.72,
-            color=_COLOURS[index % len(_COLOURS)],
-            hatch=_HATCHES[index % len(_HATCHES)],
+            color=colour,
+            hatch=hatch,
             edgecolor="white",
             linewidth=0.4,
             label=label(category.replace("_", " ")),

@@ -41,6 +41,12 @@ def method() -> Section:
             "twice that; summed over ranks, per step.",
         ),
         (
+            "Memory ledger",
+            "what the engine knows of its own tensors. The copies of weights that autocast makes "
+            "(ddp and single, where they compute in another dtype than they store) are in no "
+            "ledger; the allocator's peak of a memory profile has them.",
+        ),
+        (
             "Trade-offs",
             f"flagged from {SPEED_THRESHOLD:.0%} of throughput and "
             f"{MEMORY_THRESHOLDS['ledger']:.1%} of allocator or ledger memory "

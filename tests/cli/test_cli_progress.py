@@ -20,7 +20,7 @@ EVENTS = [
     RunEnded("ddp", 0, 1, 2, "r1", "ok", "", 3.21),
     RunStarted("mfsdp", 1, 2, 2, steps=4, run_id="r2"),
     RunEnded("mfsdp", 1, 2, 2, "r2", "nan", "loss at [step 3]", 1.0),
-    SweepStopped("1 runs failed, as many as --max-failures"),
+    SweepStopped("1 failed run, as many as --max-failures"),
 ]
 
 # Publishes all events to a display on stderr, as `run` does.
@@ -46,7 +46,7 @@ def test_plain_lines_say_what_starts_and_how_it_ends():
         "[1/2] ddp  ok in 3.2 s",
         "[2/2] mfsdp (repeat 1) ...",
         "[2/2] mfsdp (repeat 1)  nan in 1.0 s: loss at [step 3]",
-        "stopped: 1 runs failed, as many as --max-failures",
+        "stopped: 1 failed run, as many as --max-failures",
     ]
 
 

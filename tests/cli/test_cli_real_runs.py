@@ -75,7 +75,9 @@ def test_after_the_runner_was_killed_only_the_missing_cells_run(cli, fast):
 
     done = cli.run("run", path)
     kept = [cell for cell, state in before if state in GOOD]
-    assert f"{3 - len(kept)} runs to do, {len(kept)} done before" in done.stderr
+    missing = 3 - len(kept)
+    runs = "run" if missing == 1 else "runs"
+    assert f"{missing} {runs} to do, {len(kept)} done before" in done.stderr
     after = cli.runs()
     assert after[: len(before)] == before
     assert sorted(cell for cell, state in after if state in GOOD) == ["seed=1", "seed=2", "seed=3"]
@@ -126,6 +128,6 @@ def test_a_changed_line_of_the_core_runs_its_cells_again_and_no_others(cli, fast
     status = cli.run("status", "fast").stdout
     assert "(code changed)" in status
     done = cli.run("run", path)
-    assert "1 runs to do, 1 done before" in done.stderr
+    assert "1 run to do, 1 done before" in done.stderr
     assert [cell for cell, _ in cli.runs()] == ["single", "mfsdp", "mfsdp"]
     assert all(state in GOOD for _, state in cli.runs())

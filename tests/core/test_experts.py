@@ -20,6 +20,10 @@ from mfsdp_core import (
     gather_full,
 )
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.grouping import ParameterFacts
+from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
+from mfsdp_core.plan.strategy import parse_strategy
 from oracle.experts import MoeLayer, accumulate, build_moe, moe_loss, tokens_of
 from oracle.ranks import RankPool, mesh
 from oracle.reference import Named, relative_difference
@@ -91,6 +95,40 @@ def sharded_moe(name: str, inner: str, outer: str = "no_shard", **more: Any) -> 
         **arguments(name),
         **more,
     )
+
+
+def place_on(axes: DeviceMesh, name: str) -> Coordinate:
+    outer = (axes.get_local_rank("outer"), axes["outer"].size()) if CUTS[name].is_hybrid else (0, 1)
+    return Coordinate(axes.get_local_rank("inner"), axes["inner"].size(), *outer)
+
+
+def ledger_and_model(name: str, inner: str, outer: str) -> list[dict[str, int]]:
+    """Bytes by category after one cycle, as booked and as the model of memory has them."""
+    model = sharded_moe(name, inner, outer)
+    bare = build_moe(meshes(name)[1]["ep"].get_group())
+    units = [key for key, module in bare.named_modules() if isinstance(module, MoeLayer)]
+    facts = [
+        ParameterFacts(
+            (key,),
+            (next((unit for unit in units if key.startswith(f"{unit}.")), ""),),
+            tuple(parameter.shape),
+            "float64",
+            requires_grad=True,
+            is_expert=".experts." in key,
+        )
+        for key, parameter in bare.named_parameters()
+    ]
+    run_cycle(model, name, 1, 0)
+    model.zero_grad_buffer()
+    dense, experts = (place_on(axes, name) for axes in meshes(name))
+    expected = memory_at_rest(
+        facts,
+        parse_strategy(inner, outer),
+        dense,
+        PolicyNames("float64"),
+        expert_coordinate=experts,
+    )
+    return [model.ledger.bytes_by_category(), expected.bytes_by_category()]
 
 
 def own_rank(name: str) -> int:
@@ -205,6 +243,37 @@ def separate_gather_group(name: str) -> float:
     return max(gradient_errors(name, "optim_grads_params", "no_shard", {"expt_fsdp_group_ag": own}))
 
 
+def norm_beside_tensor_parallelism(strategy: str) -> float:
+    """Two dense ranks times two tensor-parallel ones; two ranks share each of two experts.
+
+    The gradient of everything dense is 1, of expert e it is e + 1; which rank has which is up to
+    the mesh of experts, which has no tensor-parallel dimension.
+    """
+    root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    module = nn.ModuleDict(
+        {kind: nn.Linear(3, 4, bias=False) for kind in ("expert", "cut", "whole")}
+    )
+    module["expert"].weight.allreduce = False
+    module["cut"].weight.tensor_model_parallel = True
+    module["cut"].weight.partition_dim = 0
+    model = fully_shard_model(
+        module,
+        device_mesh=root,
+        dp_shard_dim="dp",
+        tp_dim="tp",
+        expt_device_mesh=experts,
+        zero_dp_strategy=strategy,
+    )
+    own = experts.get_local_rank("ep") + 1.0
+    for kind in module:
+        weight = module[kind].weight
+        weight.grad = torch.full_like(weight, own if kind == "expert" else 1.0).detach()
+    # 12 elements each, of the cut one twice as many.
+    expected = (12 * (1 + 4) + 24 + 12) ** 0.5
+    return float(clip_grad_norm_(list(model.parameters()), float("inf"))) / expected - 1
+
+
 def refusals() -> list[str]:
     dense, experts = meshes("ep2")
     hybrid = arguments("hybrid")
@@ -310,6 +379,13 @@ def test_gathers_of_experts_may_have_a_group_of_their_own(ranks: RankPool) -> No
     assert max(ranks.run(separate_gather_group, "ep2")) < 1e-12
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_norm_counts_experts_and_tensor_parallel_parts_once(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert max(map(abs, ranks.run(norm_beside_tensor_parallelism, strategy))) < 1e-6
+
+
 def test_half_a_configuration_of_experts_is_refused(ranks: RankPool) -> None:
     for unmeshed, no_mesh, no_outer, gathers, no_group, no_dim, outside in ranks.run(refusals):
         assert "weight is marked as an expert's (allreduce=False)" in unmeshed
@@ -319,3 +395,14 @@ def test_half_a_configuration_of_experts_is_refused(ranks: RankPool) -> None:
         assert "found only dp_outer_dim" in no_group
         assert "of expt_device_mesh, which has ('ep', 'dp')" in no_dim
         assert "must be a part of those of device_mesh" in outside
+
+
+@pytest.mark.parametrize(
+    ("name", "outer"), [("ep2", "no_shard"), ("hybrid", "optim"), ("hybrid_of_1", "optim")]
+)
+@pytest.mark.parametrize("inner", STRATEGIES[1:])
+def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
+    ranks: RankPool, name: str, inner: str, outer: str
+) -> None:
+    for booked, expected in ranks.run(ledger_and_model, name, inner, outer):
+        assert booked == expected

@@ -223,3 +223,9 @@ def test_one_copy_of_fp32_weights_is_sharded_as_the_strategy_says(
 def test_a_dtype_of_unknown_size_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="float32, bfloat16"):
         PolicyNames("float8_e4m3fn")
+
+
+def test_experts_without_a_place_are_refused() -> None:
+    expert = ParameterFacts(("u.e",), ("u",), (4, 2), "float32", requires_grad=True, is_expert=True)
+    with pytest.raises(ConfigurationError, match="pass expert_coordinate"):
+        memory_at_rest([expert], parse_strategy(3), Coordinate(0, 2), PolicyNames())

@@ -74,7 +74,6 @@ WRAPPER_METHODS = (
 )
 # Arguments whose capability does not exist yet, each with a value that asks for it.
 NOT_BUILT: dict[str, Any] = {
-    "init_model_with_meta_device": True,
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
     "disable_symmetric_registration": True,
@@ -82,6 +81,7 @@ NOT_BUILT: dict[str, Any] = {
     "cuda_graph_mode": True,
 }
 BUILT = {
+    "init_model_with_meta_device",
     "fsdp_double_buffer",
     "fsdp_db_use_persist_buf_on_alloc_fail",
     "maxpool_double_buffer",

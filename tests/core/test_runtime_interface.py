@@ -307,3 +307,42 @@ def test_clipping_finishes_a_gradient_that_nobody_has_marked_as_last(
     for norm, wanted, error in ranks.run(clipped_without_a_mark, style):
         assert norm == pytest.approx(wanted, rel=1e-12)
         assert error < 1e-12
+
+
+def frozen_outputs_after_loading(strategy: str) -> bool:
+    """Whether a frozen weight that was loaded after a forward pass is what the next one uses."""
+    subject = shard("frozen", strategy, 4)
+    value = batch("frozen", 0, 0, torch.float32)
+    with torch.no_grad():
+        subject.model(value)
+        wanted = build("frozen", seed=8)
+        state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
+        subject.model.load_state_dict(state)
+        return torch.equal(subject.model(value), wanted(value))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_loading_reaches_the_compute_copies_of_frozen_weights(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(frozen_outputs_after_loading, strategy) == [True] * 4
+
+
+def half_loaded(strategy: str) -> list[bool]:
+    """Whether weights are untouched after a state dict with a wrong shape, or a missing name."""
+    subject = shard("linear_stack", strategy, 4)
+    before = subject.full_parameters()
+    whole = {f"module.{k}": v for k, v in build("linear_stack", seed=8).state_dict().items()}
+    (*_, last) = whole
+    unchanged = []
+    for broken in ({**whole, last: torch.zeros(7)}, {k: whole[k] for k in whole if k != last}):
+        with pytest.raises(StateDictError):
+            subject.model.load_state_dict(broken)
+        after = subject.full_parameters()
+        unchanged.append(all(torch.equal(after[name], before[name]) for name in before))
+    return unchanged
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
+def test_r18_a_refused_state_dict_changes_nothing(ranks: RankPool, strategy: str) -> None:
+    assert ranks.run(half_loaded, strategy) == [[True, True]] * 4

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import sweeps
-from bench.resolve import Machine
+from bench.resolve import Machine, resolve
+from bench.resolve.state_bytes import state_bytes_by_category
+from bench.spec import RunSpec
 from sweeps.definition import load_sweep
 from sweeps.plan import Plan, make_plan
 
@@ -93,3 +95,104 @@ def test_the_cpu_twin_has_the_same_matrix_and_runs_what_a_cpu_can():
         "hfsdp-bf16-ub_off",
     ]
     assert {c.rule for c in twin.pruned} == {"nccl-ub-needs-cuda"}
+
+
+ALLOCATORS = {"storage_resize", "temporary", "fixed_pool", "max_pool"}
+
+
+def test_the_cpu_twin_of_pr5462_runs_every_allocator_on_a_hybrid_of_three_unit_sizes():
+    plan = plan_of("pr5462_allocators_cpu")
+    assert not plan.pruned
+    assert {c.resolved.engine.allocator for c in plan.cells} == ALLOCATORS
+    assert {c.resolved.shape.preset for c in plan.cells} == {"hybrid-tiny"}
+    assert {c.resolved.microbatches for c in plan.cells} == {2}
+    assert sorted(c.resolved.engine.pool_slots for c in plan.cells) == [2, 2, 2, 2, 3]
+
+
+def test_pr5462_plans_every_allocator_and_says_why_each_cell_cannot_run_without_gpus():
+    plan = plan_of("pr5462_allocators")
+    assert not plan.cells
+    reasons = {cell.id: cell.reason for cell in plan.pruned}
+    assert len(reasons) == 7
+    for name in (*ALLOCATORS, "max_pool_3"):
+        assert reasons[name] == "needs 8 CUDA devices; this machine shows 0"
+    assert all("user buffers" in reasons[f"{kind}_pool_ub"] for kind in ("fixed", "max"))
+
+
+def test_reducers_differ_in_transport_alone_within_each_strategy_and_dtype():
+    plan = plan_of("reducers")
+    assert not plan.pruned
+    cells = {(c.resolved.strategy, c.resolved.dtypes.grad_comm) for c in plan.cells}
+    assert cells == {(s, d) for s in ("no_shard", "optim_grads_params") for d in ("fp32", "bf16")}
+    assert {c.resolved.engine.transport for c in plan.cells} == {"native", "point_to_point"}
+    assert plan.runs == 8
+
+
+def test_the_pr4133_twin_prunes_decoupled_gradients_that_nobody_reads():
+    plan = plan_of("pr4133_decoupled_cpu")
+    assert [(c.id, c.rule) for c in plan.pruned] == [
+        ("adamw-decoupled_grad=true", "decoupled-gradients-need-a-reader")
+    ]
+    runs = [c.resolved for c in plan.cells]
+    assert {(r.engine.outer_size, r.engine.outer_strategy, r.launch.ranks) for r in runs} == {
+        (2, "optim", 4)
+    }
+    assert {(r.train.optimizer, r.train.master_weights, r.engine.decoupled_grad) for r in runs} == {
+        ("adamw", False, False),
+        *(
+            ("precision_aware_adamw", master, decoupled)
+            for master in (False, True)
+            for decoupled in (False, True)
+        ),
+    }
+
+
+def test_master_weights_of_the_optimizer_cost_the_twin_four_bytes_per_parameter_and_shard():
+    cells = {c.id: c.resolved for c in plan_of("pr4133_decoupled_cpu").cells}
+    plain, wasteful = (
+        state_bytes_by_category(cells[f"{label}-decoupled_grad=true"])["optimizer_state"]
+        for label in ("aware", "aware_master")
+    )
+    run = cells["aware-decoupled_grad=true"]
+    assert wasteful - plain == pytest.approx(4 * run.shape.parameters / 4, rel=0.01)
+
+
+def test_the_optim_fix_sweep_holds_optim_against_ddp_under_two_optimizers():
+    plan = plan_of("pr3067_optim_fix_cpu")
+    assert not plan.pruned
+    assert {
+        (c.resolved.engine.name, c.resolved.strategy, c.resolved.train.optimizer)
+        for c in plan.cells
+    } == {
+        (*engine, optimizer)
+        for engine in (("ddp", "no_shard"), ("mfsdp", "optim"))
+        for optimizer in ("adamw", "sgd")
+    }
+
+
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2", "mfsdp"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_recompute_is_an_axis_of_every_engine(engine: str, recompute: str):
+    ranks = 1 if engine == "single" else 2
+    spec = RunSpec.model_validate(
+        {
+            "model": {"preset": "debug", "recompute": recompute},
+            "engine": {"name": engine},
+            "launch": {"ranks": ranks},
+        }
+    )
+    run = resolve(spec, LAPTOP)
+    assert run.recompute == recompute
+
+
+@pytest.mark.parametrize(("outer_size", "outer"), [(1, "no_shard"), (2, "no_shard"), (2, "optim")])
+def test_hybrid_mode_and_mesh_shape_are_axes(outer_size: int, outer: str):
+    spec = RunSpec.model_validate(
+        {
+            "model": {"preset": "debug"},
+            "engine": {"name": "mfsdp", "outer_size": outer_size, "outer_strategy": outer},
+            "launch": {"ranks": 4},
+        }
+    )
+    run = resolve(spec, LAPTOP)
+    assert (run.engine.outer_size, run.engine.outer_strategy) == (outer_size, outer)

@@ -220,7 +220,7 @@ def test_too_many_failures_end_the_sweep(store, stand_in):
     outcome = go(store, stand_in, max_failures=1, publish=events.append)
     assert stand_in.seen == [("ddp", 0)]
     assert outcome.not_started == 2
-    assert SweepStopped("1 runs failed, as many as --max-failures") in events
+    assert SweepStopped("1 failed run, as many as --max-failures") in events
 
 
 def test_stop_ends_the_current_run_and_the_sweep(store, stand_in):

@@ -80,6 +80,7 @@ class Recorded:
     steps: int | None = None
     speed: float = 1.0
     loss_shift: float = 0.0
+    noise: float = 1.0
     seed: int = 0
     started: str = "2026-03-01T10:00:00.000Z"
     environment: dict[str, Any] = field(default_factory=dict)
@@ -139,7 +140,8 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
         sample = StepSample(
             step=step,
             milliseconds=run.milliseconds(step) if run.milliseconds else measured,
-            loss=true_loss * (1 + rounding.gauss(0, unit) + run.loss_shift) + 0.01 * (rank - 0.5),
+            loss=true_loss * (1 + run.noise * rounding.gauss(0, unit) + run.loss_shift)
+            + 0.01 * (rank - 0.5),
             grad_norm=1.4 * 0.97**step,
             learning_rate=3e-4,
             tokens=resolved.tokens_per_step // resolved.launch.ranks,

@@ -40,7 +40,7 @@ def test_the_interval_of_the_ratio_decides_about_a_time(store, at_most, verdict)
 def test_too_few_blocks_decide_nothing(store) -> None:
     found = judged(store, 0.9, blocks=3)
     assert (found.verdict, found.interval) == ("undecided", None)
-    assert found.reason == "3 blocks give no interval; 6 do"
+    assert found.reason == "too few for an interval: 3 blocks, 6 are needed"
     assert found.ratio == pytest.approx(0.5, rel=0.05)
 
 

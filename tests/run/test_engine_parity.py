@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from bench.resolve.resolution import resolve_anywhere
+from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import (
     DataSpec,
     DtypeSpec,
@@ -212,6 +213,16 @@ def test_full_sharding_holds_half_of_everything_persistent_on_two_ranks(cells, n
     assert found["main_weights"] == pytest.approx(4 * PARAMETERS / 2, rel=0.005)
     assert found["gradients"] == pytest.approx(4 * PARAMETERS / 2, rel=0.005)
     assert found["optimizer_state"] == pytest.approx(8 * PARAMETERS / 2, rel=0.005)
+
+
+@pytest.mark.parametrize("name", [*FP32_CELLS, "single", "ddp-bf16", "fsdp2-bf16", "mfsdp-bf16"])
+def test_the_plan_knows_the_bytes_of_gradients_and_optimizer_state(cells, name):
+    planned = state_bytes_by_category((SINGLE_CELLS | TWO_RANK_CELLS)[name])
+    found = ledger(cells[name])
+    for category in ("gradients", "optimizer_state"):
+        assert found[category] == planned[category]
+    weights = ("main_weights", "compute_weights")
+    assert sum(found.get(c, 0) for c in weights) >= sum(planned.get(c, 0) for c in weights)
 
 
 def test_fsdp2_gathers_the_root_and_two_layers_at_most_and_reduces_a_layer(cells):

@@ -9,10 +9,15 @@ PUBLIC_NAMES = [
     "MixedPrecisionPolicy",
     "clip_grad_norm_",
     "errors",
+    "export_state_dict",
     "fully_shard",
     "fully_shard_model",
     "fully_shard_optimizer",
     "gather_full",
+    "load_checkpoint",
+    "load_safetensors",
+    "save_checkpoint",
+    "save_safetensors",
 ]
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from bench.engines.inspection import Piece
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
-from bench.validate.checks.verdicts import failed, numbers, passed, relative
+from bench.validate.cases import EXPERT_PARALLEL
+from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
 from bench.validate.evidence import Evidence, at
 from bench.validate.exercise import CLIPPED_STEP
 from bench.validate.reference import clip_coefficient, norm_of
@@ -183,6 +184,8 @@ def norm_and_clipping(evidence: Evidence) -> CheckVerdict | None:
     step = CLIPPED_STEP
     if step not in evidence.steps or evidence.seen[0].steps[step].clipped is None:
         return None
+    if evidence.case.tensor > 1 or evidence.case.subject in EXPERT_PARALLEL:
+        return not_applicable(check, "the norm counts the parts and experts of all ranks")
     whole = norm_of(evidence.gradients(step))
     allowed = _NORM_SLACK * evidence.tolerance
     for rank, one in enumerate(evidence.seen):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
-from bench.validate.cases import POLICIES
-from bench.validate.checks.collectives import is_root
+from bench.validate.cases import EXPERT_PARALLEL, POLICIES
+from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.checks.pools import pools_bytes
 from bench.validate.checks.verdicts import failed, not_applicable, passed
 from bench.validate.evidence import Evidence, at
@@ -20,6 +20,8 @@ def at_rest(evidence: Evidence) -> CheckVerdict | None:
     check = "memory at rest"
     if not evidence.updated_steps:
         return None
+    if evidence.case.subject in EXPERT_PARALLEL:
+        return not_applicable(check, EXPERTS_APART)
     lacking = evidence.seen[0].lacking
     if "ledger" in lacking or "buckets" in lacking:
         return not_applicable(check, lacking.get("ledger") or lacking["buckets"])

@@ -24,7 +24,7 @@ def pools_bytes(evidence: Evidence) -> int:
     case = evidence.case
     if case.allocator not in _POOLS:
         return 0
-    compute, _, grads, wire = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
+    compute, _, _, wire = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
     changes_dtype = POLICIES[case.policy][2] != POLICIES[case.policy][3]
     buckets = [bucket for bucket in evidence.seen[0].buckets if not is_root(bucket)]
     trainable = [bucket for bucket in buckets if bucket.parameters[0] in evidence.trainable]

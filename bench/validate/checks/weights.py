@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bench.validate.cases import EXPERT_PARALLEL
 from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
 from bench.validate.evidence import Evidence, at
 from bench.validate.reference import Named
@@ -11,6 +12,7 @@ from bench.verdict import CheckVerdict, Finding
 
 _OTHER_SEED = 8
 _LOSS_SLACK = 20
+_PEERS = "the loss of a rank holds what its experts make of other ranks' tokens"
 
 
 def initial_weights(evidence: Evidence) -> CheckVerdict:
@@ -143,12 +145,14 @@ def _read(evidence: Evidence, step: int, name: str, rank: int, wanted: Named) ->
 def losses(evidence: Evidence) -> CheckVerdict:
     """The loss of every microbatch of every rank."""
     check = "losses"
+    if evidence.case.subject in EXPERT_PARALLEL:
+        return not_applicable(check, _PEERS)
     compute = evidence.reference.compute
     allowed = _LOSS_SLACK * torch.finfo(compute).eps
     for step in evidence.steps:
         for rank, one in enumerate(evidence.seen):
             for index, found in enumerate(one.steps[step].losses):
-                expected = evidence.raw(step).losses[rank][index]
+                expected = evidence.raw(step).losses[evidence.case.data_rank(rank)][index]
                 if not abs(found - expected) <= allowed * abs(expected):
                     finding = at(
                         step, rank=rank, microbatch=index + 1,
@@ -163,6 +167,8 @@ def gathered_weights(evidence: Evidence) -> CheckVerdict | None:
     check = "gathered weights"
     if evidence.seen[0].whole is None:
         return None
+    if evidence.case.tensor > 1:
+        return not_applicable(check, "the whole weight spans tensor-parallel ranks as well")
     for rank, one in enumerate(evidence.seen):
         for name, expected in evidence.weights[-1].items():
             found = (one.whole or {}).get(name)

@@ -1,0 +1,114 @@
+"""The memory of one step as series and as a peak, from the changes that a run has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from bench.record import MemoryChange, MemoryTimeline
+
+#: Bucket under which a ledger books all slots of a pool.
+POOL = "(pool)"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A buffer that exists. in_pool: its bytes are part of a pool's, and not counted twice."""
+
+    category: str
+    bucket: str
+    role: str
+    bytes: int
+    in_pool: bool
+
+    @property
+    def unit(self) -> str:
+        """Owner of the bucket, as `layers.0`; "" where the buffer belongs to none."""
+        return self.bucket.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes by category from `milliseconds` on. idle_bytes: of them, in slots that nobody uses."""
+
+    milliseconds: float
+    by_category: Mapping[str, int]
+    idle_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Over all categories."""
+        return sum(self.by_category.values())
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment with the most bytes, and what was held then.
+
+    Of equals the one with the most of its pools in use, then the first: its bytes never change.
+    """
+
+    moment: Moment
+    alive: tuple[Held, ...]
+
+
+def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
+    """`timeline` of a `memory.json`; None where there is none that can be understood."""
+    document = (memory or {}).get("timeline")
+    if document is None:
+        return None
+    try:
+        return MemoryTimeline.model_validate(document)
+    except ValidationError:
+        return None
+
+
+def moments(timeline: MemoryTimeline) -> list[Moment]:
+    """The start of the step, and every change of a category after it."""
+    return [moment for moment, _ in _walk(timeline)]
+
+
+def peak(timeline: MemoryTimeline) -> Peak:
+    """Where the step held the most."""
+    best: Moment | None = None
+    held: dict[tuple[str, str, str, bool], int] = {}
+    for moment, alive in _walk(timeline):
+        if best is None or _height(moment) > _height(best):
+            best, held = moment, dict(alive)
+    found = [Held(c, b, r, size, pool) for (c, b, r, pool), size in held.items() if size > 0]
+    return Peak(best or Moment(0.0, {}), tuple(found))
+
+
+def _height(moment: Moment) -> tuple[int, int]:
+    return moment.total_bytes, -moment.idle_bytes
+
+
+def _walk(
+    timeline: MemoryTimeline,
+) -> Iterator[tuple[Moment, dict[tuple[str, str, str, bool], int]]]:
+    """Every moment with the buffers held then; the mapping is reused, so copy what is kept."""
+    by_category: dict[str, int] = {}
+    alive: dict[tuple[str, str, str, bool], int] = {}
+    idle = sum(_apply(change, by_category, alive) for change in timeline.start)
+    yield Moment(0.0, dict(by_category), idle), alive
+    for change in timeline.changes:
+        idle += _apply(change, by_category, alive)
+        yield Moment(change.milliseconds, dict(by_category), idle), alive
+
+
+def _apply(
+    change: MemoryChange,
+    by_category: dict[str, int],
+    alive: dict[tuple[str, str, str, bool], int],
+) -> int:
+    """Book `change`; the bytes of pools that it leaves idle (negative: puts to use)."""
+    if not change.in_pool:
+        by_category[change.category] = by_category.get(change.category, 0) + change.bytes
+    key = (change.category, change.bucket, change.role, change.in_pool)
+    alive[key] = alive.get(key, 0) + change.bytes
+    if change.in_pool:
+        return -change.bytes
+    return change.bytes if change.bucket == POOL else 0

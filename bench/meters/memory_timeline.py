@@ -1,0 +1,188 @@
+"""Timeline of what an engine holds during one step: who took how many bytes when.
+
+[Note: the recorded step] It is step 2: optimizer state and pools exist by then, so the step is like
+any later one, and the steady-state rule never counts the first two steps, so recording costs no
+number anything. Outside of it nobody subscribes to the ledger, and booking costs what it always
+does.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, Final
+
+from torch import Tensor
+
+from bench.engines.ledger_view import Booked, HasLedger, LedgerView
+from bench.engines.protocol import Engine
+from bench.meters.saved_activations import SavedActivations
+from bench.record import MemoryChange, MemoryTimeline
+
+RECORDED_STEP: Final = 2
+
+
+class TimelineMeter:
+    """Records one step of `engine`; None for engines that keep no ledger (`of`)."""
+
+    def __init__(self, ledger: LedgerView, activations: SavedActivations | None) -> None:
+        self._ledger = ledger
+        self._activations = activations
+        self._began = 0.0
+        self._start: list[MemoryChange] = []
+        self._changes: list[tuple[float, str, int, str, str, bool]] = []
+        self._marks: list[tuple[float, str]] = []
+        self._stop: Any = None
+        self.timeline: MemoryTimeline | None = None
+
+    @classmethod
+    def of(cls, engine: Engine, activations: SavedActivations | None) -> TimelineMeter | None:
+        """A meter for engines that keep a ledger."""
+        return cls(engine.ledger(), activations) if isinstance(engine, HasLedger) else None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the step under way is recorded."""
+        return self._stop is not None
+
+    def after_step(self, step: int) -> None:
+        """Callback of the loop, between two steps."""
+        if step == RECORDED_STEP - 1:
+            self._begin()
+        elif step == RECORDED_STEP:
+            self._end(step)
+
+    def mark(self, name: str) -> None:
+        """A part of the step begins."""
+        if self._stop is not None:
+            self._marks.append((self._now(), name))
+
+    def _begin(self) -> None:
+        self._start = [_change(0.0, booked) for booked in self._ledger.alive()]
+        self._start += self._only_measured()
+        if self._activations is not None:
+            kept = self._activations.alive_bytes
+            self._start.append(MemoryChange(category="activations", bytes=kept))
+            self._activations.observer = self._activation
+        self._stop = self._ledger.subscribe(self._booked)
+        self._began = perf_counter()
+
+    def _end(self, step: int) -> None:
+        milliseconds = self._now()
+        if self._stop is None:
+            return
+        self._stop()
+        self._stop = None
+        if self._activations is not None:
+            self._activations.observer = None
+        self.timeline = MemoryTimeline(
+            step=step,
+            milliseconds=milliseconds,
+            start=tuple(self._start),
+            changes=tuple(
+                MemoryChange(
+                    milliseconds=at,
+                    category=what,
+                    bytes=size,
+                    bucket=bucket,
+                    role=role,
+                    in_pool=in_pool,
+                )
+                for at, what, size, bucket, role, in_pool in self._changes
+            ),
+            marks=tuple(self._marks),
+        )
+
+    def _only_measured(self) -> list[MemoryChange]:
+        """What no buffer stands for: optimizer state, which torch allocates."""
+        booked: dict[str, int] = {}
+        for change in self._start:
+            if not change.in_pool:
+                booked[change.category] = booked.get(change.category, 0) + change.bytes
+        return [
+            MemoryChange(category=category, bytes=held - booked.get(category, 0))
+            for category, held in self._ledger.bytes_by_category().items()
+            if held != booked.get(category, 0)
+        ]
+
+    def _booked(self, booked: Booked) -> None:
+        # A tuple, not a model: this runs inside of the step.
+        self._changes.append(
+            (
+                self._now(),
+                booked.category,
+                booked.count_bytes,
+                booked.bucket,
+                booked.role,
+                booked.in_pool,
+            )
+        )
+
+    def _activation(self, change_bytes: int) -> None:
+        self._changes.append((self._now(), "activations", change_bytes, "", "", False))
+
+    def _now(self) -> float:
+        return (perf_counter() - self._began) * 1e3
+
+
+def _change(milliseconds: float, booked: Booked) -> MemoryChange:
+    return MemoryChange(
+        milliseconds=milliseconds,
+        category=booked.category,
+        bytes=booked.count_bytes,
+        bucket=booked.bucket,
+        role=booked.role,
+        in_pool=booked.in_pool,
+    )
+
+
+class MarkedEngine:
+    """An engine whose calls mark where the parts of a recorded step begin."""
+
+    def __init__(self, engine: Engine, meter: TimelineMeter) -> None:
+        self._engine = engine
+        self._meter = meter
+        self._microbatch = 0
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """Marks the microbatch."""
+        self._microbatch += 1
+        self._meter.mark(f"microbatch {self._microbatch}")
+        if is_last:
+            self._microbatch = 0
+        return self._engine.forward_backward(tokens, targets, scale, is_last)
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        """Marks the clipping."""
+        self._meter.mark("clip")
+        return self._engine.clip_grad_norm(max_norm)
+
+    def optimizer_step(self) -> None:
+        """Marks the update."""
+        self._meter.mark("update")
+        self._engine.optimizer_step()
+
+    def zero_grad(self) -> None:
+        """As the engine's."""
+        self._engine.zero_grad()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """As the engine's."""
+        self._engine.set_learning_rate(lr)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """As the engine's."""
+        return self._engine.memory_by_category()
+
+    def pool_plan(self) -> dict[str, Any] | None:
+        """As the engine's."""
+        return self._engine.pool_plan()
+
+    def wire_bytes(self) -> int | None:
+        """As the engine's."""
+        return self._engine.wire_bytes()
+
+    def code_path(self) -> str:
+        """As the engine's."""
+        return self._engine.code_path()

@@ -1,0 +1,50 @@
+"""`python -m bench.validate.put_back BUG FOLDER`: a copy of mfsdp_core with a historical bug in it.
+
+FOLDER is made and gets the package `mfsdp_core`. As an arm of a sweep, written as in
+`--arm base=checkout:FOLDER`, it shows what the bug does to losses, norms and times.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bench.errors import BenchError, UsageError
+from bench.validate.bugs import BUG_BY_ID
+from bench.validate.mutation import copy_of_core
+
+
+def put_back(bug_id: str, folder: Path) -> Path:
+    """Copy the core into the new folder `folder` with bug `bug_id` in it; returns the copy.
+
+    Raises:
+        UsageError: an unknown bug, one that cannot be put back, or a folder that exists.
+        StaleChangeError: the bug no longer fits the source.
+    """
+    bug = BUG_BY_ID.get(bug_id)
+    if bug is None or not bug.changes:
+        known = ", ".join(name for name, each in BUG_BY_ID.items() if each.changes)
+        raise UsageError(f"no change of the core puts {bug_id!r} back; expected one of {known}")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return copy_of_core(folder, bug.changes)
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    if len(arguments) != 2:  # noqa: PLR2004 - BUG and FOLDER
+        sys.stderr.write("usage: python -m bench.validate.put_back BUG FOLDER\n")
+        return 2
+    try:
+        copy = put_back(arguments[0], Path(arguments[1]))
+    except BenchError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{copy}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Steps that all ranks finish, or that fail on all ranks with the same error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from mfsdp_core.errors import MfsdpError
+
+T = TypeVar("T")
+
+
+def together(group: dist.ProcessGroup, step: Callable[[], T], failure: type[MfsdpError]) -> T:
+    """Run `step` on every rank of `group`; its result on this rank.
+
+    Collective. Where a rank raises, every rank raises: an error of this package as it is, any other
+    `Exception` as a `failure` that names the rank.
+    """
+    result, error = _attempt(step, failure, dist.get_rank(group))
+    errors: list[Any] = [None] * group.size()
+    dist.all_gather_object(errors, error, group=group)
+    _raise_first(errors)
+    return result  # type: ignore[return-value] # without an error there is a result
+
+
+def from_first(group: dist.ProcessGroup, step: Callable[[], T], failure: type[MfsdpError]) -> T:
+    """Run `step` on the first rank of `group`; its result, which can be pickled, on every rank.
+
+    Collective. Raises on every rank, as `together` does.
+    """
+    outcome: list[Any] = [(None, None)]
+    if dist.get_rank(group) == 0:
+        outcome = [_attempt(step, failure, 0)]
+    dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0), group=group)
+    result, error = outcome[0]
+    _raise_first([error])
+    return result  # type: ignore[no-any-return] # what the step of the first rank returned
+
+
+def _attempt(
+    step: Callable[[], T], failure: type[MfsdpError], rank: int
+) -> tuple[T | None, MfsdpError | None]:
+    try:
+        return step(), None
+    except MfsdpError as error:
+        return None, type(error)(*error.args)
+    except Exception as error:
+        return None, failure(f"rank {rank}: {type(error).__name__}: {error}")
+
+
+def _raise_first(errors: list[MfsdpError | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error

@@ -1,0 +1,127 @@
+"""torch.distributed.checkpoint without running code that came with a checkpoint.
+
+torch unpickles `.metadata` and every value that is not a tensor without restriction. These readers
+and planners take the former through an allow-list of the classes that metadata consists of, and the
+latter with `weights_only=True`. They work with plain `dcp.load` as well:
+
+    dcp.load(state, storage_reader=SafeReader(path), planner=SafeLoadPlanner())
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItemType
+
+from mfsdp_core.errors import CheckpointError
+
+_DCP = "torch.distributed.checkpoint."
+_ALLOWED = {
+    (f"{_DCP}metadata", "BytesStorageMetadata"),
+    (f"{_DCP}metadata", "ChunkStorageMetadata"),
+    (f"{_DCP}metadata", "Metadata"),
+    (f"{_DCP}metadata", "MetadataIndex"),
+    (f"{_DCP}metadata", "StorageMeta"),
+    (f"{_DCP}metadata", "TensorProperties"),
+    (f"{_DCP}metadata", "TensorStorageMetadata"),
+    (f"{_DCP}metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_DCP}filesystem", "_StorageInfo"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+}
+
+
+class SafeReader(FileSystemReader):
+    """Reads `.metadata` with an allow-list, and files of the checkpoint's own folder alone."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The checkpoint's metadata. `rank`: of ranks that were saved without collectives.
+
+        Raises:
+            CheckpointError: it asks for anything but the classes that metadata consists of, or
+                names a file outside of the folder.
+        """
+        del args
+        path = self._get_metadata_path(kwargs.get("rank"))
+        try:
+            with self.fs.create_stream(path, "rb") as stream:
+                metadata = _Unpickler(cast("io.BufferedReader", stream)).load()
+        except FileNotFoundError:
+            raise
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}.") from None
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(f"{path} holds no metadata but a {type(metadata).__name__}.")
+        for info in (metadata.storage_data or {}).values():
+            name = info.relative_path
+            if "/" in name or name in ("", ".", ".."):
+                raise CheckpointError(f"{path} names a file outside of its folder: {name!r}.")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class SafeLoadPlanner(DefaultLoadPlanner):
+    """Unpickles values that are not tensors with `weights_only=True`."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value that is not a tensor into the state dict.
+
+        Raises:
+            CheckpointError: it needs more than plain data.
+        """
+        name = read_item.dest_index.fqn
+        try:
+            loaded = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{name} is refused, since loading it could run code: {error}"
+            ) from None
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], loaded)
+        else:
+            self.state_dict[name] = loaded
+
+
+class FirstRankPlanner(DefaultSavePlanner):
+    """Saves what is whole on every rank (buffers, counters) as the first rank has it.
+
+    torch takes such values from the rank that has least to write, which is arbitrary where ranks
+    differ (running statistics).
+    """
+
+    def _dedup_save_plans(self, all_plans: list[SavePlan]) -> list[SavePlan]:
+        first, *others = all_plans
+        kept = [first] + [_only_shards(plan) for plan in others]
+        return dedup_save_plans(kept, self.dedup_save_to_lowest_rank)
+
+
+def _only_shards(plan: SavePlan) -> SavePlan:
+    return replace(plan, items=[i for i in plan.items if i.type is WriteItemType.SHARD])
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise CheckpointError(
+            f"the checkpoint's metadata asks for {module}.{name}, which no metadata needs: loading "
+            "it could run code. Do not load this checkpoint."
+        )

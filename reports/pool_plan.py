@@ -1,0 +1,108 @@
+"""`pool_plan` of a `memory.json` read into rows: padding and waste per unit, areas of pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class PlannedBucket(BaseModel):
+    """A buffer that a unit asks for. waste_bytes: of its area, what it does not need."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: str
+    unit: str
+    bucket: str
+    dtype: str
+    bytes: int
+    padding_bytes: int
+    placement: str
+    slot: int | None = None
+    offset_bytes: int | None = None
+    waste_bytes: int = 0
+
+
+class PlannedArea(BaseModel):
+    """A stretch of every slot of a pool."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    dtype: str
+    elements: int
+    bytes: int
+
+
+class PlannedPool(BaseModel):
+    """`offsets`: where each area begins in a slot, in bytes."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: str
+    slots: int
+    areas: tuple[PlannedArea, ...]
+    offsets: tuple[int, ...]
+    slot_bytes: int
+    bytes: int
+
+
+class PoolPlanDocument(BaseModel):
+    """All of it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    allocator: str
+    pools: tuple[PlannedPool, ...] = ()
+    units: tuple[PlannedBucket, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Buckets of several units that differ in their names only."""
+
+    units: tuple[str, ...]
+    bucket: PlannedBucket
+
+
+def read_pool_plan(memory: Mapping[str, Any] | None) -> PoolPlanDocument | None:
+    """None where there is no plan that can be understood."""
+    document = (memory or {}).get("pool_plan")
+    if document is None:
+        return None
+    try:
+        return PoolPlanDocument.model_validate(document)
+    except ValidationError:
+        return None
+
+
+def alike(buckets: Sequence[PlannedBucket]) -> list[Alike]:
+    """Buckets in order, those that differ only in unit, bucket name and slot put together."""
+    groups: dict[tuple[Any, ...], list[PlannedBucket]] = {}
+    for bucket in buckets:
+        key = (
+            bucket.role,
+            bucket.dtype,
+            bucket.bytes,
+            bucket.padding_bytes,
+            bucket.placement,
+            bucket.offset_bytes,
+            bucket.waste_bytes,
+        )
+        groups.setdefault(key, []).append(bucket)
+    return [Alike(tuple(b.unit for b in same), same[0]) for same in groups.values()]
+
+
+def seated(plan: PoolPlanDocument, pool: PlannedPool, area: int) -> list[PlannedBucket]:
+    """Buckets that use area number `area` of a slot of `pool`, the largest first."""
+    found = [
+        bucket
+        for bucket in plan.units
+        if bucket.role == pool.role
+        and bucket.placement == "pool"
+        and bucket.dtype == pool.areas[area].dtype
+        and bucket.offset_bytes == pool.offsets[area]
+    ]
+    return sorted(found, key=lambda bucket: -bucket.bytes)

@@ -1,0 +1,94 @@
+"""Checkpoints of models with tensor parallelism, which load without it, and the other way round."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from mfsdp_core import (
+    MixedPrecisionPolicy,
+    fully_shard_model,
+    fully_shard_optimizer,
+    gather_full,
+    load_checkpoint,
+    save_checkpoint,
+)
+from mfsdp_core.errors import CapabilityNotBuiltError
+from oracle.ranks import RankPool, mesh
+from oracle.tensor_parallel import VARIANTS, TpBlock, build_parallel, build_twin, tokens_of, tp_loss
+
+pytestmark = pytest.mark.processes
+
+
+def trained(module: Any, seed: int, **where: Any) -> tuple[Any, torch.optim.Optimizer]:
+    """A model that has taken `seed` steps on batches that all ranks share."""
+    model = fully_shard_model(
+        module,
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[TpBlock],
+        mixed_precision_policy=MixedPrecisionPolicy(torch.float64),
+        **where,
+    )
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    for step in range(seed):
+        tp_loss(model(tokens_of(0, step, 0))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def whole(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    names = {p: name for name, p in model.named_parameters()}
+    found = {name: gather_full(p.detach()) for p, name in names.items()}
+    for p, values in optimizer.state.items():
+        found |= {f"{names[p]}/{key}": gather_full(v).clone() for key, v in values.items()}
+    return found
+
+
+def resharded(variant: str, folder: str) -> list[str]:
+    """What differs after saving with tensor parallelism, loading without, saving, loading with."""
+    root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    parallel = {"device_mesh": root, "tp_dim": "tp"}
+    source = trained(build_parallel(root["tp"], variant), 2, **parallel)
+    plain = trained(build_twin(), 1, device_mesh=mesh(4))
+    back = trained(build_parallel(root["tp"], variant), 1, **parallel)
+    expected = whole(*source)
+    save_checkpoint(f"{folder}/parallel", *source)
+    load_checkpoint(f"{folder}/parallel", *plain)
+    save_checkpoint(f"{folder}/plain", *plain)
+    load_checkpoint(f"{folder}/plain", *back)
+    bad = []
+    for found in (whole(*plain), whole(*back)):
+        bad += list(found.keys() ^ expected.keys())
+        bad += [name for name in expected if not torch.equal(found[name], expected[name])]
+    return bad
+
+
+def spread_experts(folder: str) -> str:
+    module = build_twin()
+    for parameter in module.parameters():
+        parameter.allreduce = False
+        break
+    experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
+    model = fully_shard_model(
+        module, device_mesh=mesh(4), dp_shard_dim="dp", expt_device_mesh=experts
+    )
+    with pytest.raises(CapabilityNotBuiltError) as caught:
+        save_checkpoint(folder, model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_r15_checkpoints_cross_tensor_parallelism(ranks: RankPool, variant: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert ranks.run(resharded, variant, folder) == [[]] * 4
+
+
+def test_experts_that_are_spread_over_ranks_are_refused(ranks: RankPool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for message in ranks.run(spread_experts, f"{folder}/checkpoint"):
+            assert "different experts go by equal names" in message

@@ -1,0 +1,248 @@
+"""Models built on the meta device get the weights that they would have had without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_model, gather_full
+from mfsdp_core.errors import ConfigurationError
+from oracle.checkpoints import all_four, two_by_two
+from oracle.ranks import RankPool, mesh
+from oracle.sharded import STRATEGIES
+
+pytestmark = pytest.mark.processes
+
+WIDTH = 16
+
+
+class Layer(nn.Module):
+    """A unit with attention, whose parent module draws after its child, and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.up = nn.Linear(WIDTH, 3 * WIDTH)
+        self.down = nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Model(nn.Module):
+    """Tied embedding and output, four units, and a parameter and a buffer of the root's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.output = nn.Linear(WIDTH, 11, bias=False)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+        self.register_buffer("positions", torch.empty(WIDTH))
+        self.reset_parameters()
+        self.output.weight = self.embedding.weight
+        self.layers[1].up.weight.requires_grad_(False)
+        self.layers[2].up.weight.marked = "kept"
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.scale)
+        with torch.no_grad():
+            self.positions.copy_(torch.arange(WIDTH))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.last(x * self.scale))
+
+
+def eager() -> Model:
+    torch.manual_seed(3)
+    return Model()
+
+
+def on_meta() -> Model:
+    with torch.device("meta"):
+        return Model()
+
+
+def sharded(module: nn.Module, strategy: str, outer: str | None = None, **arguments: Any) -> Any:
+    where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
+    if outer is not None:
+        where = {
+            "device_mesh": two_by_two(),
+            "dp_shard_dim": "inner",
+            "dp_outer_dim": "outer",
+            "hybrid_fsdp_group": all_four(),
+            "outer_dp_sharding_strategy": outer,
+        }
+    torch.manual_seed(3)
+    return fully_shard_model(
+        module,
+        fsdp_unit_modules=[Layer],
+        zero_dp_strategy=strategy,
+        init_model_with_meta_device=True,
+        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
+        **where,
+        **arguments,
+    )
+
+
+def differences_from_eager(strategy: str, outer: str | None) -> list[str]:
+    """Parameters, buffers, attributes and an output that are not those of the eager model."""
+    wanted, model = eager(), sharded(on_meta(), strategy, outer)
+    values = {**dict(wanted.named_parameters()), **dict(wanted.named_buffers())}
+    found = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
+    bad = [name for name in values if not torch.equal(gather_full(found[name]), values[name])]
+    bad += sorted(found.keys() ^ values.keys())
+    tokens = torch.arange(10).view(2, 5) % 11
+    with torch.no_grad():
+        wanted.eval()
+        model.eval()
+        if not torch.equal(model(tokens[:, 0]), wanted(tokens[:, 0])):
+            bad.append("output")
+    if getattr(model.module.layers[2].up.weight, "marked", None) != "kept":
+        bad.append("attribute")
+    if model.module.output.weight is not model.module.embedding.weight:
+        bad.append("tie")
+    return bad
+
+
+class Watched(nn.Linear):
+    """A layer that notes, whenever it is initialised, how much of the model is in memory."""
+
+    model: nn.Module
+    seen: list[int]
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(type(self), "model"):
+            real = [p.detach() for p in type(self).model.parameters() if not p.is_meta]
+            local = [p.to_local() if isinstance(p, DTensor) else p for p in real]
+            storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in local}
+            type(self).seen.append(sum(storages.values()))
+
+
+def most_bytes_at_once() -> tuple[int, int]:
+    """The largest number of bytes of parameters while initialising, and those of the model."""
+    with torch.device("meta"):
+        module = nn.Sequential(*(Watched(64, 64) for _ in range(8)))
+    whole = sum(p.numel() * p.element_size() for p in module.parameters())
+    Watched.model, Watched.seen = module, []
+    fully_shard_model(
+        module,
+        device_mesh=mesh(4),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[Watched],
+        init_model_with_meta_device=True,
+        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
+    )
+    assert len(Watched.seen) == 8
+    return max(Watched.seen), whole
+
+
+class Helpless(nn.Module):
+    """Owns a parameter and cannot initialise it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+
+class Growing(nn.Linear):
+    """Replaces its parameter by another one when it is reset."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            self.weight = nn.Parameter(torch.ones(2, 2))
+
+
+class Meddling(nn.Module):
+    """Sets the weights of its units, which are sharded by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.unit.weight)
+
+
+def meta(module: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return module()
+
+
+def refusals() -> list[str]:
+    linear: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)  # noqa: E731 - three short builders
+    cases: list[tuple[nn.Module, dict[str, Any]]] = [
+        (nn.Sequential(meta(linear)), {}),
+        (meta(linear), {"init_model_with_meta_device": True, "zero_dp_strategy": 0}),
+        (nn.Sequential(meta(Helpless)), {"init_model_with_meta_device": True}),
+        (meta(lambda: Growing(4, 4)), {"init_model_with_meta_device": True}),
+        (
+            meta(Meddling),
+            {"init_model_with_meta_device": True, "fsdp_unit_modules": [nn.Linear]},
+        ),
+    ]
+    messages = []
+    for module, arguments in cases:
+        with pytest.raises(ConfigurationError) as caught:
+            fully_shard_model(module, device_mesh=mesh(4), dp_shard_dim="dp", **arguments)
+        messages.append(str(caught.value))
+    return messages
+
+
+def step_of_an_optimizer_built_on_meta() -> list[bool]:
+    """Whether `fully_shard` swaps the parameters of an optimizer that was built over meta ones."""
+    module = on_meta()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1)
+    model, optimizer = fully_shard(
+        module,
+        optimizer,
+        device_mesh=mesh(4),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[Layer],
+        init_model_with_meta_device=True,
+    )
+    known = {id(parameter) for parameter in model.parameters()}
+    return [id(p) in known for group in optimizer.param_groups for p in group["params"]]
+
+
+LAYOUTS = [*((strategy, None) for strategy in STRATEGIES[1:]), ("optim_grads_params", "optim")]
+
+
+@pytest.mark.parametrize(("strategy", "outer"), LAYOUTS)
+def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
+    ranks: RankPool, strategy: str, outer: str | None
+) -> None:
+    assert ranks.run(differences_from_eager, strategy, outer) == [[]] * 4
+
+
+def test_the_whole_model_is_never_in_memory(ranks: RankPool) -> None:
+    for most, whole in ranks.run(most_bytes_at_once):
+        assert most <= whole / 8 + whole / 4  # one unit, and shards of those that are finished
+
+
+def test_what_cannot_be_initialised_is_refused_by_name(ranks: RankPool) -> None:
+    for not_asked, whole, helpless, growing, meddling in ranks.run(refusals):
+        assert "0 have tensors on the meta device" in not_asked
+        assert "saves nothing under no_shard" in whole
+        assert "0 (Helpless) have neither" in helpless
+        assert "reset_parameters() of Growing replaced weight" in growing
+        assert "unit.weight were set by reset_parameters() of a module above" in meddling
+
+
+def test_an_optimizer_over_meta_parameters_gets_the_shards(ranks: RankPool) -> None:
+    for answers in ranks.run(step_of_an_optimizer_built_on_meta):
+        assert answers
+        assert all(answers)

@@ -1,0 +1,213 @@
+"""From the changes of one step to its peak, its figure and its tables."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+from recorded_runs import Recorded, ledger, record_run, resolved_run, write_plan
+
+from bench.derive.timeline import Moment, moments, peak, read_timeline
+from bench.record import MemoryTimeline
+from bench.resolve.presets import PRESETS
+from bench.store import ResultsStore
+from reports.build import build_document
+from reports.document import Figure, TableBlock
+from reports.findings import find
+from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
+from reports.sweep_view import load_sweeps
+from reports.unit_names import unit_name, unit_names
+
+HYBRID = PRESETS["hybrid-tiny"]
+MIB = 2**20
+
+
+def change(at: float, category: str, mib: float, bucket: str = "", **more) -> dict:
+    return {
+        "milliseconds": at,
+        "category": category,
+        "bytes": int(mib * MIB),
+        "bucket": bucket,
+        **more,
+    }
+
+
+DOCUMENT = {
+    "step": 2,
+    "milliseconds": 100.0,
+    "start": [change(0, "main_weights", 10, "(root)/0", role="main_weights")],
+    "changes": [
+        change(10, "compute_weights", 4, "layers.0/0", role="compute_weights"),
+        change(20, "compute_weights", 2, "layers.1/0", role="compute_weights"),
+        change(30, "compute_weights", -4, "layers.0/0", role="compute_weights"),
+        change(40, "communication_buffers", 3, "layers.1/0", role="grad_bucket"),
+        change(50, "communication_buffers", -3, "layers.1/0", role="grad_bucket"),
+        change(60, "compute_weights", -2, "layers.1/0", role="compute_weights"),
+    ],
+    "marks": [[1.0, "microbatch 1"], [90.0, "update"]],
+}
+POOLED = {
+    "step": 2,
+    "milliseconds": 10.0,
+    "start": [change(0, "compute_weights", 8, "(pool)", role="compute_weights")],
+    "changes": [
+        change(1, "compute_weights", 4, "layers.0/0", role="compute_weights", in_pool=True),
+        change(2, "compute_weights", 3, "layers.1/0", role="compute_weights", in_pool=True),
+        change(3, "compute_weights", -4, "layers.0/0", role="compute_weights", in_pool=True),
+    ],
+}
+PLAN = {
+    "allocator": "max_pool",
+    "pools": [
+        {
+            "role": "compute_weights",
+            "slots": 2,
+            "areas": [{"dtype": "float32", "elements": MIB, "bytes": 4 * MIB}],
+            "offsets": [0],
+            "slot_bytes": 4 * MIB,
+            "bytes": 8 * MIB,
+        }
+    ],
+    "units": [
+        {
+            "role": "compute_weights",
+            "unit": f"layers.{place}",
+            "bucket": f"layers.{place}/0",
+            "dtype": "float32",
+            "bytes": size * MIB,
+            "padding_bytes": MIB // 4,
+            "placement": "pool",
+            "slot": place % 2,
+            "offset_bytes": 0,
+            "waste_bytes": (4 - size) * MIB,
+        }
+        for place, size in enumerate((1, 4, 1))
+    ],
+}
+
+
+def test_the_peak_is_the_moment_with_the_most_bytes_and_names_what_is_alive():
+    found = peak(MemoryTimeline.model_validate(DOCUMENT))
+    assert (found.moment.milliseconds, found.moment.total_bytes) == (20.0, 16 * MIB)
+    assert [(h.unit, h.role, h.bytes // MIB) for h in found.alive] == [
+        ("(root)", "main_weights", 10),
+        ("layers.0", "compute_weights", 4),
+        ("layers.1", "compute_weights", 2),
+    ]
+
+
+def test_a_series_begins_with_the_start_and_follows_every_change():
+    found = moments(MemoryTimeline.model_validate(DOCUMENT))
+    assert [m.total_bytes // MIB for m in found] == [10, 14, 16, 12, 15, 12, 10]
+
+
+def test_slots_in_use_do_not_add_to_the_pool_and_decide_between_equal_moments():
+    timeline = MemoryTimeline.model_validate(POOLED)
+    assert [(m.total_bytes // MIB, m.idle_bytes // MIB) for m in moments(timeline)] == [
+        (8, 8),
+        (8, 4),
+        (8, 1),
+        (8, 5),
+    ]
+    found = peak(timeline)
+    assert found.moment.milliseconds == 2.0
+    assert [h.unit for h in found.alive if h.in_pool] == ["layers.0", "layers.1"]
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [None, {}, {"timeline": None}, {"timeline": "cut"}, {"timeline": {"step": 2}}],
+)
+def test_a_timeline_that_is_missing_or_damaged_is_none(memory):
+    assert read_timeline(memory) is None
+
+
+def test_a_step_without_any_change_has_a_flat_peak():
+    timeline = MemoryTimeline.model_validate({**DOCUMENT, "changes": [], "start": []})
+    assert peak(timeline).moment == Moment(0.0, {})
+
+
+@pytest.mark.parametrize(
+    ("units", "words"),
+    [
+        (["layers.0", "layers.2"], "layers.0, 2 (Mamba-2)"),
+        (["layers.3"], "layers.3 (attention)"),
+        (["layers.0", "layers.1"], "layers.0 (Mamba-2), layers.1 (experts)"),
+        (["(root)"], "root"),
+        (["encoder.x", "layers.3"], "encoder.x, layers.3 (attention)"),
+        (["layers.99"], "layers.99"),
+    ],
+)
+def test_units_of_a_hybrid_are_named_with_their_kind(units, words):
+    assert unit_names(units, HYBRID) == words
+
+
+def test_many_units_of_a_llama_are_named_by_number():
+    names = unit_names([f"layers.{i}" for i in range(32)], PRESETS["llama3-8b"])
+    assert names == "layers.0, 1, 2, 3, 4, ... 31: 32 units"
+    assert unit_name("layers.4", PRESETS["llama3-8b"]) == "layers.4"
+
+
+def recorded(store: ResultsStore, documents: dict[str, dict]) -> None:
+    """One cell per document, each with its `memory.json`."""
+    cells = []
+    for number, (name, document) in enumerate(documents.items()):
+        run = resolved_run(shape=HYBRID)
+        run = run.model_copy(update={"train": run.train.model_copy(update={"seed": number})})
+        cells.append((name, run))
+        folder = record_run(store, Recorded(run, cell=name, sweep="quickstart"))
+        memory = {"rank": 0, "by_category_bytes": ledger(run), **document}
+        (folder.path / "memory.json").write_text(json.dumps(memory))
+    write_plan(store, cells)
+
+
+def memory_section(store: ResultsStore):
+    document = build_document(find(load_sweeps(store, ["quickstart"])))
+    found = [section for section in document.sections if section.anchor == "memory"]
+    return found[0] if found else None
+
+
+def rows_of(section, title: str) -> list[tuple[str, ...]]:
+    tables = [b.table for b in section.blocks if isinstance(b, TableBlock)]
+    (table,) = [t for t in tables if title in {c.title for c in t.columns}]
+    return [row.cells for row in table.rows]
+
+
+def test_the_report_draws_the_step_and_says_what_was_alive_at_the_peak(store):
+    recorded(store, {"plain": {"timeline": DOCUMENT}, "none": {}})
+    section = memory_section(store)
+    (figure,) = [b for b in section.blocks if isinstance(b, Figure)]
+    ET.fromstring(figure.svg)
+    (row,) = rows_of(section, "alive with their units")
+    assert row[0] == "plain"
+    assert "layers.0 (Mamba-2) 4.0 MiB, layers.1 (experts) 2.0 MiB" in row[1]
+    assert row[2] == "16.0 MiB"
+    assert any("none" in getattr(b, "text", "") for b in section.blocks)
+
+
+def test_the_report_lists_padding_waste_and_the_plan_of_the_pool(store):
+    recorded(store, {"pooled": {"timeline": POOLED, "pool_plan": PLAN}})
+    section = memory_section(store)
+    padding = rows_of(section, "padding")
+    assert padding[0][:5] == ("layers.0, 2 (Mamba-2)", "weights", "float32", "pool", "all")
+    assert padding[0][5:] == ("1.0 MiB", "256.0 KiB", "25.00 %", "3.0 MiB")
+    assert padding[1][0] == "layers.1 (experts)"
+    assert padding[1][-1] == "0 B"
+    (area,) = rows_of(section, "sized by")
+    assert area[2] == "layers.1 (experts)"
+    assert area[4:] == ("2", "4.0 MiB", "8.0 MiB", "3", "50.0 %")
+
+
+def test_a_damaged_plan_or_timeline_costs_the_report_its_section_and_nothing_else(store):
+    recorded(store, {"odd": {"timeline": {"step": "x"}, "pool_plan": {"units": 3}}})
+    assert memory_section(store) is None
+
+
+def test_a_figure_of_many_cells_and_changes_stays_one_readable_page():
+    long = {**DOCUMENT, "changes": DOCUMENT["changes"] * 3000}
+    shown = [(f"cell-{i}", MemoryTimeline.model_validate(long)) for i in range(2)]
+    shown += [(f"c{i}", MemoryTimeline.model_validate(POOLED)) for i in range(MOST_TIMELINES)]
+    text = memory_timeline_figure(shown)
+    ET.fromstring(text)
+    assert len(text) < 3_000_000

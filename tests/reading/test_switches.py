@@ -1,0 +1,73 @@
+"""Cells that differ in one switch: which groups are made, and what is said of them."""
+
+from __future__ import annotations
+
+from recorded_runs import Recorded, record_run, resolved_run, write_plan
+
+from bench.spec import EngineSpec
+from bench.store import ResultsStore
+from reports.build import build_document
+from reports.document import TableBlock
+from reports.findings import find
+from reports.sweep_view import load_sweeps
+from reports.switches import switch_groups
+
+
+def engine(**switches) -> EngineSpec:
+    return EngineSpec(name="mfsdp", strategy="optim_grads_params", **switches)
+
+
+def findings(store: ResultsStore, cells: dict[str, tuple[EngineSpec, float]]):
+    """`cells`: name -> engine and relative shift of every loss."""
+    runs = [
+        (name, resolved_run().model_copy(update={"engine": spec}))
+        for name, (spec, _) in cells.items()
+    ]
+    for name, run in runs:
+        # Noise of the samples hangs on the configuration; without it losses are equal.
+        record_run(store, Recorded(run, cell=name, loss_shift=cells[name][1], noise=0.0))
+    write_plan(store, runs)
+    return find(load_sweeps(store, ["quickstart"]))
+
+
+POOL = {"allocator": "max_pool", "double_buffer": True}
+
+
+def test_allocators_with_equal_bits_are_said_to_have_them(store):
+    found = findings(store, {"resize": (engine(), 0.0), "pool": (engine(**POOL), 0.0)})
+    (group,) = switch_groups(found.finished)
+    assert group.switch == "allocator"
+    assert group.base.cell.name == "resize"
+    (other,) = group.others
+    assert (other.exact, other.loss, other.first_grad_norm) == (True, 0.0, 0.0)
+
+
+def test_one_last_bit_is_enough_to_break_exactness_and_marks_the_row(store):
+    found = findings(store, {"resize": (engine(), 0.0), "pool": (engine(**POOL), 4e-16)})
+    (group,) = switch_groups(found.finished)
+    assert not group.others[0].exact
+    assert 0 < group.others[0].loss < 1e-14
+    section = next(s for s in build_document(found).sections if s.anchor == "switches")
+    (table,) = [b.table for b in section.blocks if isinstance(b, TableBlock)]
+    assert [row.kind for row in table.rows] == ["plain", "bad"]
+    assert table.rows[1].cells[:3] == ("pool", "max_pool, 2 slots", "not the same bits")
+
+
+def test_a_reducer_may_differ_and_the_report_says_by_how_much(store):
+    found = findings(
+        store, {"p2p": (engine(transport="point_to_point"), 0.0), "native": (engine(), 1e-6)}
+    )
+    (group,) = switch_groups(found.finished)
+    assert group.switch == "transport"
+    assert group.others[0].loss is not None
+    assert abs(group.others[0].loss - 1e-6) < 1e-8
+    section = next(s for s in build_document(found).sections if s.anchor == "switches")
+    (table,) = [b.table for b in section.blocks if isinstance(b, TableBlock)]
+    assert [row.kind for row in table.rows] == ["plain", "plain"]
+
+
+def test_cells_that_differ_in_more_than_the_switch_are_no_group(store):
+    other = engine(transport="native", overlap_param_gather=False)
+    found = findings(store, {"a": (engine(), 0.0), "b": (other, 0.0)})
+    assert switch_groups(found.finished) == []
+    assert "switches" not in {s.anchor for s in build_document(found).sections}

@@ -1,0 +1,188 @@
+"""The timeline of one step: what it holds, and that other steps do not pay for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from bench.derive.timeline import moments, peak, read_timeline
+from bench.meters.memory_timeline import RECORDED_STEP, MarkedEngine, TimelineMeter
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import (
+    EngineSpec,
+    LaunchSpec,
+    MeasureSpec,
+    ModelSpec,
+    RunSpec,
+    TrainSpec,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    category: str
+    count_bytes: int
+    bucket: str
+    role: str = "compute_weights"
+    in_pool: bool = False
+
+
+class ScriptedLedger:
+    """Holds one buffer from the start and 8 bytes that are only measured."""
+
+    def __init__(self) -> None:
+        self.subscribers: list[Callable[[Entry], None]] = []
+
+    def alive(self) -> list[Entry]:
+        return [Entry("main_weights", 100, "a/0", "main_weights")]
+
+    def bytes_by_category(self) -> dict[str, int]:
+        return {"main_weights": 100, "optimizer_state": 8, "gradients": 0}
+
+    def subscribe(self, subscriber: Callable[[Entry], None]) -> Callable[[], None]:
+        self.subscribers.append(subscriber)
+        return lambda: self.subscribers.remove(subscriber)
+
+    def book(self, count_bytes: int) -> None:
+        for subscriber in self.subscribers:
+            subscriber(Entry("compute_weights", count_bytes, "a/0"))
+
+
+class ScriptedEngine:
+    """Every call books something."""
+
+    def __init__(self, ledger: ScriptedLedger) -> None:
+        self._ledger = ledger
+
+    def forward_backward(self, *_arguments):
+        self._ledger.book(16)
+        self._ledger.book(-16)
+
+    def clip_grad_norm(self, _max_norm):
+        return None
+
+    def optimizer_step(self):
+        self._ledger.book(4)
+
+
+def steps(count: int) -> tuple[ScriptedLedger, TimelineMeter, list[int]]:
+    ledger = ScriptedLedger()
+    meter = TimelineMeter(ledger, None)
+    engine = MarkedEngine(ScriptedEngine(ledger), meter)
+    watched = []
+    for step in range(1, count + 1):
+        for index in range(2):
+            engine.forward_backward(None, None, 0.5, index == 1)
+        engine.clip_grad_norm(1.0)
+        engine.optimizer_step()
+        if ledger.subscribers:
+            watched.append(step)
+        meter.after_step(step)
+    return ledger, meter, watched
+
+
+def test_only_the_recorded_step_is_watched_and_it_is_one_that_never_counts():
+    ledger, meter, watched = steps(5)
+    assert watched == [RECORDED_STEP] == [2]
+    assert not ledger.subscribers
+    assert meter.timeline.step == 2
+
+
+def test_the_timeline_holds_the_start_every_change_in_order_and_the_parts():
+    _, meter, _ = steps(3)
+    timeline = meter.timeline
+    assert [(c.category, c.bytes, c.bucket) for c in timeline.start] == [
+        ("main_weights", 100, "a/0"),
+        ("optimizer_state", 8, ""),
+    ]
+    assert [c.bytes for c in timeline.changes] == [16, -16, 16, -16, 4]
+    times = [c.milliseconds for c in timeline.changes]
+    assert times == sorted(times)
+    assert times[-1] <= timeline.milliseconds
+    assert [name for _, name in timeline.marks] == [
+        "microbatch 1",
+        "microbatch 2",
+        "clip",
+        "update",
+    ]
+
+
+def test_a_run_of_one_step_has_no_timeline():
+    _, meter, _ = steps(1)
+    assert meter.timeline is None
+
+
+@pytest.fixture(scope="module")
+def documents(run_cells, tmp_path_factory):
+    def cell(engine: str, profile: str = "none", **switches):
+        return resolve_anywhere(
+            RunSpec(
+                model=ModelSpec(preset="hybrid-tiny", pattern="ME*", experts=4, hidden=96),
+                engine=EngineSpec(name=engine, **switches),
+                train=TrainSpec(steps=3, global_batch=2, micro_batch=1, seq_len=32),
+                launch=LaunchSpec(ranks=1),
+                measure=MeasureSpec(profile=profile),
+            )
+        )
+
+    runs = {
+        "single": cell("single"),
+        "mfsdp": cell("mfsdp"),
+        "profiled": cell("mfsdp", "memory"),
+        "max_pool": cell("mfsdp", allocator="max_pool"),
+    }
+    cells = run_cells(tmp_path_factory.mktemp("timelines"), runs)
+    return {name: found.document("memory.json") for name, found in cells.items()}
+
+
+@pytest.mark.processes
+def test_the_peak_of_the_timeline_is_that_of_the_ledger(documents):
+    memory = documents["mfsdp"]
+    found = peak(read_timeline(memory))
+    total = sum(memory["by_category_bytes"].values())
+    # The categories' own peaks need not coincide, so their sum is an upper bound, and a close one.
+    assert 0.8 * total < found.moment.total_bytes <= total
+    assert found.moment.by_category["main_weights"] == memory["by_category_bytes"]["main_weights"]
+    assert found.moment.by_category["optimizer_state"] > 0
+    units = {held.unit for held in found.alive if held.role == "compute_weights"}
+    assert units <= {"(root)", "layers.0", "layers.1", "layers.2"}
+    assert len(units) > 1
+
+
+@pytest.mark.processes
+def test_a_step_gives_back_what_it_takes(documents):
+    timeline = read_timeline(documents["mfsdp"])
+    taken = [c for c in timeline.changes if c.bytes > 0]
+    assert len(taken) > 10
+    assert sum(c.bytes for c in timeline.changes) == 0
+
+
+@pytest.mark.processes
+def test_a_memory_profile_adds_activations_to_the_timeline(documents):
+    plain, profiled = (read_timeline(documents[name]) for name in ("mfsdp", "profiled"))
+    assert "activations" not in {c.category for c in plain.changes}
+    saved = [c.bytes for c in profiled.changes if c.category == "activations"]
+    held = [m.by_category["activations"] for m in moments(profiled)]
+    recorded = documents["profiled"]["by_category_bytes"]["activations"]
+    assert max(held) == pytest.approx(recorded, rel=0.01)
+    assert len(saved) > 20
+    # Between two steps autograd keeps next to nothing: its graph is gone.
+    assert held[0] < 0.01 * max(held)
+    assert held[-1] < 0.01 * max(held)
+
+
+@pytest.mark.processes
+def test_slots_of_a_pool_are_used_without_changing_the_total(documents):
+    timeline = read_timeline(documents["max_pool"])
+    used = [c for c in timeline.changes if c.in_pool]
+    assert {c.role for c in used} == {"compute_weights", "grad_bucket"}
+    assert sum(c.bytes for c in used) == 0
+    assert {c.bucket for c in timeline.start if c.bucket == "(pool)"} == {"(pool)"}
+
+
+@pytest.mark.processes
+def test_an_engine_without_a_ledger_has_no_timeline(documents):
+    assert documents["single"]["timeline"] is None
+    assert read_timeline(documents["single"]) is None
