@@ -91,7 +91,7 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True)
-    for subject in ("tied", "rows"):
+    for subject in ("tied", "cross_tied"):
         for allocator in POOLS:
             yield replace(sharded, subject=subject, microbatches=2, allocator=allocator)
     yield replace(sharded, allocator="temporary", microbatches=2)

@@ -6,6 +6,7 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES, POOLS
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
+from bench.validate.checks.pools import pools_bytes
 from bench.validate.checks.verdicts import failed, not_applicable, passed
 from bench.validate.evidence import Evidence, at
 from bench.validate.exercise import NOISE_BYTES
@@ -27,6 +28,7 @@ def at_rest(evidence: Evidence) -> CheckVerdict | None:
     if "ledger" in lacking or "buckets" in lacking:
         return not_applicable(check, lacking.get("ledger") or lacking["buckets"])
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
+    buffers += pools_bytes(evidence)
     for step in evidence.steps:
         for rank, one in enumerate(evidence.seen):
             held = dict(one.steps[step].held_bytes or {})
