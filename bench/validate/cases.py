@@ -48,6 +48,9 @@ EXERCISES: dict[Exercise, str] = {
 TENSOR_PARALLEL: dict[str, int] = {"rowwise": 2}
 EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
 
+#: Allocators that keep what they hold.
+POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
+
 STEPS = 3
 CLIP_NORM = 0.05
 _LEARNING_RATE = 0.01
@@ -151,6 +154,8 @@ class Case:
                 transport=self.transport,
                 allocator=self.allocator,
                 separate_gather_group=self.gather_group,
+                allocator=self.allocator,
+                double_buffer=self.allocator in POOLS,
             ),
             dtypes=ResolvedDtypes(
                 compute=compute, main_params=main, main_grads=grads, grad_comm=comm

@@ -13,6 +13,7 @@ from bench.validate.cases import (
     EXERCISES,
     EXPERT_PARALLEL,
     POLICIES,
+    POOLS,
     STRATEGIES,
     TENSOR_PARALLEL,
     Case,
@@ -90,11 +91,15 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True)
-    for subject in ("tied", "rows"):
+    for subject in ("tied", "cross_tied"):
         for allocator in POOLS:
             yield replace(sharded, subject=subject, microbatches=2, allocator=allocator)
     yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
+    for allocator in ("temporary", *POOLS):
+        for subject in ("stack", "tied", "recomputed"):
+            yield replace(sharded, subject=subject, allocator=allocator, microbatches=2)
+    yield replace(sharded, subject="uneven", allocator="fixed_pool", microbatches=2)
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         yield replace(hybrid, microbatches=3)
@@ -133,6 +138,8 @@ def _full(engine: str) -> Iterator[Case]:
             yield replace(case, policy=policy, transport="point_to_point")
             yield replace(case, policy=policy, overlap=False)
             yield replace(case, policy=policy, gather_group=True)
+            for allocator in ("temporary", *POOLS):
+                yield replace(case, policy=policy, allocator=allocator)
     yield from _full_hybrids(engine)
 
 

@@ -159,6 +159,16 @@ class Rows(Stack):
         self.blocks = nn.ModuleList([WideRows()])
 
 
+class Uneven(Stack):
+    """Units of two kinds: a pool with slots for one kind has none for the other."""
+
+    unit_classes = (Block, WideRows)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block(), WideRows()])
+
+
 class Twice(Stack):
     """One unit runs twice in a forward pass, with another between."""
 
@@ -322,6 +332,7 @@ SUBJECTS: dict[str, Subject] = {
     "frozen": Subject(Frozen),
     "rooted": Subject(Rooted),
     "rows": Subject(Rows),
+    "uneven": Subject(Uneven),
     "twice": Subject(Twice),
     "recomputed": Subject(Recomputed),
     "unused": Subject(Unused, {"ddp": _UNUSED_BY_DDP}),
