@@ -154,7 +154,6 @@ class Case:
                 transport=self.transport,
                 allocator=self.allocator,
                 separate_gather_group=self.gather_group,
-                allocator=self.allocator,
                 double_buffer=self.allocator in POOLS,
             ),
             dtypes=ResolvedDtypes(

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import AllocatorName, OuterStrategyName, StrategyName
+from bench.spec import OuterStrategyName, StrategyName
 from bench.validate.cases import (
     EXERCISES,
     EXPERT_PARALLEL,
@@ -29,8 +29,6 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
     *((strategy, "no_shard") for strategy in STRATEGIES),
     *((strategy, "optim") for strategy in _SHARDING),
 )
-
-POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 
 
 def cases(engine: str, *, full: bool) -> list[Case]:
@@ -94,11 +92,9 @@ def _quick(engine: str) -> Iterator[Case]:
     for subject in ("tied", "cross_tied"):
         for allocator in POOLS:
             yield replace(sharded, subject=subject, microbatches=2, allocator=allocator)
-    yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
-    for allocator in ("temporary", *POOLS):
-        for subject in ("stack", "tied", "recomputed"):
-            yield replace(sharded, subject=subject, allocator=allocator, microbatches=2)
+    yield replace(sharded, allocator="temporary", microbatches=2)
+    yield replace(sharded, subject="recomputed", allocator="max_pool", microbatches=2)
     yield replace(sharded, subject="uneven", allocator="fixed_pool", microbatches=2)
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
-from bench.validate.cases import EXPERT_PARALLEL, POLICIES, POOLS
+from bench.validate.cases import EXPERT_PARALLEL, POLICIES
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.checks.pools import pools_bytes
 from bench.validate.checks.verdicts import failed, not_applicable, passed
@@ -22,8 +22,6 @@ def at_rest(evidence: Evidence) -> CheckVerdict | None:
         return None
     if evidence.case.subject in EXPERT_PARALLEL:
         return not_applicable(check, EXPERTS_APART)
-    if evidence.case.allocator in POOLS:
-        return not_applicable(check, "a pool holds its slots at rest as well")
     lacking = evidence.seen[0].lacking
     if "ledger" in lacking or "buckets" in lacking:
         return not_applicable(check, lacking.get("ledger") or lacking["buckets"])

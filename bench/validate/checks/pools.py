@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
 from bench.spec import AllocatorName, EngineSpec
-from bench.validate.cases import POLICIES
+from bench.validate.cases import POLICIES, POOLS
 from bench.validate.checks.collectives import is_root
 from bench.validate.evidence import Evidence
-
-_POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 
 
 def pools_bytes(evidence: Evidence) -> int:
@@ -22,7 +20,7 @@ def pools_bytes(evidence: Evidence) -> int:
     outer reduction is under way at a time, so its pool has one slot.
     """
     case = evidence.case
-    if case.allocator not in _POOLS:
+    if case.allocator not in POOLS:
         return 0
     compute, _, _, wire = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
     changes_dtype = POLICIES[case.policy][2] != POLICIES[case.policy][3]
