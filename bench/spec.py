@@ -101,6 +101,8 @@ class TrainSpec(Frozen):
 
     state_dtype (of the moments) and master_weights (a second copy of every weight inside the
     optimizer) are settings of `precision_aware_adamw`, which also reads decoupled gradients.
+    checkpoint_every: save weights and optimizer state after every that many steps, and record what
+    it took; None never saves.
     """
 
     steps: int = Field(default=20, ge=1)
@@ -110,6 +112,7 @@ class TrainSpec(Frozen):
     optimizer: Literal["adamw", "sgd", "precision_aware_adamw"] = "adamw"
     state_dtype: DtypeName = "fp32"
     master_weights: bool = False
+    checkpoint_every: int | None = Field(default=None, ge=1)
     lr: float = Field(default=3e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     clip_norm: float | None = Field(default=1.0, gt=0)
@@ -156,6 +159,7 @@ _LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("engine", "pool_slots", 2),
     ("train", "state_dtype", "fp32"),
     ("train", "master_weights", False),
+    ("train", "checkpoint_every", None),
 )
 
 

@@ -14,6 +14,7 @@ from reports.document import Document, Figure, Section
 from reports.findings import Findings, find
 from reports.sections.appendix import appendix
 from reports.sections.cells import cells_section
+from reports.sections.checkpoints import checkpoints_section
 from reports.sections.comparison import comparison
 from reports.sections.headline import headline
 from reports.sections.memory import memory_section
@@ -96,7 +97,13 @@ def build_document(
 ) -> Document:
     """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
     nccl = None if runs is None else nccl_section(findings, runs)
-    optional = (switches_section(findings), memory_section(findings), nccl, validation)
+    optional = (
+        switches_section(findings),
+        memory_section(findings),
+        checkpoints_section(findings),
+        nccl,
+        validation,
+    )
     names = ", ".join(sweep.id for sweep in findings.sweeps)
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
     return Document(

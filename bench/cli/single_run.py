@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes, validating
+from bench.derive.checkpoints import checkpoint_cost
 from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunStatus
@@ -50,6 +51,7 @@ def _document(record: RunRecord) -> dict[str, Any]:
         "steps_per_rank": {str(rank): len(steps) for rank, steps in record.steps.items()},
         "environment": record.environment,
         "memory": record.memory,
+        "checkpoints": record.checkpoints,
         "problems": list(record.problems),
     }
 
@@ -87,6 +89,11 @@ def _text(record: RunRecord) -> str:
         window = f"steps {steady.first} to {steady.last}" if steady.stable else "not stable"
         rows.append(("steady state", f"{window} ({steady.reason or steady.method})"))
     rows += [(f"memory: {name}", f"{size:,} bytes") for name, size in _memory(summary)]
+    saved = checkpoint_cost(record)
+    if saved is not None and saved.saves:
+        rows.append(("checkpoints", f"{len(saved.saves)}, one in {saved.every_steps} steps"))
+        rows.append(("checkpoint: median ms", _number(saved.median_milliseconds)))
+        rows.append(("checkpoint: bytes, all ranks", f"{saved.largest_bytes:,}"))
     rows += [("problem", problem) for problem in record.problems]
     return console.columns(("what", "value"), rows)
 

@@ -12,6 +12,7 @@ every microbatch in both, the others once.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,6 +123,10 @@ class MfsdpEngine:
     def inspection(self) -> MfsdpInspection:
         """For `mfsdp-bench validate`."""
         return MfsdpInspection(self._model)
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """The core's own: complete or not there at all."""
+        mfsdp_core.save_checkpoint(folder, self._model, self._optimizer)
 
     def code_path(self) -> str:
         """The package under test."""

@@ -10,6 +10,7 @@ engine that is also `bench.engines.inspection.Inspectable` can be validated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +60,10 @@ class Engine(Protocol):
 
     def wire_bytes(self) -> int | None:
         """Bytes this rank has sent since it was built (`RingBytes` convention); None if unknown."""
+        ...
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write weights and optimizer state to `folder`, which does not exist yet. Collective."""
         ...
 
     def code_path(self) -> str:

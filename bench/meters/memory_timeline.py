@@ -8,6 +8,7 @@ does.
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -182,6 +183,10 @@ class MarkedEngine:
     def wire_bytes(self) -> int | None:
         """As the engine's."""
         return self._engine.wire_bytes()
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """As the engine's."""
+        self._engine.save_checkpoint(folder)
 
     def code_path(self) -> str:
         """As the engine's."""

@@ -7,6 +7,7 @@ results/
     spec.json            ResolvedRun, as the code of the run's arm knows it     written first
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
+    checkpoints.json     time and bytes of checkpoints, of runs that save them
     steps.rank<N>.jsonl  one line per step, appended by rank N alone
     logs/                agent.log, agent.json, rank<N>.log,
                          expected_code.json, code_proof.rank<N>.json
@@ -41,6 +42,7 @@ STATUS = "status.json"
 ENVIRONMENT = "env.json"
 RUNTIME = "runtime.json"
 MEMORY = "memory.json"
+CHECKPOINTS = "checkpoints.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"

@@ -11,13 +11,14 @@ from bench.data.batches import build_batches
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.loop import TrainingLoop
+from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
 from bench.models.build import build_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import MEMORY, RUNTIME, steps_name
+from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME, steps_name
 from bench.store.reading import read_spec
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
@@ -50,24 +51,31 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
     driven: Engine = engine if recorder is None else MarkedEngine(engine, recorder)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
+    saver = None
+    if resolved.train.checkpoint_every is not None:
+        every = resolved.train.checkpoint_every
+        saver = CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
     with SampleSink(run_dir / steps_name(place.rank)) as sink:
         loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
-        cost = loop.run(_after_step(recorder, profile, evidence))
+        cost = loop.run(_after_step(recorder, profile, evidence, saver))
     if evidence is not None:
         evidence.record_groups(resolved)
     if profile is not None:
         profile.stop()
     if place.rank == 0:
+        if saver is not None:
+            write_json_atomically(run_dir / CHECKPOINTS, saver.report())
+            saver.discard()
         timeline = None if recorder is None else recorder.timeline
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
 
 
 def _after_step(
-    recorder: TimelineMeter | None, profile: MemoryProfile | None, evidence: NcclEvidence | None
+    *meters: TimelineMeter | MemoryProfile | NcclEvidence | CheckpointMeter | None,
 ) -> Callable[[int], None] | None:
     """What happens between two steps, outside the clock."""
-    wanted = [one.after_step for one in (recorder, profile, evidence) if one is not None]
+    wanted = [one.after_step for one in meters if one is not None]
     if not wanted:
         return None
 

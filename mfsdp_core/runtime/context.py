@@ -128,6 +128,10 @@ class ShardedContext:
         unit.active_backwards += 1
         self.params.ready(unit)
         unit.show_raw()
+        if unit is self.root:
+            # Nothing runs before the root, so nothing waits for its release.
+            self.params.prefetch(unit, "backward")
+            return
         # The unit that ran before, in backward order, has not been released yet: autograd calls
         # after_backward for it next, from a hook on the same tensor. Gathering ahead now would hold
         # three units at once.

@@ -19,16 +19,21 @@ def prefetched_units(allocator: str) -> tuple[float, list[str]]:
     """Gradient error of the second of two cycles, and the units gathered ahead in it, in order."""
     subject = shard(NAME, "optim_grads_params", 2, torch.float64, allocator=allocator)
     seen: list[str] = []
+    buckets: list[str] = []
 
     def follow(event: Event) -> None:
+        if event.kind != "prefetch":
+            return
         unit = event.bucket.rpartition("/")[0]
-        if event.kind == "prefetch" and seen[-1:] != [unit]:
+        # A unit's buckets come one after another, in order; the first one again is a new gather.
+        if seen[-1:] != [unit] or event.bucket <= buckets[-1]:
             seen.append(unit)
+        buckets.append(event.bucket)
 
+    subject.model.events.subscribe(follow)
     for cycle in range(2):
         subject.model.zero_grad_buffer()
         seen.clear()
-        subject.model.events.subscribe(follow)
         subject.run_cycle(1, cycle=cycle)
     expected = expected_gradient(NAME, 2, 1, torch.float64, 1)
     return relative_difference(subject.full_gradient(), expected), seen

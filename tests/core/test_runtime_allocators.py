@@ -264,7 +264,8 @@ def with_prefetch(arguments: dict[str, Any]) -> tuple[bool, int]:
     ("arguments", "most"),
     [
         ({"prefetch_order": "static"}, 2),
-        ({"prefetch_order": [f"blocks.{p}" for p in (1, 0, 3, 2, 5, 4)]}, 3),
+        # Not the order in which they run: weights arrive too late or stay too long, but are right.
+        ({"prefetch_order": [f"blocks.{p}" for p in (1, 0, 3, 2, 5, 4)]}, 6),
         ({"prefetch_budget_bytes": 0}, 2),
         ({"prefetch_budget_bytes": 1 << 20}, 6),
         ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool", "pool_slots": 3}, 3),

@@ -1,0 +1,45 @@
+"""What saving checkpoints cost, cell by cell."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from bench.derive.checkpoints import CheckpointCost, checkpoint_cost
+from reports import quantity
+from reports.cells import Cell
+from reports.document import Section, TableBlock
+from reports.findings import Findings
+from reports.table import Row, Table, columns
+
+_CAPTION = (
+    "Median time of rank 0 from the call to its return, between two steps and outside of their "
+    "times; bytes of all ranks together. The host may still be writing when the call returns."
+)
+
+
+def checkpoints_section(findings: Findings) -> Section | None:
+    """None where no run saved a checkpoint."""
+    rows = [row for cell in findings.finished if (row := _row(cell)) is not None]
+    if not rows:
+        return None
+    titles = columns("cell", "every steps", "saves", "median ms", "bytes")
+    return Section(
+        "checkpoints", "Checkpoints", (TableBlock(Table(titles, tuple(rows)), _CAPTION),)
+    )
+
+
+def _row(cell: Cell) -> Row | None:
+    found = [checkpoint_cost(run.record) for run in cell.finished]
+    costs: list[CheckpointCost] = [cost for cost in found if cost is not None and cost.saves]
+    if not costs:
+        return None
+    times = [save.milliseconds for cost in costs for save in cost.saves]
+    return Row(
+        (
+            cell.name,
+            str(costs[0].every_steps),
+            str(len(times)),
+            quantity.significant(median(times)),
+            quantity.binary_bytes(max(cost.largest_bytes for cost in costs)),
+        )
+    )
