@@ -20,6 +20,8 @@ Recompute = Literal["none", "full", "selective"]
 DataKind = Literal["text", "markov", "random"]
 DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
+#: Allocators whose slots exist from the start.
+POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 TransportName = Literal["auto", "native", "point_to_point"]
 Profile = Literal["none", "memory"]
 NcclRecord = Literal["none", "evidence"]

@@ -9,6 +9,7 @@ from typing import Final
 
 from bench.derive.timeline import peak, read_timeline
 from bench.record import RunRecord
+from bench.spec import POOLS
 from reports.cells import Cell
 
 #: Name of a switch -> the settings that make it up.
@@ -63,7 +64,7 @@ def setting_text(cell: Cell, switch: str) -> str:
     """The value of a switch in a cell: `max_pool, 2 slots`."""
     engine = cell.resolved.engine
     value = str(getattr(engine, switch))
-    pooled = switch == "allocator" and engine.allocator in ("fixed_pool", "max_pool")
+    pooled = switch == "allocator" and engine.allocator in POOLS
     return f"{value}, {engine.pool_slots} slots" if pooled else value
 
 

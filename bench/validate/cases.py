@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.spec import (
+    POOLS,
     AllocatorName,
     DataSpec,
     DtypeName,
@@ -47,9 +48,6 @@ EXERCISES: dict[Exercise, str] = {
 #: Subjects that were cut by tensor parallelism over this many ranks, or spread their experts.
 TENSOR_PARALLEL: dict[str, int] = {"rowwise": 2}
 EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
-
-#: Allocators that keep what they hold.
-POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 
 STEPS = 3
 CLIP_NORM = 0.05

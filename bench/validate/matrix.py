@@ -8,12 +8,11 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import OuterStrategyName, StrategyName
+from bench.spec import POOLS, OuterStrategyName, StrategyName
 from bench.validate.cases import (
     EXERCISES,
     EXPERT_PARALLEL,
     POLICIES,
-    POOLS,
     STRATEGIES,
     TENSOR_PARALLEL,
     Case,

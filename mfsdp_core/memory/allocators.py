@@ -106,9 +106,7 @@ class TemporaryAllocator:
         if held is None:
             held = torch.empty(key.elements, dtype=key.dtype, device=self._device)
             self._held[key] = held
-            self._ledger.add(
-                CATEGORY_OF_ROLE[key.role], key.size_bytes, bucket=key.bucket, role=key.role
-            )
+            _book(self._ledger, key, key.size_bytes)
             if key.role == "compute_weights":
                 end = weakref.finalize(held.untyped_storage(), self._book_end, key)
                 end.atexit = False
@@ -120,9 +118,7 @@ class TemporaryAllocator:
             self._book_end(key)
 
     def _book_end(self, key: BufferKey) -> None:
-        self._ledger.add(
-            CATEGORY_OF_ROLE[key.role], -key.size_bytes, bucket=key.bucket, role=key.role
-        )
+        _book(self._ledger, key, -key.size_bytes)
 
 
 class StorageResizeAllocator:
@@ -156,9 +152,7 @@ class StorageResizeAllocator:
             tensor.untyped_storage().resize_(key.size_bytes)
         if key not in self._held:
             self._held.add(key)
-            self._ledger.add(
-                CATEGORY_OF_ROLE[key.role], key.size_bytes, bucket=key.bucket, role=key.role
-            )
+            _book(self._ledger, key, key.size_bytes)
         return tensor
 
     def release(self, key: BufferKey) -> None:
@@ -166,9 +160,7 @@ class StorageResizeAllocator:
         if key in self._held:
             self._held.remove(key)
             self._tensors[key].untyped_storage().resize_(0)
-            self._ledger.add(
-                CATEGORY_OF_ROLE[key.role], -key.size_bytes, bucket=key.bucket, role=key.role
-            )
+            _book(self._ledger, key, -key.size_bytes)
 
 
 class PersistentAllocator:
@@ -193,10 +185,12 @@ class PersistentAllocator:
         if tensor is None:
             tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
             self._tensors[key] = tensor
-            self._ledger.add(
-                CATEGORY_OF_ROLE[key.role], key.size_bytes, bucket=key.bucket, role=key.role
-            )
+            _book(self._ledger, key, key.size_bytes)
         return tensor
 
     def release(self, key: BufferKey) -> None:
         """Keep it."""
+
+
+def _book(ledger: MemoryLedger, key: BufferKey, size_bytes: int) -> None:
+    ledger.add(CATEGORY_OF_ROLE[key.role], size_bytes, bucket=key.bucket, role=key.role)

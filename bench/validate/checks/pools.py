@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
-from bench.spec import AllocatorName, EngineSpec
-from bench.validate.cases import POLICIES, POOLS
+from bench.spec import POOLS, AllocatorName, EngineSpec
+from bench.validate.cases import POLICIES
 from bench.validate.checks.collectives import is_root
 from bench.validate.evidence import Evidence
 
