@@ -35,7 +35,7 @@ from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
+from mfsdp_core.runtime.pool_requests import pool_requests, pooled_dtypes
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
@@ -165,7 +165,6 @@ class _GroupFactory:
             config.allocation,
             pool_requests(specs),
             pooled_dtypes(specs),
-            FEWER_SLOTS,
             device=environment.device,
             ledger=environment.ledger,
         )

@@ -37,6 +37,30 @@ def switches_section(findings: Findings) -> Section | None:
     return Section("switches", "One switch at a time", tuple(blocks))
 
 
+def switch_sentences(findings: Findings) -> list[str]:
+    """For the headline: whether allocators agree to the last bit, and what memory they take."""
+    return [_agreement(group) for group in switch_groups(findings.finished) if group.must_agree]
+
+
+def _agreement(group: SwitchGroup) -> str:
+    cells = (group.base, *group.others)
+    broken = [found.cell.name for found in group.others if not found.exact]
+    same = (
+        f"not the same bits in {', '.join(broken)} as in {group.base.cell.name}"
+        if broken
+        else f"the same bits in {quantity.counted(len(cells), 'cell')}"
+    )
+    text = f"{_TITLES[group.switch]}: losses and gradient norms have {same}"
+    peaks = [found for found in cells if found.peak_bytes is not None]
+    if not peaks:
+        return f"{text}."
+    low, high = (choose(peaks, key=lambda found: found.peak_bytes or 0) for choose in (min, max))
+    return (
+        f"{text}; memory peak of a step from {quantity.binary_bytes(low.peak_bytes)} "
+        f"({low.cell.name}) to {quantity.binary_bytes(high.peak_bytes)} ({high.cell.name})."
+    )
+
+
 def _table(group: SwitchGroup) -> Table:
     titles = columns(
         "cell",
@@ -58,7 +82,7 @@ def _row(found: Difference, group: SwitchGroup, role: str | None) -> Row:
         verdict = "compared with"
     else:
         verdict = "the same bits" if found.exact else "not the same bits"
-    broken = role is None and not found.exact and group.switch == "allocator"
+    broken = role is None and not found.exact and group.must_agree
     texts = (
         found.cell.name,
         setting_text(found.cell, group.switch),
