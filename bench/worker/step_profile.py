@@ -31,10 +31,13 @@ from bench.data.batches import Batches, build_batches
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import UsageError
+from bench.launch.git_state import git_state
 from bench.models.build import build_model
+from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
 from bench.store.reading import read_spec
+from bench.store.run_folder import utc_now
 
 PHASES = ("forward and backward", "clip", "optimizer", "zero_grad")
 METERS = ("wall_milliseconds", "cpu_milliseconds", "page_faults")
@@ -126,16 +129,16 @@ def _rank(rank: int, runs: Sequence[ResolvedRun], steps: int, folder: str) -> No
     operations = [_profiled(subject.step) for subject in subjects]
     dist.barrier()
     if rank == 0:
-        document = {
+        engines = {
             name: {"phases": phases, "operations_self_milliseconds": taken}
             for (name, phases), taken in zip(found, operations, strict=True)
         }
-        write_json_atomically(Path(folder) / "found.json", document)
+        write_json_atomically(Path(folder) / "found.json", engines)
     os._exit(0)  # gloo's threads may abort an interpreter that ends (bench/worker/process.py)
 
 
 def measure(runs: Sequence[ResolvedRun], steps: int) -> dict[str, Any]:
-    """The profile of engines side by side, by engine, strategy and compute dtype.
+    """The profile of engines side by side: number and slug of a run -> phases and operations.
 
     Raises:
         UsageError: the runs differ in ranks, or are not for CPU ranks.
@@ -152,12 +155,24 @@ def measure(runs: Sequence[ResolvedRun], steps: int) -> dict[str, Any]:
         return found
 
 
-def table(document: dict[str, Any]) -> str:
+def origin() -> dict[str, Any]:
+    """Machine, date and code of a measurement that begins now."""
+    machine = Machine.detect()
+    return {
+        "measured_utc": utc_now(),
+        "cpu": f"{machine.cpu_name}, {machine.cpu_count} cores",
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "torch": torch.__version__,
+        "git": git_state(Path(__file__).parents[2]),
+    }
+
+
+def table(engines: dict[str, Any]) -> str:
     """The phases as text, one line per phase, ratios to the first engine."""
-    names = list(document)
+    names = list(engines)
     lines = [f"{'wall (CPU) ms, faults':24}" + "".join(f"{name:>43}" for name in names)]
     for phase in (*PHASES, "step"):
-        cells = [document[name]["phases"][phase] for name in names]
+        cells = [engines[name]["phases"][phase] for name in names]
         first = cells[0]["wall_milliseconds"]
         lines.append(f"{phase:24}" + "".join(_columns(cell, first) for cell in cells))
     return "\n".join(lines)
@@ -176,10 +191,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, metavar="FILE")
     arguments = parser.parse_args()
     specs = [_spec(folder) for folder in arguments.runs]
+    facts = origin()
     found = measure(specs, arguments.steps)
     sys.stdout.write(table(found) + "\n")
     if arguments.out is not None:
-        write_json_atomically(arguments.out, found)
+        write_json_atomically(arguments.out, facts | {"engines": found})
 
 
 def _spec(folder: Path) -> ResolvedRun:
