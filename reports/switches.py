@@ -16,6 +16,7 @@ from reports.cells import Cell
 SWITCHES: Final = {
     "allocator": ("allocator", "double_buffer", "pool_slots"),
     "transport": ("transport",),
+    "fine_grained_gather": ("fine_grained_gather",),
 }
 
 

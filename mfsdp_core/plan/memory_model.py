@@ -7,7 +7,8 @@ line                     category         elements            dtype        where
 compute weights          compute_weights  S                   compute      parameter REPLICATE
 preserved root weights   compute_weights  S                   compute      parameter FLAT, root only
 compute shard            compute_weights  S/N                 compute      parameter FLAT, and the
-                                                                           main weights lie apart
+                                                                           outer axis shards the
+                                                                           optimizer
 main weights             main_weights     S/N, or S/(N*M),    main_params  main and compute dtypes
                                           or S where the                   differ, or a shard that
                                           optimizer is whole               serves as both
@@ -338,10 +339,10 @@ class _Bucket:
         if self.strategy.inner.gathers_every_use:
             if self.plan.unit == ROOT:
                 yield self._line("preserved root weights", "compute_weights", compute, self._whole)
-            if self.dtypes.shares_weights and not self.strategy.outer.shards_optimizer:
-                yield self._line("main weights", "main_weights", compute, self._inner_slice)
-            else:
+            if self.strategy.outer.shards_optimizer:
                 yield self._line("compute shard", "compute_weights", compute, self._inner_slice)
+            elif self.dtypes.shares_weights:
+                yield self._line("main weights", "main_weights", compute, self._inner_slice)
         else:
             yield self._line("compute weights", "compute_weights", compute, self._whole)
         if not self.dtypes.shares_weights:

@@ -289,7 +289,6 @@ def test_every_line_of_a_bucket_is_named_and_padding_is_a_line_of_its_own() -> N
     )
     assert first.bytes_by_line() == {
         "preserved root weights": 4 * 2,
-        "compute shard": (9 + 2) * 2,
         "main weights": (9 + 2) * 4,
         "gradient accumulator": (9 + 2) * 2,
         "cast gradient": (9 + 2) * 4,
@@ -299,12 +298,11 @@ def test_every_line_of_a_bucket_is_named_and_padding_is_a_line_of_its_own() -> N
     }
     # The last rank has 2 rows and one of padding in every buffer, and no moments for padding.
     assert last.bytes_by_line() == first.bytes_by_line() | {
-        "compute shard": (6 + 2) * 2,
         "main weights": (6 + 2) * 4,
         "gradient accumulator": (6 + 2) * 2,
         "cast gradient": (6 + 2) * 4,
         "optimizer state": 2 * (6 + 2) * 4,
-        "padding": 3 * (2 + 4 + 2 + 4),
+        "padding": 3 * (4 + 2 + 4),
     }
     assert first.total_bytes == sum(first.bytes_by_line().values())
 
