@@ -68,6 +68,17 @@ def test_a_reducer_may_differ_and_the_report_says_by_how_much(store):
     assert [row.kind for row in table.rows] == ["plain", "plain"]
 
 
+def test_the_headline_says_how_far_reducers_are_apart(store):
+    found = findings(
+        store, {"p2p": (engine(transport="point_to_point"), 0.0), "native": (engine(), 1e-6)}
+    )
+    (sentences,) = [b for b in headline(found).blocks if isinstance(b, Bullets)]
+    assert sentences.items[-1][1] == (
+        "Reducers with fp32 gradients on the wire: auto against point_to_point: gradient norm of "
+        "the first step up to 0 apart, losses up to 1.0e-06 (relative)."
+    )
+
+
 def test_two_cells_of_one_configuration_are_no_group(store):
     found = findings(store, {"a": (engine(), 0.0), "b": (engine(), 0.0)})
     assert switch_groups(found.finished) == []
