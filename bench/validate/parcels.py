@@ -1,7 +1,7 @@
 """Answers of ranks as bytes: pickles whose tensors travel as plain bytes.
 
-torch pickles every tensor as an archive of its own, which takes ten times as long for the small ones
-that ranks send by the thousand.
+torch pickles every tensor as an archive of its own, which takes ten times as long for the small
+ones that ranks send by the thousand.
 """
 
 from __future__ import annotations
