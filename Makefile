@@ -20,6 +20,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# Pairs of runs of `make bench` whose steps are profiled side by side.
+PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2xcpu \
+  fsdp2-optim_grads_params-bf16-2xcpu:mfsdp-optim_grads_params-bf16-2xcpu \
+  ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
+
 .PHONY: help venv demo test check bench gpu-check nightly clean
 
 help:
@@ -80,6 +85,11 @@ bench: venv
 	@$(BIN)/mfsdp-bench compare speed_memory
 	@$(BIN)/mfsdp-bench compare speed
 	@$(BIN)/python -m reports.floor speed
+	@for pair in $(PROFILED); do \
+	  $(BIN)/python -m bench.worker.step_profile --out results/profile-$${pair#*:}.json \
+	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
+	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
+	done
 
 gpu-check: venv
 	@$(BIN)/python -c 'import sys, torch; \

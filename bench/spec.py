@@ -80,7 +80,11 @@ class DtypeSpec(Frozen):
 
 
 class EngineSpec(Frozen):
-    """The implementation under test and its switches. `strategy` None: the engine's default."""
+    """The implementation under test and its switches. `strategy` None: the engine's default.
+
+    fine_grained_gather: gather module by module; None: by the rule of
+    `mfsdp_core.plan.fine_grained`.
+    """
 
     name: EngineName = "mfsdp"
     strategy: StrategyName | None = None
@@ -96,6 +100,7 @@ class EngineSpec(Frozen):
     decoupled_grad: bool = False
     separate_gather_group: bool = False
     pool_slots: int = Field(default=2, ge=2)
+    fine_grained_gather: bool | None = None
 
 
 class TrainSpec(Frozen):
@@ -159,6 +164,8 @@ _LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("engine", "decoupled_grad", False),
     ("engine", "separate_gather_group", False),
     ("engine", "pool_slots", 2),
+    ("engine", "fine_grained_gather", None),
+    ("engine", "fine_grained_gather", False),
     ("train", "state_dtype", "fp32"),
     ("train", "master_weights", False),
     ("train", "checkpoint_every", None),
@@ -309,7 +316,7 @@ class ResolvedRun(Frozen):
         for limit in ("timeout_seconds", "hang_seconds"):
             del document["launch"][limit]
         for section, setting, default in _LATER_SETTINGS:
-            if document[section][setting] == default:
+            if document[section].get(setting, ...) == default:
                 del document[section][setting]
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 

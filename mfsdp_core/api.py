@@ -117,6 +117,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
     units that no slot serves keep their buffers, instead of resizing their storage.
+    enable_fine_grained_param_gather: gather a unit's buckets module by module, as modules run that
+    need them, rather than at the start of the unit (README, Gathering by module).
     prefetch_order: the order in which units are expected to run: as the first complete pass ran
     them (`recorded`), as they are registered (`static`), or their names in the order given.
     prefetch_budget_bytes: gather units ahead as long as those that have not run yet stay within it;
@@ -152,6 +154,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
             if isinstance(prefetch_order, str)
             else tuple(prefetch_order),
             prefetch_budget_bytes=prefetch_budget_bytes,
+            gather_by_module=enable_fine_grained_param_gather,
         ),
         has_outer_axis=dp_outer_dim is not None,
         allocation=parse_allocation(

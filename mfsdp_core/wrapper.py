@@ -172,7 +172,7 @@ class MegatronFSDP(nn.Module):
         """Start gathering what the next forward pass needs first; `force_sync` also waits."""
         context = self._context
         context.params.issue(context.root)
-        context.params.prefetch(context.root, "forward")
+        context.gathering.ahead(context.gathering.points[0], "forward")
         if force_sync:
             self.synchronize_param_gather()
 

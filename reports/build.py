@@ -22,9 +22,11 @@ from reports.sections.method import method
 from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
 from reports.sections.switches import switches_section
+from reports.sections.targets import targets_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
-from reports.sweep_view import load_sweeps
+from reports.sweep_view import SweepView, load_sweeps
+from reports.targets import targets_of
 
 HTML_NAME = "report.html"
 MARKDOWN_NAME = "report.md"
@@ -63,8 +65,10 @@ def write_report(
         StoreFullError: no space.
     """
     out = _made_folder(Path(out_dir).expanduser().absolute())
-    findings = find(load_sweeps(store, sweep_ids), reference)
-    document = build_document(findings, store.root / "runs", validation_section(store))
+    views = load_sweeps(store, sweep_ids)
+    findings = find(views, reference, targets_of(store, views))
+    arms = _arms(store, views)
+    document = build_document(findings, store.root / "runs", validation_section(store), arms)
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
     figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
     for path, figure in zip(figures, drawn, strict=True):
@@ -80,6 +84,15 @@ def write_report(
     )
 
 
+def _arms(store: ResultsStore, views: Sequence[SweepView]) -> Section | None:
+    if not any(len(view.arms) > 1 for view in views):
+        return None
+    # Here and not above: reports without arms do not wait for scipy.
+    from reports.sections.arms import arms_section
+
+    return arms_section(store, views)
+
+
 def _made_folder(out: Path) -> Path:
     """The folder and its place for figures, made before the work that would be lost."""
     try:
@@ -93,9 +106,13 @@ def _made_folder(out: Path) -> Path:
 
 
 def build_document(
-    findings: Findings, runs: Path | None = None, validation: Section | None = None
+    findings: Findings,
+    runs: Path | None = None,
+    validation: Section | None = None,
+    arms: Section | None = None,
 ) -> Document:
     """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
+    first = (targets_section(findings), arms)
     nccl = None if runs is None else nccl_section(findings, runs)
     optional = (
         switches_section(findings),
@@ -111,6 +128,7 @@ def build_document(
         subtitle=f"from {sources}" if sources else "",
         sections=(
             headline(findings),
+            *(section for section in first if section is not None),
             cells_section(findings),
             comparison(findings),
             parity_section(findings),

@@ -79,6 +79,16 @@ class Cell:
         return self.runs[0].record.resolved
 
     @property
+    def arm(self) -> str | None:
+        """The side of a comparison that its runs were made for; None without arms."""
+        return self.runs[0].record.status.arm
+
+    @property
+    def name_without_arm(self) -> str:
+        """The same for all arms of a cell."""
+        return self.name.removesuffix(f" [{self.arm}]")
+
+    @property
     def measured(self) -> tuple[Run, ...]:
         """Runs whose times count."""
         return tuple(run for run in self.runs if run.kind == "measured")

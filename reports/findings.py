@@ -11,15 +11,18 @@ from reports.change import Change, MemoryMetric, change_between, memory_metric
 from reports.parity import ParityGroup, ParityRow, parity_groups
 from reports.plots.style import Look, looks
 from reports.reference import choose_reference
-from reports.sweep_view import SweepView
+from reports.sweep_view import SweepView, base_arm
+from reports.targets import TargetResult
 from reports.tradeoffs import Flag, tradeoff_flags
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`changes`: cells against `reference`, only on the reference's hardware.
+    """`changes`: cells against `reference`, or against the first arm of the same cell.
 
-    other_hardware: measured cells that ran on different hardware and are therefore not compared.
+    Where sweeps have arms and no reference was named, arms are compared within their cell, and
+    `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
+    on different hardware than what they would be compared with. targets: of all sweeps.
     """
 
     sweeps: tuple[SweepView, ...]
@@ -32,6 +35,11 @@ class Findings:
     flags: tuple[Flag, ...]
     memory_metric: MemoryMetric | None
     looks: Mapping[str, Look]
+    targets: tuple[TargetResult, ...] = ()
+
+    def is_reference(self, cell: Cell) -> bool:
+        """Whether other cells are compared with `cell`."""
+        return cell is self.reference or any(change.base is cell for change in self.changes)
 
     @property
     def measured(self) -> tuple[Cell, ...]:
@@ -49,15 +57,21 @@ class Findings:
         return sum(sweep.planned for sweep in self.sweeps)
 
 
-def find(sweeps: Sequence[SweepView], reference_name: str | None = None) -> Findings:
-    """Compute all comparisons.
+def find(
+    sweeps: Sequence[SweepView],
+    reference_name: str | None = None,
+    targets: Sequence[TargetResult] = (),
+) -> Findings:
+    """Compute all comparisons; `targets` are those of the sweeps, judged.
 
     Raises:
         UsageError: `reference_name` is no cell that was measured.
     """
     cells = tuple(cell for sweep in sweeps for cell in sweep.cells)
-    reference = choose_reference(cells, reference_name, lambda cell: cell.n > 0)
-    changes, elsewhere = _changes(cells, reference)
+    within = {} if reference_name else _bases(sweeps)
+    alone = cells if reference_name else [cell for cell in cells if cell.name not in within]
+    reference = choose_reference(alone, reference_name, lambda cell: cell.n > 0)
+    changes, elsewhere = _changes(cells, reference, within)
     groups = tuple(parity_groups(cells))
     rows: dict[str, ParityRow] = {row.cell.name: row for group in groups for row in group.rows}
     return Findings(
@@ -71,16 +85,35 @@ def find(sweeps: Sequence[SweepView], reference_name: str | None = None) -> Find
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in cells if cell.n]),
         looks=looks(cells),
+        targets=tuple(targets),
     )
 
 
+def _bases(sweeps: Sequence[SweepView]) -> dict[str, Cell | None]:
+    """By name, every cell that is an arm -> the first arm of the same cell, None where it has none.
+
+    A sweep with one arm compares nothing by arms: its cells are compared as any others.
+    """
+    found: dict[str, Cell | None] = {}
+    for sweep in sweeps:
+        if len(sweep.arms) <= 1:
+            continue
+        base = base_arm(sweep.arms)
+        first = {cell.name_without_arm: cell for cell in sweep.cells if cell.arm == base}
+        found |= {cell.name: first.get(cell.name_without_arm) for cell in sweep.cells if cell.arm}
+    return found
+
+
 def _changes(
-    cells: Sequence[Cell], reference: Cell | None
+    cells: Sequence[Cell], reference: Cell | None, within: Mapping[str, Cell | None]
 ) -> tuple[tuple[Change, ...], tuple[Cell, ...]]:
-    if reference is None:
-        return (), ()
-    key = hardware_key(reference.measured[0].record)
-    others = [cell for cell in cells if cell.n and cell is not reference]
-    same = [cell for cell in others if hardware_key(cell.measured[0].record) == key]
-    elsewhere = tuple(cell for cell in others if cell not in same)
-    return tuple(change_between(reference, cell) for cell in same), elsewhere
+    changes, elsewhere = [], []
+    for cell in cells:
+        base = within.get(cell.name, reference)
+        if base is None or base is cell or not (base.n and cell.n):
+            continue
+        if hardware_key(cell.measured[0].record) == hardware_key(base.measured[0].record):
+            changes.append(change_between(base, cell))
+        else:
+            elsewhere.append(cell)
+    return tuple(changes), tuple(elsewhere)

@@ -7,7 +7,7 @@ of the 95 % interval that is farther from no change. A gate's tolerance is never
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import stdev
@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.derive.hardware import HardwareKey
 from bench.errors import NothingMeasuredError, UsageError
+from bench.store import ResultsStore
 from reports import quantity
 from reports.cell_evidence import CellEvidence
 from reports.statistics.estimate import estimate_paired
@@ -199,3 +200,16 @@ def _cell(item: Mapping[str, Any]) -> CellNoise:
 def _time(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
+    """Finds the noise calibration of a kind of hardware; reads each file once."""
+    known: dict[HardwareKey, NoiseCalibration | None] = {}
+
+    def find(key: HardwareKey) -> NoiseCalibration | None:
+        if key not in known:
+            document = store.noise.find(key.slug)
+            known[key] = None if document is None else NoiseCalibration.from_document(document)
+        return known[key]
+
+    return find

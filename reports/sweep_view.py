@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,19 +26,26 @@ class SweepView:
     """`cells` in the order of the plan. `problems` are sentences about files that are damaged.
 
     merged: (cell, cell whose runs count for it too). stale: runs of configurations that the sweep
-    no longer plans; they are left out.
+    no longer plans; they are left out. arms: planned or found, in that order; planned counts each
+    cell once per arm.
     """
 
     id: str
     description: str = ""
     source: str = ""
     planned: int = 0
+    arms: tuple[str, ...] = ()
     cells: tuple[Cell, ...] = ()
     not_run: tuple[str, ...] = ()
     pruned: tuple[PrunedCell, ...] = ()
     merged: tuple[tuple[str, str], ...] = ()
     stale: int = 0
     problems: tuple[str, ...] = ()
+
+
+def base_arm(arms: Sequence[str]) -> str:
+    """What the others are compared with unless somebody says otherwise: `base`, or the first."""
+    return "base" if "base" in arms else arms[0]
 
 
 def load_sweeps(store: ResultsStore, sweep_ids: Sequence[str]) -> list[SweepView]:
@@ -72,11 +79,13 @@ def _load(
         plan = {}
     planned = _planned(plan)
     by_cell = _members(own, planned, records) if planned else _by_name(own)
+    planned_arms = [_text(item, "name") for item in _items(plan, "arms")]
+    arms = _arms(planned_arms, own)
+    by_cell = _with_arms_in_order(by_cell, arms)
     cells = [
         make_cell(prefix + cell + (f" [{arm}]" if arm else ""), members)
         for (cell, arm), members in by_cell.items()
     ]
-    ran = {cell for cell, _ in by_cell}
     shown = {record.run_id for members in by_cell.values() for record in members}
     stale = sum(record.run_id not in shown for record in own)
     problems.extend(f"{run.run_id}: {run.problem}" for run in store.damaged())
@@ -84,9 +93,10 @@ def _load(
         id=sweep_id,
         description=_text(plan, "description"),
         source=_text(plan, "source"),
-        planned=len(planned) or len(ran),
+        planned=len(planned) * max(1, len(planned_arms)) or len(by_cell),
+        arms=arms,
         cells=tuple(cells),
-        not_run=tuple(prefix + cell for cell in planned if cell not in ran),
+        not_run=tuple(prefix + name for name in _not_run(planned, planned_arms, by_cell)),
         pruned=tuple(
             PrunedCell(prefix + _text(item, "id"), _text(item, "rule"), _text(item, "reason"))
             for item in _items(plan, "pruned")
@@ -121,6 +131,36 @@ def _members(
         for record in same:
             found.setdefault((cell, record.status.arm or ""), []).append(record)
     return found
+
+
+def _arms(planned: Sequence[str], own: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Names of the arms in the order of the plan, then those that only runs have."""
+    found = [record.status.arm for record in own]
+    return tuple(dict.fromkeys(name for name in [*planned, *found] if name))
+
+
+def _not_run(
+    planned: Iterable[str], arms: Sequence[str], found: Container[tuple[str, str]]
+) -> list[str]:
+    """Planned cells without a run; of a cell that lacks some of its arms only, these."""
+    names = []
+    for cell in planned:
+        missing = [arm for arm in arms or ("",) if (cell, arm) not in found]
+        if len(missing) == max(1, len(arms)):
+            names.append(cell)
+        else:
+            names += [f"{cell} [{arm}]" for arm in missing]
+    return names
+
+
+def _with_arms_in_order(
+    by_cell: Mapping[tuple[str, str], list[RunRecord]], arms: Sequence[str]
+) -> dict[tuple[str, str], list[RunRecord]]:
+    """The arms of every cell in their own order, whichever of them happened to run first."""
+    place = {arm: index for index, arm in enumerate(arms)}
+    cells = {cell: index for index, (cell, _) in enumerate(by_cell)}
+    keys = sorted(by_cell, key=lambda key: (cells[key[0]], place.get(key[1], -1)))
+    return {key: by_cell[key] for key in keys}
 
 
 def _by_name(own: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:

@@ -16,6 +16,7 @@ from reports.cells import Cell
 SWITCHES: Final = {
     "allocator": ("allocator", "double_buffer", "pool_slots"),
     "transport": ("transport",),
+    "fine_grained_gather": ("fine_grained_gather",),
 }
 
 
@@ -43,9 +44,14 @@ class SwitchGroup:
     base: Difference
     others: tuple[Difference, ...]
 
+    @property
+    def must_agree(self) -> bool:
+        """Whether the switch may not change a single bit of any loss."""
+        return self.switch == "allocator"
+
 
 def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
-    """Every group of at least two finished cells, switch by switch, in the order of the cells."""
+    """Finished cells that differ in one switch only, group by group, switch by switch."""
     found = []
     for switch, settings in SWITCHES.items():
         groups: dict[str, list[Cell]] = {}
@@ -53,7 +59,7 @@ def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
             if cell.finished:
                 groups.setdefault(_without(cell, settings), []).append(cell)
         for members in groups.values():
-            if len(members) > 1:
+            if len({_values(cell, settings) for cell in members}) > 1:
                 base, *others = members
                 differences = (_difference(cell, base) for cell in others)
                 found.append(SwitchGroup(switch, _difference(base, base), tuple(differences)))
@@ -73,6 +79,10 @@ def _without(cell: Cell, settings: Sequence[str]) -> str:
     for setting in settings:
         document["engine"].pop(setting, None)
     return json.dumps(document, sort_keys=True)
+
+
+def _values(cell: Cell, settings: Sequence[str]) -> tuple[object, ...]:
+    return tuple(getattr(cell.resolved.engine, setting) for setting in settings)
 
 
 def _difference(cell: Cell, base: Cell) -> Difference:

@@ -12,27 +12,38 @@ memory, which repeats almost exactly, by the ratio of medians.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
+from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports import quantity
 from reports.cells import Run
-from reports.statistics.estimate import estimate_paired
+from reports.sweep_view import SweepView
 from reports.table import Column, Row, RowKind, Table
 
 TargetVerdict = Literal["met", "missed", "undecided", "unmeasured"]
 
+METHOD = (
+    "Ratios are head over base. A time is met if the interval of the paired ratio over complete "
+    "interleaved blocks ends at or below the target, missed if it begins above, else undecided; "
+    "fewer than six blocks give no interval. Memory repeats almost exactly and is judged by the "
+    "ratio of medians."
+)
 _COLUMNS = (
     Column("cell", "left"),
     Column("metric", "left"),
+    Column("verdict", "left"),
     Column("target, at most"),
     Column("ratio of medians"),
     Column("interval of the paired ratio"),
-    Column("verdict", "left"),
     Column("base"),
     Column("head"),
     Column("runs", "left"),
@@ -73,14 +84,40 @@ def judge_targets(store: ResultsStore, sweep: str) -> list[TargetResult]:
         UsageError: there is no such sweep.
     """
     plan = store.read_plan(sweep)
-    targets = [one for one in plan.get("targets", ()) if isinstance(one, Mapping)]
+    targets = _planned(plan)
+    if not targets:
+        return []
     records = [record for record in store.records(sweep=sweep) if record.status.arm]
     results = []
     for target in targets:
-        arms = [str(target["base"]), str(target["head"])]
-        blocks = complete_blocks(records, arms).get(str(target["cell"]), [])
+        blocks = complete_blocks(records, [target.base, target.head]).get(target.cell, [])
         results.append(_judged(target, blocks))
     return results
+
+
+def targets_of(store: ResultsStore, sweeps: Sequence[SweepView]) -> list[TargetResult]:
+    """`judge_targets` of every sweep of a report; cells are named as in the report."""
+    found = []
+    for sweep in sweeps:
+        prefix = f"{sweep.id}: " if len(sweeps) > 1 else ""
+        try:
+            results = judge_targets(store, sweep.id)
+        except UsageError:  # no plan that can be read, so no targets; the report says so elsewhere
+            continue
+        found += [replace(result, cell=prefix + result.cell) for result in results]
+    return found
+
+
+def targets_sentence(results: Sequence[TargetResult]) -> str:
+    """How many of the targets were met, and which were not, in one sentence."""
+    counts = Counter(result.verdict for result in results)
+    found = ", ".join(f"{counts[word]} {word}" for word in _KINDS if counts[word])
+    missed = [
+        f"{r.metric} of {r.cell} (ratio {r.ratio:.3f}, at most {r.at_most:.2f})"
+        for r in results
+        if r.verdict == "missed"
+    ]
+    return f"Targets of the sweep: {found}" + (f"; missed: {', '.join(missed)}." if missed else ".")
 
 
 def target_table(results: Sequence[TargetResult]) -> Table:
@@ -93,15 +130,36 @@ def to_data(results: Sequence[TargetResult]) -> list[dict[str, Any]]:
     return [asdict(result) for result in results]
 
 
-def _judged(target: Mapping[str, Any], blocks: Sequence[Block]) -> TargetResult:
-    base_arm, head_arm = str(target["base"]), str(target["head"])
-    metric, at_most = str(target["metric"]), float(target["at_most"])
+class _Planned(BaseModel):
+    """A target as the plan keeps it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    cell: str
+    base: str
+    head: str
+    metric: str
+    at_most: float
+
+
+def _planned(plan: Mapping[str, Any]) -> list[_Planned]:
+    """Those that can be understood; a plan may be damaged."""
+    items = plan.get("targets")
+    found = []
+    for item in items if isinstance(items, list) else []:
+        with suppress(ValidationError):
+            found.append(_Planned.model_validate(item))
+    return found
+
+
+def _judged(target: _Planned, blocks: Sequence[Block]) -> TargetResult:
+    base_arm, head_arm, metric, at_most = target.base, target.head, target.metric, target.at_most
     pairs = [(_value(block[base_arm], metric), _value(block[head_arm], metric)) for block in blocks]
     values = [(b, h) for b, h in pairs if b is not None and h is not None]
 
     def result(verdict: TargetVerdict, reason: str = "", **numbers: Any) -> TargetResult:
         return TargetResult(
-            str(target["cell"]),
+            target.cell,
             metric,
             base_arm,
             head_arm,
@@ -121,6 +179,9 @@ def _judged(target: Mapping[str, Any], blocks: Sequence[Block]) -> TargetResult:
         return result("met" if ratio <= at_most else "missed", **numbers)
     if not all(is_interleaved(block) for block in blocks):
         return result("undecided", "the runs were not interleaved", **numbers)
+    # Here and not above: reports without targets do not wait for scipy.
+    from reports.statistics.estimate import estimate_paired
+
     estimate = estimate_paired([b for b, _ in values], [h for _, h in values], bootstrap=False)
     if estimate.interval is None:
         have = quantity.counted(len(values), "block")
@@ -153,10 +214,10 @@ def _row(result: TargetResult) -> Row:
     texts = (
         result.cell,
         result.metric,
+        verdict,
         f"{result.at_most:.2f}",
         quantity.MISSING if result.ratio is None else f"{result.ratio:.3f}",
         interval,
-        verdict,
         f"{result.base_arm} {_amount(result, result.base)}",
         f"{result.head_arm} {_amount(result, result.head)}",
         quantity.counted(result.blocks, "block"),

@@ -40,3 +40,13 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+    _without_deadlines()
+
+
+def _without_deadlines() -> None:
+    """A property that holds but is slow on a busy machine has not failed."""
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        settings.register_profile("without_deadlines", deadline=None)
+        settings.load_profile("without_deadlines")

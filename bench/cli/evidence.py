@@ -14,6 +14,7 @@ from reports.build import ReportPaths, write_report
 from reports.compare import compare
 from reports.comparison_text import to_data, to_markdown, to_terminal
 from reports.gate import gate
+from reports.noise import calibrations
 from reports.pairing import sides_of_arms, sides_of_sweeps
 from reports.policy import Policy
 from reports.targets import judge_targets, target_table
@@ -57,7 +58,7 @@ def show_comparison(results: Path, asked: Comparing) -> int:
         return _show_arms(store, asked, policy)
     comparison = compare(store, asked.base, asked.head, ignore=asked.ignore)
     sides = sides_of_sweeps(store, asked.base, asked.head, asked.ignore)
-    judged = gate(sides, policy, gating.calibrations(store))
+    judged = gate(sides, policy, calibrations(store))
     now = datetime.now(UTC)
     if asked.as_json:
         verdicts = gate_text.to_data(judged, now)
@@ -73,7 +74,7 @@ def _show_arms(store: ResultsStore, asked: Comparing, policy: Policy) -> int:
     if not sides.pairs:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in sides.failed[:5])
         raise NothingMeasuredError(f"{asked.base} has nothing to compare: {reasons}")
-    judged = gate(sides, policy, gating.calibrations(store))
+    judged = gate(sides, policy, calibrations(store))
     if judged.nothing_comparable:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in judged.sides.not_comparable[:5])
         raise NotComparableError(f"the arms of {asked.base} cannot be compared: {reasons}")

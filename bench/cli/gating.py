@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.cli import console, exit_codes
 from bench.cli.planning import Request, requested_plan, sweep_file
-from bench.derive.hardware import HardwareKey
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
@@ -19,7 +17,7 @@ from reports import gate_text, github
 from reports.baseline import Baseline, read_baseline
 from reports.gate import GateResult, gate
 from reports.junit import to_junit
-from reports.noise import NoiseCalibration
+from reports.noise import calibrations
 from reports.pairing import Sides, sides_of_arms, sides_of_baseline, sides_of_sweeps
 from reports.policy import Policy, parse_policy
 from sweeps.document import read_document as read_yaml
@@ -114,19 +112,6 @@ def sweep_id(store: ResultsStore, named: str, arms: tuple[str, ...]) -> str:
             f"({', '.join(known) or 'none'}){did_you_mean(named, known)}"
         )
     return requested_plan(_request(named, arms)).whole.id
-
-
-def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
-    """Finds the noise calibration of a kind of hardware; reads each file once."""
-    known: dict[HardwareKey, NoiseCalibration | None] = {}
-
-    def find(key: HardwareKey) -> NoiseCalibration | None:
-        if key not in known:
-            document = store.noise.find(key.slug)
-            known[key] = None if document is None else NoiseCalibration.from_document(document)
-        return known[key]
-
-    return find
 
 
 def load_baseline(store: ResultsStore, named: str) -> Baseline:

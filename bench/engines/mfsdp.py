@@ -207,6 +207,7 @@ def _switches(engine: EngineSpec) -> dict[str, Any]:
         "allocator": engine.allocator,
         "pool_slots": engine.pool_slots,
         "fsdp_double_buffer": engine.double_buffer,
+        "enable_fine_grained_param_gather": bool(engine.fine_grained_gather),
     }
 
 

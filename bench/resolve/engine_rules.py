@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from bench.resolve.machine import Machine
-from bench.spec import EngineName, EngineSpec, ResolvedRun, StrategyName, TrainSpec
+from bench.spec import (
+    EngineName,
+    EngineSpec,
+    ResolvedDtypes,
+    ResolvedRun,
+    RunSpec,
+    StrategyName,
+    TrainSpec,
+)
+from mfsdp_core.plan.fine_grained import gathers_by_module
 
 DEFAULT_STRATEGY: dict[EngineName, StrategyName] = {
     "single": "no_shard",
@@ -34,7 +43,18 @@ _SWITCHES = (
     "decoupled_grad",
     "pool_slots",
     "separate_gather_group",
+    "fine_grained_gather",
 )
+
+
+def resolve_engine(spec: RunSpec, dtypes: ResolvedDtypes) -> EngineSpec:
+    """The engine with its strategy and its way of gathering chosen."""
+    engine = spec.engine
+    chosen: dict[str, object] = {"strategy": engine.strategy or DEFAULT_STRATEGY[engine.name]}
+    if engine.name == "mfsdp" and engine.fine_grained_gather is None:
+        recomputes = spec.model.recompute != "none"
+        chosen["fine_grained_gather"] = gathers_by_module(dtypes.compute, recomputes=recomputes)
+    return engine.model_copy(update=chosen)
 
 
 def strategy_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.errors import UnsupportedError
 from bench.resolve.dtype_policy import resolve_dtypes
-from bench.resolve.engine_rules import DEFAULT_STRATEGY
+from bench.resolve.engine_rules import resolve_engine
 from bench.resolve.environment_names import check_environment
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
@@ -40,13 +40,13 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     check_evidence_environment(spec)
     data_parallel = 1 if spec.engine.name == "single" else spec.launch.ranks
     check_spec(spec, shape, data_parallel)
-    strategy = spec.engine.strategy or DEFAULT_STRATEGY[spec.engine.name]
+    dtypes = resolve_dtypes(spec.dtypes)
     return ResolvedRun(
         shape=shape,
         recompute=spec.model.recompute,
         data=spec.data,
-        engine=spec.engine.model_copy(update={"strategy": strategy}),
-        dtypes=resolve_dtypes(spec.dtypes),
+        engine=resolve_engine(spec, dtypes),
+        dtypes=dtypes,
         train=evidence_steps(spec),
         launch=spec.launch,
         measure=spec.measure,

@@ -3,8 +3,9 @@
 For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
 what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
 (single, ddp) or on the equal dim-0 chunks of `fully_shard` (the first rank has the largest).
-Activations, gathered weights and communication buffers come on top and are not counted, so a
-machine with less memory cannot run it.
+Pools of buffers are counted, planned as the core plans them. Activations, weights that are gathered
+and communication buffers outside of pools come on top and are not, so a machine with less memory
+cannot run it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import prod
 
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
 from bench.spec import ModelShape, ResolvedRun, TrainSpec
+from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
 from mfsdp_core.plan.memory_model import (
@@ -53,6 +55,7 @@ def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
         inner_size=inner_size,
         outer_rank=rank // inner_size,
         outer_size=run.engine.outer_size,
+        has_outer_axis=run.engine.outer_size > 1,
     )
     dtypes = run.dtypes
     model = memory_of_buckets(
@@ -63,9 +66,11 @@ def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
             None if dtypes.main_params is None else TORCH_NAMES[dtypes.main_params],
             TORCH_NAMES[dtypes.main_grads],
             TORCH_NAMES[dtypes.grad_comm],
+            run.engine.decoupled_grad,
         ),
         optimizer=_optimizer(run.train),
-        gradients_attached=not run.engine.decoupled_grad,
+        gradients_attached=True,
+        allocation=AllocationConfig(run.engine.allocator, run.engine.pool_slots),
     )
     return {name: count for name, count in model.bytes_by_category().items() if count}
 

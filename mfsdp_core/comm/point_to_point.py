@@ -6,13 +6,15 @@ on any backend). Each rank sends (n-1)/n of the buffer, as under a ring.
 
 On gloo this is also faster than its own flat collectives, which stage through buffers of their own
 (README, Decisions). Messages carry a tag counted per operation, so gathers and reductions need not
-be interleaved alike on all ranks. `all_reduce` is a reduction of slices followed by their gather,
-which starts when the first half is waited for.
+be interleaved alike on all ranks, nor those of several models on one group. `all_reduce` is a
+reduction of slices followed by their gather, which starts when the first half is waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,13 @@ from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Scratch, Summed
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.events import EventBus
 
-#: Tags of gathers are even, of reductions odd; both wrap far below the limits of backends.
-_TAG_LIMIT = 1 << 20
+#: A tag is _FIRST_TAG + (operation * _CHANNELS + channel) * 2, for reductions 1 more: above what
+#: users count from zero, below the 31 bits of a signed integer. Operations and channels wrap.
+_FIRST_TAG = 1 << 30
+_OPERATIONS = 1 << 20
+_CHANNELS = 1 << 8
+#: Channels of a group in the order in which its communicators are made, the same on all ranks.
+_channels: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
 class PointToPointCommunicator(TorchCommunicator):
@@ -31,11 +38,14 @@ class PointToPointCommunicator(TorchCommunicator):
     scratch: memory for the slices that arrive from other ranks before they are added up.
     """
 
+    takes_scratch = True
+
     def __init__(
         self, group: dist.ProcessGroup, role: str, events: EventBus, scratch: Scratch
     ) -> None:
         super().__init__(group, role, events)
         self._scratch = scratch
+        self._channel = next(_channels.setdefault(group, itertools.count())) % _CHANNELS
         self._gathers = 0
         self._reductions = 0
 
@@ -87,7 +97,7 @@ class PointToPointCommunicator(TorchCommunicator):
         memory = self._scratch.acquire(bucket, (self.size - 1) * mine.numel(), mine.dtype)
         received = list(memory.tensor_split(self.size - 1))
         contributions = [*received[: self.rank], mine, *received[self.rank :]]
-        tag = self._reductions % _TAG_LIMIT * 2 + 1
+        tag = self._tag(self._reductions) + 1
         self._reductions += 1
         works = self._exchange(parts, contributions, tag)
 
@@ -123,9 +133,12 @@ class PointToPointCommunicator(TorchCommunicator):
         return [work for work in (*receives, *sends) if work is not None]
 
     def _gather_tag(self) -> int:
-        tag = self._gathers % _TAG_LIMIT * 2
+        tag = self._tag(self._gathers)
         self._gathers += 1
         return tag
+
+    def _tag(self, operation: int) -> int:
+        return _FIRST_TAG + (operation % _OPERATIONS * _CHANNELS + self._channel) * 2
 
 
 class _All:

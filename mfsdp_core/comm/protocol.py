@@ -56,12 +56,13 @@ class Communicator(Protocol):
 
     Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
     `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
-    `role` the group.
+    `role` the group. takes_scratch: reductions hold memory of their own while they are under way.
     """
 
     size: int
     rank: int
     role: str
+    takes_scratch: bool
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""

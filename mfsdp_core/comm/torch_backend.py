@@ -34,6 +34,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 class TorchCommunicator:
     """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
 
+    takes_scratch = False
+
     def __init__(self, group: dist.ProcessGroup, role: str, events: EventBus) -> None:
         self.size = group.size()
         self.rank = group.rank()

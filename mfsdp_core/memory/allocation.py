@@ -22,10 +22,8 @@ from mfsdp_core.memory.allocators import (
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.allocation import AllocationConfig
-from mfsdp_core.plan.pools import BucketRequest, plan_pool
-
-#: Roles that a pool may serve.
-POOLED_ROLES: tuple[Role, ...] = ("compute_weights", "grad_bucket", "outer_bucket")
+from mfsdp_core.plan.passing_buffers import POOLED_ROLES, PooledRole, plan_pools
+from mfsdp_core.plan.pools import BucketRequest
 
 
 @dataclass
@@ -38,8 +36,8 @@ class Allocators:
     outer: BucketAllocator
     scratch: BucketAllocator
     config: AllocationConfig
-    requests: Mapping[Role, Sequence[BucketRequest]]
-    pools: dict[Role, SlotPool] = field(default_factory=dict)
+    requests: Mapping[PooledRole, Sequence[BucketRequest]]
+    pools: dict[PooledRole, SlotPool] = field(default_factory=dict)
 
     def plan_document(self) -> dict[str, Any]:
         """The pools and every bucket that units ask for, as plain data; see `mfsdp_core/README`."""
@@ -53,7 +51,7 @@ class Allocators:
             ],
         }
 
-    def _unit_entry(self, role: Role, request: BucketRequest) -> dict[str, Any]:
+    def _unit_entry(self, role: PooledRole, request: BucketRequest) -> dict[str, Any]:
         pool = self.pools.get(role)
         seat = pool.plan.seats.get(request.bucket) if pool is not None else None
         placement, slot, offset, waste = self._elsewhere(role), None, None, 0
@@ -84,17 +82,13 @@ class Allocators:
 
 def build_allocators(
     config: AllocationConfig,
-    requests: Mapping[Role, Sequence[BucketRequest]],
+    requests: Mapping[PooledRole, Sequence[BucketRequest]],
     dtypes: dict[str, torch.dtype],
-    slots: Mapping[Role, int],
     *,
     device: torch.device,
     ledger: MemoryLedger,
 ) -> Allocators:
-    """Allocators for `requests` by role; pools are allocated here, once.
-
-    slots: of each pool that needs fewer than the configuration says.
-    """
+    """Allocators for `requests` by role; pools are allocated here, once."""
     lasting = StorageResizeAllocator(device, ledger)
     passing = TemporaryAllocator(device, ledger)
     if config.pool is None:
@@ -104,13 +98,11 @@ def build_allocators(
     fallback: BucketAllocator = StorageResizeAllocator(device, ledger)
     if config.persistent_fallback:
         fallback = PersistentAllocator(device, ledger)
-    pools: dict[Role, SlotPool] = {}
-    by_role: dict[Role, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
-    for role in POOLED_ROLES:
-        plan = plan_pool(config.pool, requests.get(role, ()), slots.get(role, config.slots))
-        if plan.areas:
-            pool = SlotPool(role, plan, dtypes, fallback, device=device, ledger=ledger)
-            by_role[role] = pools[role] = pool
+    pools: dict[PooledRole, SlotPool] = {}
+    by_role: dict[PooledRole, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
+    for role, plan in plan_pools(config, requests).items():
+        pool = SlotPool(role, plan, dtypes, fallback, device=device, ledger=ledger)
+        by_role[role] = pools[role] = pool
     return Allocators(
         lasting,
         by_role["compute_weights"],

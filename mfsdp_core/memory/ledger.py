@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfsdp_core.plan.memory_model import CATEGORIES, Category
+from mfsdp_core.plan.memory_model import CATEGORIES, POOL, Category
 
 __all__ = ["CATEGORIES", "POOL", "Booking", "Category", "MemoryLedger"]
-
-#: Stands for the bucket where all slots of a pool are booked as one.
-POOL = "(pool)"
 
 
 @dataclass(frozen=True, slots=True)

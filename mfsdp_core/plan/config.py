@@ -54,7 +54,8 @@ class ScheduleConfig:
     backward pass, rather than in `finish_grad_sync`. auto_sync: treat every backward pass as the
     last of its cycle. strict_reduction: raise, rather than warn, on a second reduction.
     prefetch_order: `recorded`, `static`, or the names of all units. prefetch_budget_bytes: of what
-    is gathered ahead; None is the next unit.
+    is gathered ahead; None is the next unit. gather_by_module: gather when a module of a unit runs
+    what it needs, rather than all of the unit at its start.
     """
 
     prefetch: bool = True
@@ -63,6 +64,7 @@ class ScheduleConfig:
     strict_reduction: bool = True
     prefetch_order: str | tuple[str, ...] = "recorded"
     prefetch_budget_bytes: int | None = None
+    gather_by_module: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,6 @@ NOT_BUILT: dict[str, tuple[object, str]] = {
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
     "nccl_ub": (False, "NCCL user buffers"),
     "disable_symmetric_registration": (False, "NCCL user buffers"),
-    "enable_fine_grained_param_gather": (False, "gathers per submodule"),
     "cuda_graph_mode": (False, "CUDA graphs"),
 }
 
@@ -145,6 +146,12 @@ def parse_sharding(
             f"overlap_grad_reduce=False keeps gradients whole until finish_grad_sync, which "
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True."
+        )
+    if schedule.gather_by_module and schedule.prefetch_budget_bytes is not None:
+        raise ConfigurationError(
+            f"prefetch_budget_bytes={schedule.prefetch_budget_bytes} counts whole units, and "
+            "enable_fine_grained_param_gather gathers what the next module needs. Leave one of "
+            "them at its default."
         )
     return ShardingConfig(
         strategy, reduction, schedule, allocation or AllocationConfig(), bucketing

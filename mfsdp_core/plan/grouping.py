@@ -3,9 +3,11 @@
 Every parameter has exactly one owner unit (the root is the unit named ""). A tie that crosses two
 units belongs to neither: it is hoisted to the nearest unit around both, at last to the root, which
 stays materialised for the whole iteration. The boundary of neither of the two would be a safe place
-to release it. The parameters of a unit that
-agree in dtype, in requires_grad and in being an expert's or not form a group; a group whose padding
-would pass the budget is split into several buckets.
+to release it. The parameters of a unit that agree in dtype, in requires_grad and in being an
+expert's or not form a group; a group whose padding would pass the budget is split into several
+buckets. What the root owns before the first unit and what it owns behind it (embedding, output
+head) are groups of their own: a backward pass fills the one first and the other last, and a buffer
+for both would be held from end to end.
 """
 
 from __future__ import annotations
@@ -97,13 +99,17 @@ def plan_buckets(
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool, bool], list[int]] = {}
+    groups: dict[tuple[str, str, bool, bool, bool], list[int]] = {}
+    units_begun = False
     for index, facts in enumerate(parameters):
-        key = (owner_of(facts.units), facts.dtype, facts.requires_grad, facts.is_expert)
+        unit = owner_of(facts.units)
+        units_begun |= unit != ROOT
+        behind = unit == ROOT and units_begun
+        key = (unit, facts.dtype, facts.requires_grad, facts.is_expert, behind)
         groups.setdefault(key, []).append(index)
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
-    for (unit, dtype, requires_grad, is_expert), indices in groups.items():
+    for (unit, dtype, requires_grad, is_expert, _), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
         alone = [[position] for position in range(len(shapes))]
         pieces = expert_slices if is_expert else slices

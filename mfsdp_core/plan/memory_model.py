@@ -7,7 +7,8 @@ line                     category         elements            dtype        where
 compute weights          compute_weights  S                   compute      parameter REPLICATE
 preserved root weights   compute_weights  S                   compute      parameter FLAT, root only
 compute shard            compute_weights  S/N                 compute      parameter FLAT, and the
-                                                                           main weights lie apart
+                                                                           outer axis shards the
+                                                                           optimizer
 main weights             main_weights     S/N, or S/(N*M),    main_params  main and compute dtypes
                                           or S where the                   differ, or a shard that
                                           optimizer is whole               serves as both
@@ -18,6 +19,14 @@ optimizer state          optimizer_state  as main weights,    main_params  train
                                           without padding                  (or its own)
 master weights           optimizer_state  as optimizer state  float32      an optimizer that copies
 step counters            optimizer_state  one per parameter   float32      trainable
+weight pool              compute_weights  of all its slots    compute      an allocator that is a
+                                                                           pool: `plan/pools.py`
+gradient pool,           communication_   of all their slots  grad_comm    the same
+outer pool               buffers
+weights without slot     compute_weights  S                   compute      units that no slot
+                                                                           serves, if persistent
+buckets without slot     communication_   S, or S/N           grad_comm    the same and the root,
+                         buffers                                           from the first step on
 
 S/N serves as the HFSDP helper as well: an outer axis that shards the optimizer needs the inner
 slice beside its own piece. Padding is a line of its own. [Note: one copy] of
@@ -31,10 +40,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.passing_buffers import PooledRole, passing_buffers, plan_pools
+from mfsdp_core.plan.pools import BucketRequest
 from mfsdp_core.plan.strategy import Strategy
 
 Category = Literal[
@@ -56,9 +68,16 @@ LineName = Literal[
     "optimizer state",
     "master weights",
     "step counters",
+    "weight pool",
+    "gradient pool",
+    "outer pool",
+    "weights without slot",
+    "buckets without slot",
 ]
 #: Name under which the padding of all lines is added up.
 PADDING = "padding"
+#: Stands for the bucket where all slots of a pool are booked as one.
+POOL = "(pool)"
 
 #: Bytes of one element, by torch's name of the dtype.
 ELEMENT_BYTES: Mapping[str, int] = {
@@ -126,9 +145,18 @@ class MemoryModel:
         return totals | {PADDING: padding}
 
 
+_POOL_LINES: Mapping[PooledRole, tuple[LineName, LineName, Category]] = {
+    "compute_weights": ("weight pool", "weights without slot", "compute_weights"),
+    "grad_bucket": ("gradient pool", "buckets without slot", "communication_buffers"),
+    "outer_bucket": ("outer pool", "buckets without slot", "communication_buffers"),
+}
+
+
 @dataclass(frozen=True)
 class PolicyNames:
     """`MixedPrecisionPolicy` in torch's names of dtypes; None is left to the rules of resolution.
+
+    decoupled_grad: `use_decoupled_grad`, gradients are handed over as they are and never cast.
 
     Raises:
         ConfigurationError: a dtype of unknown size.
@@ -137,6 +165,7 @@ class PolicyNames:
     main_params: str | None = "float32"
     main_grads: str | None = None
     grad_comm: str | None = None
+    decoupled_grad: bool = False
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -166,7 +195,7 @@ ADAM = OptimizerFacts(moments=2, counters=1)
 SGD = OptimizerFacts(moments=0, counters=0)
 
 
-def memory_at_rest(
+def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
     parameters: Sequence[ParameterFacts],
     strategy: Strategy,
     coordinate: Coordinate,
@@ -176,13 +205,15 @@ def memory_at_rest(
     bucketing: bool = True,
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
+    allocation: AllocationConfig | None = None,
 ) -> MemoryModel:
     """What the rank at `coordinate` holds between `zero_grad` and the next forward pass.
 
     expert_coordinate: the rank's place on the mesh of experts, needed where there are experts.
     bucketing: see `plan_buckets`. optimizer: also counts its state, which exists after the first
     step. gradients_attached: the moment of the optimizer's step instead, when cast gradients exist
-    as well; leave it where gradients are handed over decoupled, since they are never cast.
+    as well. allocation: None is the default allocator; what a pool keeps for gradients that no slot
+    serves exists from the first step on, which `optimizer` and `gradients_attached` imply.
 
     Raises:
         ConfigurationError: a dtype of unknown size, or experts without a place.
@@ -201,6 +232,7 @@ def memory_at_rest(
         expert_coordinate=expert_coordinate,
         optimizer=optimizer,
         gradients_attached=gradients_attached,
+        allocation=allocation,
     )
 
 
@@ -213,6 +245,7 @@ def memory_of_buckets(
     expert_coordinate: Coordinate | None = None,
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
+    allocation: AllocationConfig | None = None,
 ) -> MemoryModel:
     """`memory_at_rest` of buckets that are planned already, over `coordinate.pieces(strategy)`.
 
@@ -220,6 +253,7 @@ def memory_of_buckets(
         ConfigurationError: a dtype of unknown size, or experts without a place.
     """
     lines: list[MemoryLine] = []
+    requests: dict[PooledRole, list[BucketRequest]] = {}
     for plan in plans:
         _check_known(plan.dtype)
         place = expert_coordinate if plan.is_expert else coordinate
@@ -237,9 +271,41 @@ def memory_of_buckets(
         bucket = _Bucket(plan, strategy, place, dtypes)
         lines += bucket.weights()
         if plan.requires_grad:
-            lines += bucket.gradients(attached=gradients_attached)
+            cast = gradients_attached and not policy.decoupled_grad
+            lines += bucket.gradients(attached=cast)
             lines += bucket.optimizer_state(optimizer) if optimizer is not None else ()
+        for role, request in bucket.requests():
+            requests.setdefault(role, []).append(request)
+    used = gradients_attached or optimizer is not None
+    lines += _pool_lines(allocation or AllocationConfig(), requests, used=used)
     return MemoryModel(tuple(lines))
+
+
+def _pool_lines(
+    config: AllocationConfig,
+    requests: Mapping[PooledRole, Sequence[BucketRequest]],
+    *,
+    used: bool,
+) -> Iterator[MemoryLine]:
+    """What the allocator keeps for buffers that come and go; `used`: a step has been made."""
+    if config.pool is None:
+        return
+    pools = plan_pools(config, requests)
+    for role, plan in pools.items():
+        pooled, _, category = _POOL_LINES[role]
+        for area in plan.areas:
+            elements = plan.slots * area.elements
+            yield MemoryLine(POOL, pooled, category, area.dtype, elements)
+    for role, wanted in requests.items() if config.persistent_fallback else ():
+        _, alone, category = _POOL_LINES[role]
+        if role != "compute_weights" and not used:
+            continue
+        served = pools[role].seats if role in pools else {}
+        for request in wanted:
+            if request.bucket not in served:
+                padding = request.padding_elements
+                elements = request.elements - padding
+                yield MemoryLine(request.bucket, alone, category, request.dtype, elements, padding)
 
 
 @dataclass(frozen=True)
@@ -273,10 +339,10 @@ class _Bucket:
         if self.strategy.inner.gathers_every_use:
             if self.plan.unit == ROOT:
                 yield self._line("preserved root weights", "compute_weights", compute, self._whole)
-            if self.dtypes.shares_weights and not self.strategy.outer.shards_optimizer:
-                yield self._line("main weights", "main_weights", compute, self._inner_slice)
-            else:
+            if self.strategy.outer.shards_optimizer:
                 yield self._line("compute shard", "compute_weights", compute, self._inner_slice)
+            elif self.dtypes.shares_weights:
+                yield self._line("main weights", "main_weights", compute, self._inner_slice)
         else:
             yield self._line("compute weights", "compute_weights", compute, self._whole)
         if not self.dtypes.shares_weights:
@@ -301,6 +367,22 @@ class _Bucket:
             yield MemoryLine(name, "master weights", "optimizer_state", wide, used)
         counters = facts.counters * len(self.plan.members)
         yield MemoryLine(name, "step counters", "optimizer_state", "float32", counters)
+
+    def requests(self) -> Iterator[tuple[PooledRole, BucketRequest]]:
+        """What the bucket's unit asks the allocators for while it is at work."""
+        plan = self.plan
+        for wanted in passing_buffers(plan, self.strategy, self.coordinate, self.dtypes):
+            yield (
+                wanted.role,
+                BucketRequest(
+                    plan.unit,
+                    plan.name,
+                    wanted.dtype,
+                    wanted.elements,
+                    ELEMENT_BYTES[wanted.dtype],
+                    wanted.padding_elements,
+                ),
+            )
 
     def _line(
         self, name: LineName, category: Category, dtype: str, extent: tuple[int, int]

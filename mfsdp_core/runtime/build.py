@@ -28,6 +28,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.experts import is_expert
+from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
@@ -35,7 +36,7 @@ from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.runtime.pool_requests import FEWER_SLOTS, pool_requests, pooled_dtypes
+from mfsdp_core.runtime.pool_requests import pool_requests, pooled_dtypes
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
@@ -116,19 +117,23 @@ def build_context(
         given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
         records=schedule.prefetch_order == "recorded",
     )
+    params = ParamPipeline(
+        root,
+        units,
+        order,
+        events,
+        prefetch=schedule.prefetch,
+        budget_bytes=schedule.prefetch_budget_bytes,
+        pool=factory.allocators.pools.get("compute_weights"),
+    )
     context = ShardedContext(
         root,
         units,
-        ParamPipeline(
-            root,
-            units,
-            order,
-            events,
-            prefetch=schedule.prefetch,
-            budget_bytes=schedule.prefetch_budget_bytes,
-            pool=factory.allocators.pools.get("compute_weights"),
-        ),
+        params,
         GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
+        GatherByModule(root, units, params, prefetch=schedule.prefetch)
+        if schedule.gather_by_module
+        else GatherByUnit(root, units, params),
         events=events,
         auto_sync=schedule.auto_sync,
         allocators=factory.allocators,
@@ -165,7 +170,6 @@ class _GroupFactory:
             config.allocation,
             pool_requests(specs),
             pooled_dtypes(specs),
-            FEWER_SLOTS,
             device=environment.device,
             ledger=environment.ledger,
         )

@@ -81,6 +81,13 @@ class CallBook:
             forward.ended.setdefault(place, []).append(self._count)
         return Call(forward, self._count)
 
+    def mark(self) -> Call | None:
+        """A module inside a unit's call has run: a moment of the pass, as the end of a call is."""
+        if self._running is None:
+            return None
+        self._count += 1
+        return Call(self._running, self._count)
+
     def abandon_pass(self) -> None:
         """Nothing runs any more, or what was running has raised."""
         self._running = None

@@ -16,6 +16,7 @@ from torch.autograd import Variable
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.runtime.calls import Call, CallBook
+from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
@@ -48,6 +49,7 @@ class ShardedContext:
         units: list[Unit],
         params: ParamPipeline,
         grads: GradPipeline,
+        gathering: GatherByUnit | GatherByModule,
         *,
         events: EventBus,
         auto_sync: bool,
@@ -57,6 +59,7 @@ class ShardedContext:
         self.units = units
         self.params = params
         self.grads = grads
+        self.gathering = gathering
         self.events = events
         self.auto_sync = auto_sync
         self.allocators = allocators
@@ -66,7 +69,7 @@ class ShardedContext:
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False
-        self._gather_ahead_of: Unit | None = None
+        self._gather_ahead_of: GatherPoint | None = None
 
     @property
     def is_last_microbatch(self) -> bool:
@@ -82,27 +85,45 @@ class ShardedContext:
         finally:
             self._sync_stack.pop()
 
-    def before_forward(self, unit: Unit) -> None:
-        """`unit` is about to run: its weights become ready and visible."""
-        recomputing = inside_backward()
-        if unit is self.root and not recomputing:
-            self._begin_pass()
-        if unit.place is not None:
+    def before_forward(self, point: GatherPoint) -> bool:
+        """A module is about to run: its weights become ready and visible.
+
+        Returns whether its backward pass counts as one of the unit: not so for a module that the
+        unit calls, whose backward pass is a part of the unit's.
+        """
+        unit, recomputing = point.unit, inside_backward()
+        counts = recomputing or point.is_unit or not unit.open
+        if counts and not recomputing:
+            if unit is self.root:
+                self._begin_pass()
+            unit.open.append(point)
+        if counts and unit.place is not None:
             self._take_turn(unit.place, recomputing=recomputing)
-        self.params.issue(unit)
-        self.params.prefetch(unit, "forward", recomputing=recomputing)
-        self.params.ready(unit)
-        unit.show_raw()
+        self.gathering.forward(point, recomputing=recomputing)
+        return counts
 
-    def end_call(self, unit: Unit) -> Call | None:
-        """`unit` has run: what a backward pass through this call is to be known by."""
-        return None if inside_backward() else self._calls.end_call(unit.place)
+    def counts(self, point: GatherPoint) -> bool:
+        """What `before_forward` has returned for the call that ends now."""
+        return inside_backward() or point in point.unit.open[-1:]
 
-    def after_forward(self, unit: Unit) -> None:
-        """`unit` has run; its weights go, unless a backward pass is about to use them."""
+    def end_call(self, point: GatherPoint) -> Call | None:
+        """It has run: what a backward pass through this call is to be known by."""
+        if inside_backward():
+            return None
+        ends = point in point.unit.open[-1:]
+        return self._calls.end_call(point.unit.place) if ends else self._calls.mark()
+
+    def after_forward(self, point: GatherPoint) -> None:
+        """It has run; the unit's weights go with the unit, unless a backward pass is next."""
         if inside_backward():
             return
+        unit = point.unit
+        self.gathering.end_forward(point)
+        if point not in unit.open[-1:]:
+            return
+        unit.open.pop()
         if unit.place is None:
+            self.gathering.end_pass()
             self._forward_running = False
             for place in self._forward_turns.ahead_of(None):
                 self.params.pass_over(self.units[place])
@@ -114,8 +135,9 @@ class ShardedContext:
             self.params.release(unit)
         unit.show_sharded()
 
-    def before_backward(self, unit: Unit, call: Call | None) -> None:
-        """The first gradient has reached an output of `unit`."""
+    def before_backward(self, point: GatherPoint, call: Call | None, *, counts: bool) -> None:
+        """The first gradient has reached an output of a call. counts: see `before_forward`."""
+        unit = point.unit
         if unit is self.root and self._backward not in {_NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
@@ -125,17 +147,16 @@ class ShardedContext:
             self._reduce_what_is_over()
             if unit.place is not None:
                 self._pass_over_before(unit.place)
-        unit.active_backwards += 1
-        self.params.ready(unit)
-        unit.show_raw()
+        unit.active_backwards += counts
+        self.gathering.backward(point)
         if unit is self.root:
             # Nothing runs before the root, so nothing waits for its release.
-            self.params.prefetch(unit, "backward")
+            self.gathering.ahead(point, "backward")
             return
         # The unit that ran before, in backward order, has not been released yet: autograd calls
         # after_backward for it next, from a hook on the same tensor. Gathering ahead now would hold
         # three units at once.
-        self._gather_ahead_of = unit
+        self._gather_ahead_of = point
 
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
@@ -240,9 +261,9 @@ class ShardedContext:
 
     def _gather_ahead(self) -> None:
         """Start the gathers of the unit that follows in backward order, once."""
-        unit, self._gather_ahead_of = self._gather_ahead_of, None
-        if unit is not None:
-            self.params.prefetch(unit, "backward")
+        point, self._gather_ahead_of = self._gather_ahead_of, None
+        if point is not None:
+            self.gathering.ahead(point, "backward")
 
     def begin_cycle(self) -> None:
         """Forget the gradients of the cycle that ends here."""
@@ -252,6 +273,7 @@ class ShardedContext:
     def _begin_pass(self) -> None:
         self.recover()
         for unit in (self.root, *self.units):
+            unit.open.clear()
             for group in unit.groups:
                 for managed in group.parameters:
                     managed.check_unchanged()
@@ -286,6 +308,7 @@ class ShardedContext:
         self.params.release_all()
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
+            unit.open.clear()
             unit.show_sharded()
 
     @torch.no_grad()

@@ -5,8 +5,9 @@ complete early waits for its predecessors; what no backward pass completed is ze
 reduced in the same order at its end. Ranks that skip different parameters therefore still issue
 the same collectives in the same order.
 
-At most `IN_FLIGHT` units have a reduction under way; landing the oldest before starting another
-bounds the communication memory and overlaps each reduction with the backward pass of the next unit.
+At most `IN_FLIGHT` units have a reduction under way that holds memory; landing the oldest before
+starting another bounds it and overlaps each reduction with the backward pass of the next unit.
+Reductions in place are not waited for before the end of the backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
-#: Units whose reductions may be under way at once.
+#: Units whose reductions, with memory of their own, may be under way at once.
 IN_FLIGHT = 1
 
 
@@ -62,7 +63,7 @@ class GradPipeline:
         else:
             gradient = local_gradient(raw)
             if gradient is not None:
-                buffers.accumulate(index, gradient)
+                buffers.accumulate(index, gradient, is_last=is_last)
         raw.grad = None
         unit.missing.discard(id(raw))
         if not unit.missing and self._overlap:
@@ -165,8 +166,9 @@ class GradPipeline:
 
     def _start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
         joins = not self._is_flying(unit)
-        while joins and len(self._flying) >= IN_FLIGHT:
-            self._land_oldest()
+        if joins and _takes_memory(unit):
+            while sum(_takes_memory(flying) for flying, _ in self._flying) >= IN_FLIGHT:
+                self._land_oldest()
         buffers.issue()
         if joins:
             self._flying.append((unit, is_last))
@@ -193,6 +195,10 @@ class GradPipeline:
             self._outer_flying.popleft().land_outer()
         buffers.issue_outer()
         self._outer_flying.append(buffers)
+
+
+def _takes_memory(unit: Unit) -> bool:
+    return not all(buffers.reduces_in_place for buffers in unit.gradients)
 
 
 def _never(_unit: Unit) -> bool:

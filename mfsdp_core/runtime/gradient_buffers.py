@@ -12,6 +12,8 @@ State per cycle (a cycle ends with `reset`, that is `zero_grad`):
 [Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
 on the accumulator (R2), and also in a group of one (R3). Where the dtype stays the same, scaling is
 fused into the copy into the bucket: one rounding either way, the same result to the last bit.
+A gradient that opens a cycle which its own backward pass will end has nothing to be accumulated
+with, and is scaled on its way into the accumulator; `_scaled` remembers which.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ class GradientBuffers:
         self._guard = guard
         self._events = events
         self._filled: set[int] = set()
+        self._scaled: set[int] = set()
         self._landed = False
         self._bucket: FullBuffer | None = None
         self._pending: Reduction | None = None
@@ -140,6 +143,12 @@ class GradientBuffers:
         return self._whole is not None
 
     @property
+    def reduces_in_place(self) -> bool:
+        """Whether a reduction takes no memory and nothing follows it: it may land at any time."""
+        whole = self._axis.reduction is Collective.ALL_REDUCE and not self._dtypes.needs_comm_buffer
+        return whole and self._outer is None and not self._communicator.takes_scratch
+
+    @property
     def awaits_reduction(self) -> bool:
         """Whether a whole, un-reduced accumulator is due at the end of the cycle."""
         return self._whole is not None and self.state is GradientState.ACCUMULATING
@@ -165,6 +174,9 @@ class GradientBuffers:
         if index not in self._filled:
             view.zero_()
             self._filled.add(index)
+        if index in self._scaled:
+            view.div_(self._scale)
+            self._scaled.discard(index)
         return view
 
     def written(self, index: int) -> None:
@@ -176,8 +188,8 @@ class GradientBuffers:
                 self._open_bucket().tensor(index).mul_(self._scale)
             self._filled.add(index)
 
-    def accumulate(self, index: int, gradient: torch.Tensor) -> None:
-        """Take this rank's raw gradient of tensor `index`.
+    def accumulate(self, index: int, gradient: torch.Tensor, *, is_last: bool = False) -> None:
+        """Take this rank's raw gradient of tensor `index`. is_last: no microbatch will follow.
 
         Raises:
             GradAlreadyReducedError: the cycle's reduction has already run.
@@ -191,7 +203,10 @@ class GradientBuffers:
         if self._whole is None:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
-            view, scale = self._whole.tensor(index), 1.0
+            view = self._whole.tensor(index)
+            if is_last and index not in self._filled and self._may_scale(gradient):
+                self._scaled.add(index)
+            scale = self._scale if index in self._scaled else 1.0
         if index in self._filled:
             view.add_(gradient, alpha=scale)
         elif scale == 1.0:
@@ -247,6 +262,7 @@ class GradientBuffers:
             self._outer.reset()
         self.drop_bucket()
         self._filled.clear()
+        self._scaled.clear()
         self._landed = False
         self.state = GradientState.ACCUMULATING
 
@@ -283,8 +299,7 @@ class GradientBuffers:
             key = self._key("grad_bucket")
             data = self._acquire_bucket(key).copy_(whole.data)
         self._look_before_reducing(data, key)
-        if self._scale != 1.0:
-            data.mul_(self._scale)
+        self._scale_rest(data)
         own = data
         if self._axis.reduction is Collective.REDUCE_SCATTER:
             own = self._inner_part(data)
@@ -294,6 +309,26 @@ class GradientBuffers:
             work = self._communicator.all_reduce(data, self._name, average=self._average)
         self._pending = Reduction(own, key is None, work, key)
         self.state = GradientState.REDUCED
+
+    def _may_scale(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient may be scaled on its way into the whole accumulator, which travels.
+
+        Not where somebody looks at the accumulator first, in its own scale.
+        """
+        in_place = not self._dtypes.needs_comm_buffer and self._guard is None
+        return in_place and self._scale != 1.0 and gradient.dtype == self._dtypes.main_grads
+
+    def _scale_rest(self, data: torch.Tensor) -> None:
+        """Scale what was not scaled on its way in; gaps hold zeros."""
+        if self._scale == 1.0:
+            return
+        if not self._scaled:
+            data.mul_(self._scale)
+            return
+        whole = FullBuffer(self._layout, data)
+        for index in range(len(self._layout.slots)):
+            if index not in self._scaled:
+                whole.tensor(index).mul_(self._scale)
 
     def _destination(self, own: torch.Tensor) -> torch.Tensor:
         """Where a reduction that replaces the gradient may put its result.

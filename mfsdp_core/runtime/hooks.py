@@ -22,39 +22,49 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.units import Unit
 
 
 def attach_hooks(context: ShardedContext) -> None:
-    """Hook every unit of `context`, the root included."""
+    """Hook every module at which `context` gathers, and the parameters of every unit."""
+    for point in context.gathering.points:
+        _hook_module(context, point)
     for unit in (context.root, *context.units):
-        _hook_module(context, unit)
         _hook_parameters(context, unit)
 
 
-def _hook_module(context: ShardedContext, unit: Unit) -> None:
+def _hook_module(context: ShardedContext, point: GatherPoint) -> None:
+    unit = point.unit
+
     def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        context.before_forward(unit)
-        if torch.is_grad_enabled():
+        counts = context.before_forward(point)
+        if counts and torch.is_grad_enabled():
             # Now, since the module may change its inputs in place.
             inputs = _differentiable((args, kwargs))
             if inputs:
                 _on_gradient(inputs, "all", lambda: context.after_backward(unit))
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
-        call = context.end_call(unit)
+        counts = context.counts(point)
+        call = context.end_call(point)
         if torch.is_grad_enabled():
             outputs = _differentiable(output)
-            unit.has_backward = bool(outputs)
+            if counts:
+                unit.has_backward = bool(outputs)
             if outputs:
-                _on_gradient(outputs, "any", lambda: context.before_backward(unit, call))
-        context.after_forward(unit)
+                _on_gradient(
+                    outputs,
+                    "any",
+                    lambda: context.before_backward(point, call, counts=counts),
+                )
+        context.after_forward(point)
 
     # torch.compile traces through hooks, and would replay what they did once (gathers, ledger
     # entries). Disabled, they break the graph: what lies between them is compiled.
-    unit.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
-    unit.module.register_forward_hook(_untraced(after))
+    point.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
+    point.module.register_forward_hook(_untraced(after))
 
 
 def _hook_parameters(context: ShardedContext, unit: Unit) -> None:

@@ -12,6 +12,7 @@ from mfsdp_core.plan.prefetch import (
     Residents,
     gather_ahead,
 )
+from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 
 
@@ -45,19 +46,41 @@ class ParamPipeline:
         )
         self.order = order
 
-    def issue(self, unit: Unit) -> bool:
-        """Start whatever gathers `unit` needs; whether there were any."""
+    def issue(self, unit: Unit, groups: list[ParameterGroup] | None = None) -> bool:
+        """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
         if self._pool is not None:
             self._make_room(unit, self._pool)
-        started = [group.weights.issue() for group in unit.groups]
+        wanted = unit.gather_order if groups is None else groups
+        started = [group.weights.issue() for group in wanted]
         return any(started)
 
-    def ready(self, unit: Unit) -> None:
-        """Return once `unit` may compute."""
-        self.issue(unit)
+    def ready(self, unit: Unit, groups: list[ParameterGroup] | None = None) -> None:
+        """Return once `unit`, or what needs only `groups` of it, may compute."""
+        self.issue(unit, groups)
         unit.ahead = False
-        for group in unit.groups:
+        for group in unit.gather_order if groups is None else groups:
             group.weights.wait()
+
+    def issue_ahead(self, unit: Unit, groups: list[ParameterGroup], *, of: Unit) -> bool:
+        """Start gathering `groups` of `unit` ahead of need while `of` runs, if there is room.
+
+        A unit of which something is there already has its room.
+        """
+        if not any(group.weights.is_gathered for group in unit.groups):
+            upcoming = [] if unit.place is None else [unit.place]
+            if not gather_ahead(
+                upcoming,
+                self._sizes_bytes,
+                self._limits,
+                self._residents(),
+                from_unit=of.place is not None,
+                recomputing=False,
+            ):
+                return False
+            unit.ahead = True
+        self.issue(unit, groups)
+        self._publish(groups)
+        return True
 
     def prefetch(self, unit: Unit, direction: Direction, *, recomputing: bool = False) -> None:
         """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
@@ -75,7 +98,7 @@ class ParamPipeline:
             target = self._units[place]
             if self.issue(target):
                 target.ahead = True
-                self._publish(target)
+                self._publish(target.groups)
 
     def _residents(self) -> Residents:
         ahead_bytes = 0
@@ -134,10 +157,10 @@ class ParamPipeline:
             for group in unit.groups:
                 group.weights.broadcast()
 
-    def _publish(self, target: Unit) -> None:
+    def _publish(self, groups: list[ParameterGroup]) -> None:
         if not self._events.wants("prefetch"):
             return
-        for group in target.groups:
+        for group in groups:
             layout, compute = group.plan.layout, group.dtypes.compute
             self._events.publish(
                 Event(

@@ -154,6 +154,11 @@ class ParameterGroup:
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
             setattr(managed.sharded, self._attribute, shard)
 
+    def show_raw(self) -> None:
+        """Let modules see compute weights."""
+        for managed in self.parameters:
+            managed.show_raw()
+
     def abandon_gradients(self) -> None:
         """Drop what a backward pass that raised has left outside of the accumulator."""
         if self.gradients is not None:

@@ -22,6 +22,8 @@ class Unit:
     place: position among the non-root units in registration order, None for the root.
     around: the units that this one is nested in, from the outermost; the root is not among them.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
+    gather_order: its buckets, in the order in which they are gathered.
+    open: modules, as gather points, whose calls count as calls of the unit and are running.
     ahead: whether its weights were gathered ahead and it has not run since.
     active_backwards: calls of the module whose backward has begun and not ended.
     has_backward: False once a call with gradients enabled returned nothing that requires one.
@@ -32,6 +34,8 @@ class Unit:
     place: int | None
     groups: list[ParameterGroup] = field(default_factory=list)
     around: list[Unit] = field(default_factory=list)
+    gather_order: list[ParameterGroup] = field(default_factory=list)
+    open: list[object] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     active_backwards: int = 0
     ahead: bool = False
@@ -50,8 +54,7 @@ class Unit:
     def show_raw(self) -> None:
         """Let the modules of this unit see compute weights."""
         for group in self.groups:
-            for managed in group.parameters:
-                managed.show_raw()
+            group.show_raw()
 
     def show_sharded(self) -> None:
         """Let the modules of this unit see shards."""

@@ -8,6 +8,11 @@ weights are then this rank's part of the *source*, the buffer that inner gathers
     REPLICATE    FLAT         own slice of it            all of the slice, or its outer piece
     FLAT         FLAT         a shard of its own         all of the shard, or its outer piece
 
+[Note: cast when gathered] Weights that come and go, in another dtype than their main weights, need
+no shard in the compute dtype between gathers: the main weights are cast into this rank's part of
+the full buffer, from where it is sent. Only where the outer axis shards the optimizer does a shard
+of its own collect the outer pieces.
+
 Residency of the compute weights:
 
     EMPTY ---------issue-------> COMMUNICATING --complete--> READY
@@ -81,6 +86,12 @@ class WeightBuffers:
         self._persistent = persistent or not spec.strategy.inner.gathers_every_use
         self._lasting = allocators.lasting
         self._allocator = allocators.lasting if self._persistent else allocators.weights
+        inner, outer = spec.strategy.inner, spec.strategy.outer
+        self._casts_when_gathered = (
+            inner.gathers_every_use
+            and not spec.dtypes.shares_weights
+            and not outer.shards_optimizer
+        )
         self._events = events
         self._work: Pending | None = None
         self._outer_stale = False
@@ -108,16 +119,13 @@ class WeightBuffers:
         """Make the source and main copies from the full buffer, which the caller has filled."""
         inner, outer = self._spec.strategy.inner, self._spec.strategy.outer
         dtypes, place = self._spec.dtypes, self._spec.coordinate
-        own = part(self.full.data, place.inner_rank, place.inner_size)
-        if inner.gathers_every_use:
+        own = self._own_part()
+        if inner.gathers_every_use and not self._casts_when_gathered:
             is_main = dtypes.shares_weights and not outer.shards_optimizer
             role: Role = "main_weights" if is_main else "compute_shard"
             key = BufferKey(self._spec.name, role, own.numel(), dtypes.compute)
-            self._source = self._lasting.acquire(key).copy_(own)
-        elif inner.shards_optimizer:
-            self._source = own
-        else:
-            self._source = self.full.data
+            own = self._lasting.acquire(key).copy_(own)
+        self._source = own if inner.shards_optimizer else self.full.data
         self._owned = self._source
         if outer.shards_optimizer:
             self._owned = part(self._source, place.outer_rank, place.outer_size)
@@ -126,6 +134,9 @@ class WeightBuffers:
             elements = self._owned.numel()
             key = BufferKey(self._spec.name, "main_weights", elements, dtypes.main_params)
             self.main = self._lasting.acquire(key).copy_(self._owned)
+        if self._casts_when_gathered:
+            # A view would keep the memory of an allocator that frees tensors.
+            self._source = self._owned = self._nothing
         if not self._persistent:
             self._enter("release")
             self._free()
@@ -141,7 +152,10 @@ class WeightBuffers:
         if self._outer_stale and self._outer is not None:
             self._outer.all_gather(self._source, self._owned, self._spec.name).wait()
             self._outer_stale = False
-        self._work = self._gather.all_gather(self.full.data, self._source, self._spec.name)
+        source = self._source
+        if self._casts_when_gathered:
+            source = self._own_part().copy_(self.main)
+        self._work = self._gather.all_gather(self.full.data, source, self._spec.name)
         return True
 
     def wait(self) -> None:
@@ -168,7 +182,7 @@ class WeightBuffers:
     def install(self) -> None:
         """Bring updated main weights into the compute copy; other ranks' parts become stale."""
         self.complete()
-        if not self._spec.dtypes.shares_weights:
+        if not self._spec.dtypes.shares_weights and not self._casts_when_gathered:
             self._owned.copy_(self.main)
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
@@ -183,6 +197,11 @@ class WeightBuffers:
         if not strategy.inner.shards_optimizer:
             self._gather.broadcast(self.main, self._spec.name).wait()
         self.install()
+
+    def _own_part(self) -> torch.Tensor:
+        """This rank's part of the full buffer."""
+        place = self._spec.coordinate
+        return part(self.full.data, place.inner_rank, place.inner_size)
 
     def _allocate(self) -> None:
         """Storage for the full buffer; in a backward pass, where the forward pass had it."""

@@ -6,6 +6,10 @@ by itself computes the same numbers on the local tensors, so for those (`ELEMENT
 runs with the local tensors in place of the DTensors; parameters, gradients and state are DTensors
 again before it returns. Others, and optimizers with step hooks, which may look at parameters, keep
 the dispatcher.
+
+[Note: pieces] On a CPU the step also goes through a large shard piece by piece: all operations of
+one piece, which then lies in the core's cache, before those of the next. Each operation alone would
+read the whole shard, its gradient and its state from memory again.
 """
 
 from __future__ import annotations
@@ -34,6 +38,10 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
     }
 )
 
+#: Elements of a piece per thread: in FP32 a weight, a gradient, two moments and a temporary of that
+#: size are 1.3 MB.
+PIECE_ELEMENTS = 1 << 16
+
 State = dict[str, Any]
 
 
@@ -51,16 +59,21 @@ class LocalStep:
             return
         groups = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
-        swapped = [_Swapped(p, self._optimizer) for params in whole for p in params if _swaps(p)]
-        local = {id(one.parameter): one.local for one in swapped}
+        swapped: dict[int, _Swapped] = {}
         try:
             for group, params in zip(groups, whole, strict=True):
-                group["params"] = [local.get(id(p), p) for p in params]
+                for parameter in filter(_swaps, params):
+                    swapped[id(parameter)] = _Swapped(parameter, self._optimizer, _piece(group))
+                group["params"] = [
+                    stand_in
+                    for p in params
+                    for stand_in in (swapped[id(p)].stand_ins if id(p) in swapped else (p,))
+                ]
             self._base_step()
         finally:
             for group, params in zip(groups, whole, strict=True):
                 group["params"] = params
-            for one in swapped:
+            for one in swapped.values():
                 one.restore()
 
     def _is_elementwise(self) -> bool:
@@ -74,33 +87,88 @@ class LocalStep:
 
 
 class _Swapped:
-    """One parameter of the optimizer while its local tensor stands in for it."""
+    """One parameter of the optimizer while local tensors stand in for it.
 
-    def __init__(self, parameter: DTensor, optimizer: torch.optim.Optimizer) -> None:
-        self.parameter = parameter
+    piece_elements: cut the shard into pieces of that many elements, None leaves it whole. The first
+    step, which makes the state, is always taken whole.
+    """
+
+    def __init__(
+        self,
+        parameter: DTensor,
+        optimizer: torch.optim.Optimizer,
+        piece_elements: int | None,
+    ) -> None:
+        self._parameter = parameter
         self._states = optimizer.state
-        self.local = _local(parameter)
-        self.local.grad = None if parameter.grad is None else _local(parameter.grad)
+        self._local: torch.Tensor = _local(parameter)
+        self._gradient: torch.Tensor = _local(parameter.grad)
         self._before: State | None = self._states.pop(parameter, None)
-        if self._before is not None:
-            self._states[self.local] = {k: _local(v) for k, v in self._before.items()}
+        local_state = {name: _local(value) for name, value in (self._before or {}).items()}
+        self._cut = {
+            name: value
+            for name, value in local_state.items()
+            if isinstance(value, torch.Tensor) and value.shape == self._local.shape
+        }
+        if piece_elements is not None and self._can_be_cut(piece_elements):
+            self.stand_ins = self._pieces(local_state, piece_elements)
+        else:
+            self.stand_ins = [self._local]
+            self._local.grad = self._gradient
+            if self._before is not None:
+                self._states[self._local] = local_state
 
     def restore(self) -> None:
         """State under the parameter again, as DTensors where it has the parameter's shape."""
-        self.local.grad = None
-        after = self._states.pop(self.local, None)
-        if after is not None:
-            self._states[self.parameter] = {
-                name: self._as_before(name, value) for name, value in after.items()
+        self._local.grad = None
+        afters = [self._states.pop(stand_in, None) for stand_in in self.stand_ins]
+        after = afters[0]
+        if after is None:
+            return
+        if len(afters) > 1:
+            after = {name: self._joined(name, [a[name] for a in afters if a]) for name in after}
+        self._states[self._parameter] = {
+            name: self._as_before(name, value) for name, value in after.items()
+        }
+
+    def _can_be_cut(self, piece_elements: int) -> bool:
+        tensors = [self._local, self._gradient, *self._cut.values()]
+        return (
+            bool(self._cut)
+            and self._local.device.type == "cpu"
+            and self._local.numel() > piece_elements
+            and all(tensor.is_contiguous() for tensor in tensors)
+        )
+
+    def _pieces(self, local_state: State, elements: int) -> list[torch.Tensor]:
+        """Pieces with their gradients and states; what has no shape is each piece's own copy."""
+        weights = self._local.view(-1).split(elements)
+        gradients = self._gradient.view(-1).split(elements)
+        cut = {name: value.view(-1).split(elements) for name, value in self._cut.items()}
+        for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            weight.grad = gradient
+            self._states[weight] = {
+                name: cut[name][index] if name in cut else _own(value, is_first=not index)
+                for name, value in local_state.items()
             }
+        return list(weights)
+
+    def _joined(self, name: str, values: list[Any]) -> Any:
+        """What the pieces have made of one entry of the state; most is changed in place."""
+        if name not in self._cut:
+            return values[0]
+        whole = self._cut[name]
+        if values[0].data_ptr() == whole.data_ptr():
+            return whole
+        return torch.cat(values).view(whole.shape)
 
     def _as_before(self, name: str, value: Any) -> Any:
         before = None if self._before is None else self._before.get(name)
         if before is not None and _local(before) is value:
             return before
-        parameter = self.parameter
+        parameter = self._parameter
         # The count of steps is a scalar, which a scalar parameter has the shape of.
-        is_shard = isinstance(value, torch.Tensor) and value.shape == self.local.shape
+        is_shard = isinstance(value, torch.Tensor) and value.shape == self._local.shape
         if not is_shard or name == "step":
             return value
         return DTensor.from_local(
@@ -111,6 +179,17 @@ class _Swapped:
             shape=parameter.shape,
             stride=parameter.stride(),
         )
+
+
+def _piece(group: State) -> int | None:
+    """Elements of a piece for one group's parameters; None where the update is one operation."""
+    if any(group.get(option) for option in ("foreach", "fused", "differentiable")):
+        return None
+    return PIECE_ELEMENTS * torch.get_num_threads()
+
+
+def _own(value: Any, *, is_first: bool) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) and not is_first else value
 
 
 def _swaps(parameter: torch.Tensor) -> TypeGuard[DTensor]:

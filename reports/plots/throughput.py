@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from reports.cells import Cell
 from reports.change import MEMORY_TITLES, MemoryMetric, memory_bytes
@@ -12,6 +13,9 @@ from reports.plots.style import GREY, Look, drawing, label, svg
 
 _MIB = 2**20
 _WIDTH_INCHES = 11.0
+_LEGEND_INCHES = 0.34
+_LEGEND_COLUMNS = 6
+_MOST_IN_LEGEND = 6
 
 
 def throughput_figure(
@@ -31,9 +35,11 @@ def throughput_figure(
         ),
         key=lambda point: -point[0],
     )
-    with drawing(_WIDTH_INCHES, max(3.8, 1.1 + 0.24 * len(points)), arranged=False) as figure:
+    height = max(3.8, 1.1 + 0.24 * len(points)) + _LEGEND_INCHES
+    with drawing(_WIDTH_INCHES, height, arranged=False) as figure:
         axes = figure.subplots()
-        figure.subplots_adjust(left=0.075, right=0.68, top=0.97, bottom=0.14)
+        top = 1 - (0.1 + _LEGEND_INCHES) / height
+        figure.subplots_adjust(left=0.075, right=0.68, top=top, bottom=0.53 / height)
         for throughput, memory, cell in points:
             look = look_of[cell.name]
             axes.plot(
@@ -48,7 +54,48 @@ def throughput_figure(
         _name(axes, points)
         axes.set_xlabel(f"{MEMORY_TITLES[metric]} (MiB)")
         axes.set_ylabel("throughput (tokens/s, all ranks)")
+        handles = legend_handles([cell for _, _, cell in points], look_of)
+        figure.legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(0.068, 1 - 0.05 / height),
+            ncols=min(_LEGEND_COLUMNS, max(1, len(handles))),
+            borderaxespad=0.0,
+            handletextpad=0.3,
+        )
         return svg(figure, "throughput")
+
+
+def legend_handles(cells: Sequence[Cell], look_of: Mapping[str, Look]) -> list[Line2D]:
+    """A grey marker per dtype policy, then a dot per engine where colours tell engines apart.
+
+    Where colours count through the cells, the name beside each point is their legend. The first
+    `_MOST_IN_LEGEND` policies are explained.
+    """
+    policies = {cell.dtypes: look_of[cell.name].marker for cell in cells}
+    handles = [_handle(marker, GREY, policy) for policy, marker in policies.items()]
+    del handles[_MOST_IN_LEGEND:]
+    colours: dict[str, set[str]] = {}
+    for cell in cells:
+        colours.setdefault(cell.resolved.engine.name, set()).add(look_of[cell.name].colour)
+    told_apart = len(set().union(*colours.values())) == len(colours)
+    if told_apart and all(len(found) == 1 for found in colours.values()):
+        handles += [_handle(".", colour, engine) for engine, (colour,) in colours.items()]
+    return handles
+
+
+def _handle(marker: str, colour: str, text: str) -> Line2D:
+    size = 13.0 if marker == "." else 8.0
+    return Line2D(
+        [],
+        [],
+        linestyle="",
+        marker=marker,
+        color=colour,
+        markeredgecolor="white",
+        markersize=size,
+        label=label(text),
+    )
 
 
 def _name(axes: Axes, points: Sequence[tuple[float, float, Cell]]) -> None:

@@ -40,7 +40,7 @@ def cells_section(findings: Findings) -> Section:
 
 
 def cell_table(findings: Findings) -> Table:
-    """One row per finished cell, the reference set off."""
+    """One row per finished cell, references set off."""
     metrics: list[MemoryMetric] = [
         metric
         for metric in MEMORY_TITLES
@@ -68,7 +68,8 @@ def cell_table(findings: Findings) -> Table:
 
 def _row(cell: Cell, metrics: list[MemoryMetric], findings: Findings) -> Row:
     engine = cell.resolved.engine
-    kind: RowKind = "reference" if cell is findings.reference else "plain" if cell.n else "unsteady"
+    plain: RowKind = "plain" if cell.n else "unsteady"
+    kind: RowKind = "reference" if findings.is_reference(cell) else plain
     texts = (
         cell.name,
         engine.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.cells import Cell
 from reports.change import MEMORY_TITLES, Change
 from reports.change_table import change_table
 from reports.document import Block, Bullets, Figure, Heading, Paragraph, Section, TableBlock
@@ -17,10 +16,10 @@ from reports.reference import RULE
 def comparison(findings: Findings) -> Section:
     """Speed and memory against the reference."""
     blocks: list[Block] = []
-    if findings.reference is None:
+    if not findings.measured:
         blocks.append(Paragraph("No cell was measured, so there is nothing to compare."))
     else:
-        blocks.append(Paragraph(_introduction(findings, findings.reference)))
+        blocks.append(Paragraph(_introduction(findings)))
         if findings.changes:
             blocks.append(TableBlock(change_table(findings.changes)))
             blocks.append(Paragraph(_sample_sizes(findings.changes), tone="note"))
@@ -36,10 +35,20 @@ def comparison(findings: Findings) -> Section:
     return Section("comparison", "Comparison", tuple(blocks))
 
 
-def _introduction(findings: Findings, reference: Cell) -> str:
-    chosen = "named by the reader" if findings.reference_was_named else f"chosen by rule: {RULE}"
+def _introduction(findings: Findings) -> str:
+    references = []
+    if findings.reference is not None:
+        named = findings.reference_was_named
+        chosen = "named by the reader" if named else f"chosen by rule: {RULE}"
+        references.append(f"Reference: {findings.reference.name} ({chosen}).")
+    arms = {c.base.arm: None for c in findings.changes if c.base is not findings.reference}
+    if arms:
+        names = ", ".join(str(arm) for arm in arms)
+        references.append(
+            f"Arms are compared within their cell, each with the arm {names} of the same cell."
+        )
     return (
-        f"Reference: {reference.name} ({chosen}). Changes are of the cell against the reference: "
+        " ".join(references) + " Changes are of the cell against the reference: "
         "time change is step time over the reference's minus 1, throughput change is tokens/s over "
         "the reference's minus 1, throughput ratio is tokens/s over the reference's."
     )
@@ -57,6 +66,8 @@ def _sample_sizes(changes: Sequence[Change]) -> str:
             f"n=1 on a side of {single} of {len(changes)} comparisons: no interval there. Medians "
             "of several runs elsewhere; verdicts need a noise floor and are not given here."
         )
+    if all(c.head.arm and c.base.arm for c in changes):
+        return "Medians over all runs; intervals and verdicts are given block by block, above."
     return "Medians over runs; verdicts need a noise floor and are not given here."
 
 

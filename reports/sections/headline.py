@@ -16,6 +16,8 @@ from reports.machine import (
     describe_software,
     distinct,
 )
+from reports.sections.switches import switch_sentences
+from reports.targets import targets_sentence
 
 _MOST_COMMITS = 2
 
@@ -44,7 +46,10 @@ def headline(findings: Findings) -> Section:
 
 def _facts(findings: Findings, records: Sequence[RunRecord]) -> tuple[tuple[str, str], ...]:
     pruned = sum(len(sweep.pruned) for sweep in findings.sweeps)
-    measured = f"{len(findings.measured)} of {quantity.counted(findings.planned, 'cell')}"
+    with_arms = any(len(sweep.arms) > 1 for sweep in findings.sweeps)
+    each = "arm of a cell" if with_arms else "cell"
+    many = "arms of cells" if with_arms else "cells"
+    measured = f"{len(findings.measured)} of {quantity.counted(findings.planned, each, many)}"
     facts = [
         ("Measured", measured + (f", {pruned} pruned" if pruned else "")),
         ("Runs per cell", _runs_per_cell(findings)),
@@ -113,11 +118,16 @@ def _mixed_code(records: Sequence[RunRecord]) -> list[str]:
 
 def _sentences(findings: Findings) -> list[str]:
     sentences = []
-    if findings.reference is None:
+    if findings.targets:
+        sentences.append(targets_sentence(findings.targets))
+    if not findings.measured:
         sentences.append("Nothing was measured: there is no time to compare.")
-    elif findings.changes:
-        sentences.append(_fastest(findings.changes))
+    against_one = [c for c in findings.changes if c.base is findings.reference]
+    if against_one:
+        sentences.append(_fastest(against_one))
+    sentences.extend(_of_arms(c) for c in findings.changes if c.base is not findings.reference)
     sentences.extend(_parity_sentences(findings))
+    sentences.extend(switch_sentences(findings))
     if findings.flags:
         flagged = len({flag.cell for flag in findings.flags})
         sentences.append(
@@ -130,6 +140,11 @@ def _sentences(findings: Findings) -> list[str]:
             f"Failed or damaged runs: {quantity.counted(len(failed), 'cell')}; see Not measured."
         )
     return sentences
+
+
+def _of_arms(change: Change) -> str:
+    """One cell's arm against another of the same cell."""
+    return f"{change.head.name} against [{change.base.arm}]: {_three(change)}."
 
 
 def _fastest(changes: Sequence[Change]) -> str:

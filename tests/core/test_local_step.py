@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core import fully_shard_optimizer
+from mfsdp_core.state import local_step
 from mfsdp_core.state.local_step import LocalStep
 from oracle.ranks import RankPool
 from oracle.sharded import shard
@@ -64,6 +65,71 @@ def test_a_step_on_local_tensors_equals_the_step_on_dtensors_bit_by_bit(
 ) -> None:
     for found in ranks.run(equal_to_the_dispatcher, build, options):
         assert found
+        assert all(found)
+
+
+def cut(build: str, options: dict[str, Any], elements: int) -> list[bool]:
+    """As `equal_to_the_dispatcher`, in pieces of so many elements; and whether there were any."""
+    steps: list[int] = []
+    whole, local_step.PIECE_ELEMENTS = local_step.PIECE_ELEMENTS, elements
+    pieces = local_step._Swapped._pieces
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        stand_ins = pieces(self, *arguments)
+        steps.append(len(stand_ins))
+        return stand_ins
+
+    local_step._Swapped._pieces = counted  # type: ignore[method-assign]
+    try:
+        found = equal_to_the_dispatcher(build, options)
+    finally:
+        local_step.PIECE_ELEMENTS = whole
+        local_step._Swapped._pieces = pieces  # type: ignore[method-assign]
+    return [*found, bool(steps), all(number > 1 for number in steps)]
+
+
+@pytest.mark.parametrize("elements", [16, 33])
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        ("AdamW", {"lr": 0.01, "amsgrad": True}),
+        ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+        ("SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+        ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.5}),
+        ("Adagrad", {"lr": 0.01, "lr_decay": 0.1}),
+        ("Adadelta", {"lr": 0.1}),
+        ("Adamax", {"lr": 0.01}),
+        ("NAdam", {"lr": 0.01}),
+        ("RAdam", {"lr": 0.01}),
+        ("ASGD", {"lr": 0.01}),
+    ],
+)
+def test_a_step_in_pieces_equals_the_step_as_a_whole_bit_by_bit(
+    ranks: RankPool, build: str, options: dict[str, Any], elements: int
+) -> None:
+    for found in ranks.run(cut, build, options, elements):
+        assert all(found), found
+
+
+def state_kept_in_place() -> list[bool]:
+    """Whether pieces leave the optimizer the very state tensors that it had."""
+    local_step.PIECE_ELEMENTS, whole = 16, local_step.PIECE_ELEMENTS
+    subject = shard(NAME, "optim_grads_params", 2, torch.float32)
+    optimizer = torch.optim.AdamW(subject.model.parameters(), lr=0.1)
+    fully_shard_optimizer(optimizer)
+    seen = []
+    for step in range(3):
+        subject.run_cycle(1, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append([id(v) for state in optimizer.state.values() for v in state.values()])
+    local_step.PIECE_ELEMENTS = whole
+    steps = {float(state["step"]) for state in optimizer.state.values()}
+    return [seen[0] == seen[1] == seen[2], steps == {3.0}]
+
+
+def test_pieces_leave_state_tensors_where_they_are(ranks: RankPool) -> None:
+    for found in ranks.run(state_kept_in_place):
         assert all(found)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import ADAM, MemoryModel, PolicyNames, memory_at_rest
@@ -54,12 +55,18 @@ def policy_of(dtypes: Dtypes) -> MixedPrecisionPolicy:
 
 
 def differences(
-    subject: Sharded, strategy: tuple[str, str], place: Coordinate, dtypes: Dtypes
+    subject: Sharded,
+    strategy: tuple[str, str],
+    place: Coordinate,
+    dtypes: Dtypes,
+    allocation: AllocationConfig | None = None,
 ) -> Iterator[str]:
     """Train one step; say where the ledger and the model disagree, at each moment of it."""
 
     def compare(moment: str, **arguments: Any) -> Iterator[str]:
-        expected = predicted(subject.name, strategy, place, dtypes, **arguments)
+        expected = predicted(
+            subject.name, strategy, place, dtypes, allocation=allocation, **arguments
+        )
         found = subject.model.ledger.bytes_by_category()
         if found != expected.bytes_by_category():
             yield (
@@ -93,13 +100,84 @@ def on_one_axis(strategy: str, group_size: int, cases: list[Dtypes]) -> list[str
     ]
 
 
+def with_pools(group_size: int, dtypes: Dtypes, allocation: AllocationConfig) -> list[str]:
+    """In a rank."""
+    place = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
+    return [
+        line
+        for name in ("unequal_units", "conv_linear")
+        for strategy in ("optim_grads", "optim_grads_params")
+        for line in differences(
+            shard(
+                name,
+                strategy,
+                group_size,
+                dtypes[0],
+                mixed_precision_policy=policy_of(dtypes),
+                **arguments_of(allocation),
+            ),
+            (strategy, "no_shard"),
+            place,
+            dtypes,
+            allocation=allocation,
+        )
+    ]
+
+
+def arguments_of(allocation: AllocationConfig) -> dict[str, Any]:
+    return {
+        "allocator": allocation.allocator,
+        "pool_slots": allocation.slots,
+        "fsdp_db_use_persist_buf_on_alloc_fail": allocation.persistent_fallback,
+    }
+
+
+def handed_over_decoupled(group_size: int, strategy: str) -> list[str]:
+    """In a rank: BF16 main gradients for FP32 main weights, which would be cast otherwise."""
+    dtypes: Dtypes = (B16, F32, B16, B16)
+    place = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
+    found = []
+    for decoupled in (False, True):
+        subject = shard(
+            "conv_linear",
+            strategy,
+            group_size,
+            B16,
+            mixed_precision_policy=policy_of(dtypes),
+            use_decoupled_grad=decoupled,
+        )
+        subject.run_cycle(1)
+        names = PolicyNames("float32", "bfloat16", "bfloat16", decoupled)
+        expected = memory_at_rest(
+            facts_of("conv_linear", B16),
+            parse_strategy(strategy, "no_shard"),
+            place,
+            names,
+            gradients_attached=True,
+        )
+        if subject.model.ledger.bytes_by_category() != expected.bytes_by_category():
+            found.append(f"{decoupled}: {subject.model.ledger.bytes_by_category()}, {expected}")
+        if ("cast gradient" in expected.bytes_by_line()) == decoupled:
+            found.append(f"{decoupled}: {expected.bytes_by_line()}")
+    return found
+
+
 def on_two_axes(
-    inner: str, outer: str, outer_size: int, cases: list[Dtypes], names: list[str]
+    inner: str,
+    outer: str,
+    outer_size: int,
+    cases: list[Dtypes],
+    names: list[str],
+    allocation: AllocationConfig | None = None,
 ) -> list[str]:
     """In a rank."""
     axes = hybrid_mesh(outer_size)
     place = Coordinate(
-        axes.get_local_rank("inner"), axes.size(1), axes.get_local_rank("outer"), outer_size
+        axes.get_local_rank("inner"),
+        axes.size(1),
+        axes.get_local_rank("outer"),
+        outer_size,
+        has_outer_axis=True,
     )
     return [
         line
@@ -113,10 +191,12 @@ def on_two_axes(
                 dtypes[0],
                 name,
                 mixed_precision_policy=policy_of(dtypes),
+                **({} if allocation is None else arguments_of(allocation)),
             ),
             (inner, outer),
             place,
             dtypes,
+            allocation,
         )
     ]
 
@@ -134,6 +214,37 @@ def test_the_ledger_equals_the_model_to_the_byte(
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_the_ledger_equals_the_model_on_two_axes(ranks: RankPool, inner: str, outer: str) -> None:
     assert ranks.run(on_two_axes, inner, outer, 2, [BF16], UNEVEN) == [[]] * WORLD
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        AllocationConfig("max_pool", 3),
+        AllocationConfig("fixed_pool", 2),
+        AllocationConfig("fixed_pool", 2, persistent_fallback=True),
+    ],
+    ids=lambda a: f"{a.allocator}-{a.persistent_fallback}",
+)
+def test_pools_are_counted_to_the_byte_from_the_start(
+    ranks: RankPool, allocation: AllocationConfig
+) -> None:
+    assert ranks.run(with_pools, 2, BF16, allocation) == [[]] * WORLD
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("outer", ["no_shard", "optim"])
+def test_the_pool_of_the_outer_reduction_is_counted_too(ranks: RankPool, outer: str) -> None:
+    pooled = AllocationConfig("max_pool", 2)
+    inner = "optim_grads_params"
+    found = ranks.run(on_two_axes, inner, outer, 2, [BF16], ["conv_linear"], pooled)
+    assert found == [[]] * WORLD
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
+def test_decoupled_gradients_are_never_counted_as_cast(ranks: RankPool, strategy: str) -> None:
+    assert ranks.run(handed_over_decoupled, 2, strategy) == [[]] * WORLD
 
 
 @pytest.mark.nightly
@@ -178,7 +289,6 @@ def test_every_line_of_a_bucket_is_named_and_padding_is_a_line_of_its_own() -> N
     )
     assert first.bytes_by_line() == {
         "preserved root weights": 4 * 2,
-        "compute shard": (9 + 2) * 2,
         "main weights": (9 + 2) * 4,
         "gradient accumulator": (9 + 2) * 2,
         "cast gradient": (9 + 2) * 4,
@@ -188,12 +298,11 @@ def test_every_line_of_a_bucket_is_named_and_padding_is_a_line_of_its_own() -> N
     }
     # The last rank has 2 rows and one of padding in every buffer, and no moments for padding.
     assert last.bytes_by_line() == first.bytes_by_line() | {
-        "compute shard": (6 + 2) * 2,
         "main weights": (6 + 2) * 4,
         "gradient accumulator": (6 + 2) * 2,
         "cast gradient": (6 + 2) * 4,
         "optimizer state": 2 * (6 + 2) * 4,
-        "padding": 3 * (2 + 4 + 2 + 4),
+        "padding": 3 * (4 + 2 + 4),
     }
     assert first.total_bytes == sum(first.bytes_by_line().values())
 

@@ -77,10 +77,10 @@ NOT_BUILT: dict[str, Any] = {
     "keep_fp8_transpose_cache": True,
     "nccl_ub": True,
     "disable_symmetric_registration": True,
-    "enable_fine_grained_param_gather": True,
     "cuda_graph_mode": True,
 }
 BUILT = {
+    "enable_fine_grained_param_gather",
     "init_model_with_meta_device",
     "fsdp_double_buffer",
     "fsdp_db_use_persist_buf_on_alloc_fail",

@@ -38,6 +38,24 @@ def test_a_tie_across_units_belongs_to_the_root():
     assert owner_of(["a", ROOT]) == ROOT
 
 
+def test_what_the_root_owns_before_and_behind_the_units_lies_in_buckets_of_its_own():
+    facts = [
+        ParameterFacts((name,), (unit,), (4,), "float32", requires_grad=True)
+        for name, unit in [
+            ("embedding", ""),
+            ("units.0.w", "units.0"),
+            ("units.1.w", "units.1"),
+            ("norm", ""),
+            ("head", ""),
+        ]
+    ]
+    of_root = [plan for plan in plan_buckets(facts, 2) if plan.unit == ROOT]
+    found = [(plan.name, plan.members) for plan in of_root]
+    assert found == [("(root)/0", (0,)), ("(root)/1", (3, 4))]
+    no_units = plan_buckets([facts[0], facts[3]], 2)
+    assert [plan.members for plan in no_units] == [(0, 1)]
+
+
 def test_dtypes_left_open_follow_the_compute_dtype_and_each_other():
     resolved = resolve_dtypes("bf16", "fp32", None, None)
     assert (resolved.main_params, resolved.main_grads, resolved.grad_comm) == (

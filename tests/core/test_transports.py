@@ -166,3 +166,29 @@ def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(
 def test_an_unknown_transport_is_refused(ranks: RankPool) -> None:
     for message in ranks.run(unknown_transport):
         assert "expected one of auto, native, point_to_point" in message
+
+
+def two_models_on_one_group() -> list[bool]:
+    """Ranks issue the gathers of two communicators in opposite orders, then wait for both."""
+    group = mesh(2)["dp"].get_group()
+    communicators = [direct(group)[0], direct(group)[0]]
+    rank = communicators[0].rank
+    first = dist.get_global_rank(group, 0)
+    found = []
+    for _ in range(3):
+        fulls = [torch.empty(8), torch.empty(8)]
+        works: list[Any] = [None, None]
+        for which in (0, 1) if rank == 0 else (1, 0):
+            own = torch.full((4,), 10.0 * which + first + rank)
+            works[which] = communicators[which].all_gather(fulls[which], own, "bucket")
+        for work in works:
+            work.wait()
+        for which, full in enumerate(fulls):
+            wanted = [10.0 * which + first + r for r in range(2) for _ in range(4)]
+            found.append(full.tolist() == wanted)
+    return found
+
+
+def test_two_models_on_one_group_never_take_each_others_messages(ranks: RankPool) -> None:
+    for found in ranks.run(two_models_on_one_group):
+        assert all(found)

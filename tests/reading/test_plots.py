@@ -15,7 +15,7 @@ from reports.parity import parity_groups
 from reports.plots.loss import loss_figure
 from reports.plots.step_time import step_time_figure
 from reports.plots.style import looks
-from reports.plots.throughput import spread
+from reports.plots.throughput import legend_handles, spread, throughput_figure
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
@@ -66,3 +66,24 @@ def test_any_step_times_are_drawn_without_a_warning(store, milliseconds):
     record_run(store, Recorded(resolved_run(), cell="a", milliseconds=lambda _: milliseconds))
     cells = [make_cell("a", store.records())]
     assert step_time_figure(cells, looks(cells)).startswith("<svg")
+
+
+def test_the_scatter_explains_its_markers_and_the_colours_of_engines(store):
+    cells = cells_of(store, quickstart_cells())
+    handles = legend_handles(cells, looks(cells))
+    assert [handle.get_label() for handle in handles] == [
+        "fp32",
+        "bf16, main fp32, comm bf16",
+        "ddp",
+        "fsdp2",
+        "mfsdp",
+    ]
+    markers = [handle.get_marker() for handle in handles[:2]]
+    assert markers == [looks(cells)[cell.name].marker for cell in cells[:2]]
+
+
+def test_colours_that_count_through_the_cells_are_not_called_engines(store):
+    specs = [(f"c{ranks}", resolved_run(ranks=ranks)) for ranks in range(1, 4)]
+    cells = cells_of(store, specs)
+    assert [handle.get_label() for handle in legend_handles(cells, looks(cells))] == ["fp32"]
+    assert throughput_figure(cells, "ledger", looks(cells)).startswith("<svg")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from recorded_runs import Recorded, record_run, resolved_run, write_plan
 
 from bench.spec import EngineSpec
 from bench.store import ResultsStore
 from reports.build import build_document
-from reports.document import TableBlock
+from reports.document import Bullets, TableBlock
 from reports.findings import find
+from reports.sections.headline import headline
 from reports.sweep_view import load_sweeps
 from reports.switches import switch_groups
 
@@ -64,6 +66,35 @@ def test_a_reducer_may_differ_and_the_report_says_by_how_much(store):
     section = next(s for s in build_document(found).sections if s.anchor == "switches")
     (table,) = [b.table for b in section.blocks if isinstance(b, TableBlock)]
     assert [row.kind for row in table.rows] == ["plain", "plain"]
+
+
+def test_the_headline_says_how_far_reducers_are_apart(store):
+    found = findings(
+        store, {"p2p": (engine(transport="point_to_point"), 0.0), "native": (engine(), 1e-6)}
+    )
+    (sentences,) = [b for b in headline(found).blocks if isinstance(b, Bullets)]
+    assert sentences.items[-1][1] == (
+        "Reducers with fp32 gradients on the wire: auto against point_to_point: gradient norm of "
+        "the first step up to 0 apart, losses up to 1.0e-06 (relative)."
+    )
+
+
+def test_two_cells_of_one_configuration_are_no_group(store):
+    found = findings(store, {"a": (engine(), 0.0), "b": (engine(), 0.0)})
+    assert switch_groups(found.finished) == []
+
+
+@pytest.mark.parametrize(
+    ("shift", "text"),
+    [
+        (0.0, "the same bits in 2 cells."),
+        (1e-9, "not the same bits in pool as in resize."),
+    ],
+)
+def test_the_headline_says_whether_allocators_agree(store, shift, text):
+    found = findings(store, {"resize": (engine(), 0.0), "pool": (engine(**POOL), shift)})
+    (sentences,) = [b for b in headline(found).blocks if isinstance(b, Bullets)]
+    assert ("", f"Allocators: losses and gradient norms have {text}") in sentences.items
 
 
 def test_cells_that_differ_in_more_than_the_switch_are_no_group(store):

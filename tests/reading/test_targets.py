@@ -62,7 +62,7 @@ def test_a_number_that_no_block_has_is_unmeasured(store) -> None:
 
 def test_the_table_names_both_arms_with_their_medians(store) -> None:
     (row,) = target_table([judged(store, 0.55)]).rows
-    assert row.cells[:3] == ("zero3", "step_time", "0.55")
+    assert row.cells[:4] == ("zero3", "step_time", "met", "0.55")
     assert re.fullmatch(r"base (99|100|101)\.\d ms", row.cells[-3])
     assert re.fullmatch(r"head (49|50|51)\.\d ms", row.cells[-2])
 

@@ -96,6 +96,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         outer_strategy="optim",
         allocator="max_pool",
         pool_slots=3,
+        fine_grained_gather=True,
         overlap_param_gather=False,
         overlap_grad_reduce=False,
         nccl_ub=True,
@@ -113,6 +114,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "fsdp_double_buffer": False,
         "allocator": "max_pool",
         "pool_slots": 3,
+        "enable_fine_grained_param_gather": True,
     }
 
 

@@ -23,6 +23,7 @@ from bench.spec import (
     RunSpec,
     TrainSpec,
 )
+from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
 
 SHAPES = [*PRESETS.values(), resolve_shape(ModelSpec(tie_embeddings=True, kv_heads=1))]
 GIB = 2**30
@@ -38,6 +39,10 @@ def run_of(engine: EngineSpec, ranks: int, preset: str = "debug", **dtypes: str)
             launch=LaunchSpec(ranks=ranks),
         )
     )
+
+
+def facts(preset: str) -> list[ParameterFacts]:
+    return list(parameter_facts(run_of(EngineSpec(name="mfsdp"), 2, preset).shape, "fp32"))
 
 
 def unit_of(name: str) -> str:
@@ -82,6 +87,41 @@ def test_hfsdp_shards_optimizer_state_over_all_ranks_and_gradients_over_the_inne
     assert hfsdp["optimizer_state"] == pytest.approx(hsdp["optimizer_state"] / 2, rel=0.01)
     assert hfsdp["gradients"] == pytest.approx(hsdp["gradients"], rel=0.01)
     assert hsdp["main_weights"] == pytest.approx(8.03e9 * 4 / 4, rel=0.01)
+
+
+def test_pools_count_with_every_slot_and_nothing_else_changes() -> None:
+    plain = state_bytes_by_category(run_of(EngineSpec(name="mfsdp"), 2, "hybrid-tiny"))
+    pooled = {
+        slots: state_bytes_by_category(
+            run_of(
+                EngineSpec(
+                    name="mfsdp", allocator="max_pool", double_buffer=True, pool_slots=slots
+                ),
+                2,
+                "hybrid-tiny",
+            )
+        )
+        for slots in (2, 3)
+    }
+    # The largest unit of the hybrid, in FP32, is what every slot has room for.
+    largest = max(plan.layout.total_elements for plan in plan_buckets(facts("hybrid-tiny"), 2))
+    for slots, found in pooled.items():
+        assert found["communication_buffers"] == slots * 4 * largest
+        assert found["compute_weights"] - plain.get("compute_weights", 0) == slots * 4 * largest
+        assert found["main_weights"] == plain["main_weights"]
+
+
+def test_decoupled_gradients_are_not_cast_for_the_optimizer() -> None:
+    dtypes = {"compute": "bf16", "main_grads": "bf16"}
+    engines = [EngineSpec(name="mfsdp", decoupled_grad=on) for on in (False, True)]
+    train = TrainSpec(global_batch=16, optimizer="precision_aware_adamw")
+    cast, kept = (
+        state_bytes_by_category(run_of(engine, 2, **dtypes).model_copy(update={"train": train}))[
+            "gradients"
+        ]
+        for engine in engines
+    )
+    assert cast == 3 * kept  # BF16, and an FP32 copy of it
 
 
 def test_the_ranks_chunks_of_fsdp2_add_up_to_the_whole() -> None:

@@ -81,8 +81,8 @@ UNLISTED: dict[str, tuple[Change, ...]] = {
     "a step adds to the gradient of the step before": (
         Change(
             _GRADIENTS,
-            "        self._filled.clear()\n        self._landed = False\n",
-            "        self._filled.clear()\n",
+            "        self._scaled.clear()\n        self._landed = False\n",
+            "        self._scaled.clear()\n",
         ),
     ),
     "outer pieces are not gathered after a step": (
@@ -109,8 +109,8 @@ UNLISTED: dict[str, tuple[Change, ...]] = {
     "a tied weight's gradient counts once per name": (
         Change(
             _PIPELINE,
-            "buffers.accumulate(index, gradient)",
-            "buffers.accumulate(index, gradient * len(unit.groups[0].parameters[index].names))",
+            "buffers.accumulate(index, gradient, ",
+            "buffers.accumulate(index, gradient * len(unit.groups[0].parameters[index].names), ",
         ),
     ),
 }

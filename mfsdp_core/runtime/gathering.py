@@ -1,0 +1,188 @@
+"""At which modules weights are gathered: at a unit's own, or at every module that has some.
+
+[Note: gathering by module] A unit's buckets are gathered when the first module that needs one of
+them runs, in the forward pass and again in the backward pass, rather than all of them at the start
+of the unit. They are still released and reduced unit by unit. Modules need what they hold
+themselves. A module without a `forward`, which nobody calls, leaves its share to the module around
+it. A module that reads the weights of modules inside it, instead of calling those, needs them all:
+torch's attention, whose output projection is never called, is known; other classes say so with a
+true attribute `reads_child_weights`. What the root owns is gathered when the root runs, in both
+ways, since models read it from anywhere.
+
+A module that is called while its unit does not run counts as a call of the unit: its weights are
+gathered for this call and released after it.
+
+Ahead of need goes what the next module lacks, as long as nothing that was gathered ahead is still
+waiting for its own module. Ranks must run the same modules of a unit in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from mfsdp_core.plan.prefetch import Direction, PrefetchOrder
+from mfsdp_core.runtime.param_pipeline import ParamPipeline
+from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.units import Unit
+
+#: Classes whose `forward` reads weights of modules inside it without calling those.
+_READS_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+@dataclass(eq=False)
+class GatherPoint:
+    """A module at whose call buckets of `unit` are gathered. place: position among all points."""
+
+    unit: Unit
+    module: nn.Module
+    groups: list[ParameterGroup] = field(default_factory=list)
+    place: int = -1
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether a call of the module is a call of the unit."""
+        return self.module is self.unit.module
+
+
+class GatherByUnit:
+    """All buckets of a unit at once."""
+
+    def __init__(self, root: Unit, units: list[Unit], params: ParamPipeline) -> None:
+        self.points = [GatherPoint(unit, unit.module, unit.groups) for unit in (root, *units)]
+        self._params = params
+        for point in self.points:
+            point.unit.gather_order = point.groups
+
+    def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
+        """The module is about to run: what it needs becomes ready and visible."""
+        unit = point.unit
+        self._params.issue(unit)
+        self._params.prefetch(unit, "forward", recomputing=recomputing)
+        self._params.ready(unit)
+        unit.show_raw()
+
+    def end_forward(self, point: GatherPoint) -> None:
+        """The module has run."""
+
+    def backward(self, point: GatherPoint) -> None:
+        """A gradient has reached its output: what it needs becomes ready and visible."""
+        self._params.ready(point.unit)
+        point.unit.show_raw()
+
+    def ahead(self, point: GatherPoint, direction: Direction) -> None:
+        """Gather what follows it."""
+        self._params.prefetch(point.unit, direction)
+
+    def end_pass(self) -> None:
+        """The root has run."""
+
+
+class GatherByModule:
+    """See [Note: gathering by module]."""
+
+    def __init__(
+        self, root: Unit, units: list[Unit], params: ParamPipeline, *, prefetch: bool
+    ) -> None:
+        self.points = gather_points(root, units)
+        self._params = params
+        self._prefetch = prefetch
+        self._order = PrefetchOrder(len(self.points))
+        self._waiting: list[ParameterGroup] = []
+        for point in self.points:
+            known = {id(group) for group in point.unit.gather_order}
+            point.unit.gather_order += [g for g in point.groups if id(g) not in known]
+
+    def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
+        """The module is about to run: what it needs becomes ready and visible."""
+        self._params.issue(point.unit, point.groups)
+        self._wait_no_more(point)
+        if not recomputing:
+            self._order.observe(point.place)
+            self.ahead(point, "forward")
+        self._show(point)
+
+    def end_forward(self, point: GatherPoint) -> None:
+        """The module has run."""
+        self._order.observe_end(point.place)
+
+    def backward(self, point: GatherPoint) -> None:
+        """A gradient has reached its output: what it needs becomes ready and visible."""
+        self._wait_no_more(point)
+        self._show(point)
+
+    def ahead(self, point: GatherPoint, direction: Direction) -> None:
+        """Gather what the next module lacks, unless something still waits for its module."""
+        waits = any(group.weights.is_gathered for group in self._waiting)
+        if not self._prefetch or waits:
+            return
+        for place in self._order.upcoming(point.place, direction):
+            target = self.points[place]
+            lacking = [group for group in target.groups if not group.weights.is_gathered]
+            if lacking:
+                if self._params.issue_ahead(target.unit, lacking, of=point.unit):
+                    self._waiting = lacking
+                return
+
+    def end_pass(self) -> None:
+        """The root has run."""
+        self._order.finish_pass()
+
+    def _wait_no_more(self, point: GatherPoint) -> None:
+        self._waiting = [group for group in self._waiting if group not in point.groups]
+
+    def _show(self, point: GatherPoint) -> None:
+        self._params.ready(point.unit, point.groups)
+        for group in point.groups:
+            group.show_raw()
+
+
+def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:
+    """The points of gathering by module, the root's first, then as modules are registered."""
+    finder = _Finder(root, units)
+    finder.visit(root.module, ())
+    for place, point in enumerate(finder.points.values()):
+        point.place = place
+    return list(finder.points.values())
+
+
+class _Finder:
+    """Walks the modules. points: by id of the module and name of the unit."""
+
+    def __init__(self, root: Unit, units: list[Unit]) -> None:
+        first = GatherPoint(root, root.module, root.groups)
+        self.points = {(id(root.module), root.name): first}
+        self._units = {id(unit.module): unit for unit in units}
+        self._held: dict[int, list[tuple[Unit, ParameterGroup]]] = {}
+        for unit in units:
+            for group in unit.groups:
+                for holder in {holder for p in group.parameters for holder, _ in p.holders}:
+                    self._held.setdefault(id(holder), []).append((unit, group))
+
+    def visit(self, module: nn.Module, readers: tuple[nn.Module, ...]) -> None:
+        """readers: modules around `module` that read its weights when they run."""
+        if _is_called(module) or not readers:
+            readers = (*filter(_reads_children, readers), module)
+        if id(module) in self._units:
+            self._point(self._units[id(module)], module)
+        for unit, group in self._held.get(id(module), ()):
+            for reader in readers:
+                groups = self._point(unit, reader).groups
+                if group not in groups:
+                    groups.append(group)
+        for child in module.children():
+            self.visit(child, readers)
+
+    def _point(self, unit: Unit, module: nn.Module) -> GatherPoint:
+        return self.points.setdefault((id(module), unit.name), GatherPoint(unit, module))
+
+
+def _is_called(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def _reads_children(module: nn.Module) -> bool:
+    return isinstance(module, _READS_CHILDREN) or bool(
+        getattr(module, "reads_child_weights", False)
+    )

@@ -1,0 +1,380 @@
+"""`enable_fine_grained_param_gather`: gathered by module, released and reduced by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.events import Event
+from mfsdp_core.runtime.gathering import gather_points
+from mfsdp_core.runtime.parameter_group import ManagedParameter
+from mfsdp_core.runtime.units import Unit
+from oracle.models import TOYS, Block
+from oracle.ranks import RankPool, mesh
+from oracle.reference import expected_gradient, relative_difference
+from oracle.sharded import STRATEGIES, shard
+
+WIDTH = 8
+
+
+class Part(nn.Module):
+    """A unit of three modules; `style` says how they are used."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.scales = nn.ParameterList([torch.ones(WIDTH), torch.full((WIDTH,), 0.5)])
+        self.style = style
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scales[0]
+        if self.style == "recomputed":
+            x = x + checkpoint(self.first, x, use_reentrant=False)
+            return x + checkpoint(self.second, x, use_reentrant=True) * self.scales[1]
+        return x + self.second(torch.tanh(self.first(x))) * self.scales[1]
+
+
+class Attention(nn.Module):
+    """A unit whose attention reads the weight of its output projection without calling it."""
+
+    def __init__(self, _style: str) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)[None]
+        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return out[0]
+
+
+class Reader(nn.Module):
+    """A unit with a module that reads what another one holds, and says so."""
+
+    class Fused(nn.Module):
+        reads_child_weights = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.inner.weight, self.inner.bias)
+
+    def __init__(self, _style: str) -> None:
+        super().__init__()
+        self.fused = self.Fused()
+        self.after = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(torch.tanh(self.fused(x)))
+        return out
+
+
+class Model(nn.Module):
+    """Three units between two linears of the root."""
+
+    def __init__(self, unit: Callable[[str], nn.Module], style: str) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.units = nn.ModuleList(unit(style) for _ in range(3))
+        self.behind = nn.Linear(WIDTH, 1)
+        self.style = style
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        for place, unit in enumerate(self.units):
+            if self.style == "outside" and place == 1:
+                # Modules of the second unit, which does not run itself.
+                x = x + unit.second(torch.tanh(unit.first(x)))  # type: ignore[operator]
+            else:
+                x = unit(x)
+        out: Tensor = self.behind(x)
+        return out
+
+
+UNITS: dict[str, Callable[[str], nn.Module]] = {
+    "part": Part,
+    "attention": Attention,
+    "reader": Reader,
+}
+
+
+def sharded(unit: str, style: str, strategy: str, **arguments: Any) -> tuple[nn.Module, Any]:
+    """The model in one process, and sharded over two ranks, with equal weights."""
+    torch.manual_seed(5)
+    reference = Model(UNITS[unit], style).double()
+    torch.manual_seed(5)
+    model = fully_shard_model(
+        Model(UNITS[unit], style).double(),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=[UNITS[unit]],  # type: ignore[list-item]
+        zero_dp_strategy=strategy,
+        sync_model_each_microbatch=True,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        enable_fine_grained_param_gather=True,
+        **arguments,
+    )
+    return reference, model
+
+
+def inputs(rank: int, cycle: int) -> Tensor:
+    seed = torch.Generator().manual_seed(10 * cycle + rank)
+    return torch.randn(3, WIDTH, dtype=torch.float64, generator=seed)
+
+
+def errors(unit: str, style: str, strategy: str, arguments: dict[str, Any]) -> list[float]:
+    """Largest gradient error of three cycles."""
+    reference, model = sharded(unit, style, strategy, **arguments)
+    own = mesh(2).get_local_rank("dp")
+    found = []
+    for cycle in range(3):
+        reference.zero_grad()
+        for rank in range(2):
+            (reference(inputs(rank, cycle)).square().sum() / 2).backward()
+        model(inputs(own, cycle)).square().sum().backward()
+        wanted = dict(reference.named_parameters())
+        differences = [0.0]
+        for name, parameter in model.module.named_parameters():
+            expected = wanted[name].grad
+            got = gather_full(parameter.grad)
+            expected = torch.zeros_like(got) if expected is None else expected
+            differences.append(float((got - expected).abs().max()))
+        found.append(max(differences))
+        model.zero_grad_buffer()
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("unit", "style", "arguments"),
+    [
+        ("part", "plain", {}),
+        ("part", "plain", {"disable_bucketing": True}),
+        ("part", "outside", {"disable_bucketing": True}),
+        ("part", "recomputed", {"disable_bucketing": True}),
+        ("attention", "plain", {"disable_bucketing": True}),
+        ("reader", "plain", {"disable_bucketing": True}),
+        ("part", "plain", {"allocator": "max_pool", "disable_bucketing": True}),
+        ("part", "plain", {"overlap_param_gather": False, "allocator": "temporary"}),
+    ],
+)
+def test_gradients_equal_those_of_one_process(
+    ranks: RankPool, unit: str, style: str, arguments: dict[str, Any], strategy: str
+) -> None:
+    for found in ranks.run(errors, unit, style, strategy, arguments):
+        assert max(found) < 1e-12
+
+
+def error_of_toy(name: str, strategy: str, bucketing: bool) -> float:
+    subject = shard(
+        name,
+        strategy,
+        2,
+        torch.float64,
+        enable_fine_grained_param_gather=True,
+        disable_bucketing=not bucketing,
+    )
+    subject.run_cycle(2)
+    expected = expected_gradient(name, 2, 2, torch.float64)
+    return relative_difference(subject.full_gradient(), expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("bucketing", [True, False])
+@pytest.mark.parametrize("name", [*TOYS])
+def test_gradients_of_unusual_models_equal_the_reference(
+    ranks: RankPool, name: str, bucketing: bool
+) -> None:
+    for error in ranks.run(error_of_toy, name, "optim_grads_params", bucketing):
+        assert error < 1e-12
+
+
+def story(style: str, arguments: dict[str, Any]) -> list[str]:
+    """What happens to the weights of the first two units in a step, and which module runs when."""
+    _, model = sharded("part", style, "optim_grads_params", disable_bucketing=True, **arguments)
+    names = {b.name: b.parameters[0] for b in model.buckets()}
+    said: list[str] = []
+
+    def hear(event: Event) -> None:
+        said.append(f"{event.kind} {names[event.bucket].removeprefix('units.')}")
+
+    for name, module in model.module.named_modules():
+        if name.endswith(("first", "second")):
+            module.register_forward_pre_hook(
+                lambda *_, name=name: said.append(f"run {name.removeprefix('units.')}")
+            )
+    model(inputs(0, 0)).sum().backward()  # the order is recorded
+    model.zero_grad_buffer()
+    model.events.subscribe(hear, kinds=("materialise", "release", "prefetch"))
+    said.clear()
+    model(inputs(0, 1)).sum()
+    return [one for one in said if " 0." in one or " 1." in one]
+
+
+@pytest.mark.processes
+def test_a_bucket_is_gathered_when_its_module_runs_and_released_with_its_unit(
+    ranks: RankPool,
+) -> None:
+    for said in ranks.run(story, "plain", {"overlap_param_gather": False}):
+        assert said[:9] == [
+            "materialise 0.scales.0",
+            "materialise 0.scales.1",
+            "materialise 0.first.weight",
+            "materialise 0.first.bias",
+            "run 0.first",
+            "materialise 0.second.weight",
+            "run 0.second",
+            *said[7:9],
+        ]
+        assert sorted(said[7:12]) == sorted(
+            f"release 0.{name}"
+            for name in ("scales.0", "scales.1", "first.weight", "first.bias", "second.weight")
+        )
+
+
+@pytest.mark.processes
+def test_the_next_module_is_gathered_ahead_and_no_further(ranks: RankPool) -> None:
+    for said in ranks.run(story, "plain", {}):
+        own = [one for one in said if not one.startswith("materialise")]
+        start = own.index("run 0.first")
+        assert own[start - 1] == "prefetch 0.second.weight"
+        assert own[start + 1 : start + 4] == [
+            "prefetch 1.scales.0",
+            "prefetch 1.scales.1",
+            "run 0.second",
+        ]
+
+
+@pytest.mark.processes
+def test_a_module_called_without_its_unit_is_gathered_alone_and_released_after(
+    ranks: RankPool,
+) -> None:
+    for said in ranks.run(story, "outside", {"overlap_param_gather": False}):
+        of_second_unit = [one for one in said if " 1." in one]
+        assert of_second_unit == [
+            "materialise 1.first.weight",
+            "materialise 1.first.bias",
+            "run 1.first",
+            "release 1.first.weight",
+            "release 1.first.bias",
+            "materialise 1.second.weight",
+            "run 1.second",
+            "release 1.second.weight",
+        ]
+
+
+def held_after(style: str) -> list[int]:
+    """Bytes of compute weights beyond those of the root, after each of two steps."""
+    _, model = sharded("part", style, "optim_grads_params", disable_bucketing=True)
+    at_rest = model.ledger.bytes_by_category()["compute_weights"]
+    found = []
+    for cycle in range(2):
+        model(inputs(0, cycle)).sum().backward()
+        model.zero_grad_buffer()
+        found.append(model.ledger.bytes_by_category()["compute_weights"] - at_rest)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("style", ["plain", "outside", "recomputed"])
+def test_nothing_stays_gathered_after_a_step(ranks: RankPool, style: str) -> None:
+    assert ranks.run(held_after, style) == [[0, 0]] * 4
+
+
+def gathered_bytes_at_most(by_module: bool) -> int:
+    """Most bytes of compute weights at once, without gathering ahead."""
+    subject = shard(
+        "linear_stack",
+        3,
+        2,
+        overlap_param_gather=False,
+        disable_bucketing=True,
+        enable_fine_grained_param_gather=by_module,
+    )
+    subject.run_cycle(1)
+    return int(subject.model.ledger.peak_bytes_by_category()["compute_weights"])
+
+
+@pytest.mark.processes
+def test_gathering_by_module_never_holds_more_than_gathering_by_unit(ranks: RankPool) -> None:
+    for fine, coarse in zip(
+        ranks.run(gathered_bytes_at_most, True),
+        ranks.run(gathered_bytes_at_most, False),
+        strict=True,
+    ):
+        assert fine <= coarse
+
+
+def after_an_exception() -> float:
+    """Error of a cycle that follows a forward pass which raised inside a unit."""
+    reference, model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
+    second = model.module.units[1].second
+    hook = second.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(ValueError("here")))
+    with pytest.raises(ValueError, match="here"):
+        model(inputs(0, 0))
+    hook.remove()
+    own = mesh(2).get_local_rank("dp")
+    for rank in range(2):
+        (reference(inputs(rank, 1)).sum() / 2).backward()
+    model(inputs(own, 1)).sum().backward()
+    wanted = dict(reference.named_parameters())
+    return max(
+        float((gather_full(p.grad) - wanted[name].grad).abs().max())
+        for name, p in model.module.named_parameters()
+    )
+
+
+@pytest.mark.processes
+def test_a_pass_that_raises_leaves_nothing_open(ranks: RankPool) -> None:
+    assert max(ranks.run(after_an_exception)) < 1e-12
+
+
+def refusal() -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        shard("linear_stack", 3, 1, enable_fine_grained_param_gather=True, prefetch_budget_bytes=1)
+    return str(refused.value)
+
+
+@pytest.mark.processes
+def test_a_budget_for_whole_units_is_refused(ranks: RankPool) -> None:
+    assert all("prefetch_budget_bytes=1" in text for text in ranks.run(refusal))
+
+
+class FakeGroup:
+    """As much of a bucket as finding gather points needs."""
+
+    def __init__(self, *held: tuple[nn.Module, str]) -> None:
+        self.parameters = [
+            ManagedParameter((name,), ((module, name),), nn.Parameter(torch.ones(1)), None)  # type: ignore[arg-type]
+            for module, name in held
+        ]
+
+
+def test_every_bucket_has_a_point_and_only_called_modules_are_points() -> None:
+    root = nn.Module()
+    root.units = nn.ModuleList([Block(), Reader("")])
+    root.forward = lambda x: x  # type: ignore[method-assign]
+    units = []
+    for number, module in enumerate(root.units):
+        held = [(m, a) for m in module.modules() for a in m._parameters]
+        units.append(Unit(f"units.{number}", module, number, [FakeGroup(h) for h in held]))  # type: ignore[list-item]
+    points = gather_points(Unit("", root, None), units)
+    by_module = {id(point.module): point for point in points}
+    for unit in units:
+        for group in unit.groups:
+            assert any(group in point.groups for point in points)
+    reader = root.units[1]
+    assert len(by_module[id(reader.fused)].groups) == 2
+    assert id(root.units) not in by_module
+    assert [point.place for point in points] == list(range(len(points)))

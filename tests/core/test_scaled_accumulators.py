@@ -1,0 +1,103 @@
+"""Whole gradients that are scaled on their way into the accumulator, beside some that are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core.events import Event
+from oracle.ranks import RankPool, mesh
+from oracle.sharded import shard
+
+pytestmark = pytest.mark.processes
+
+WHOLE = ("no_shard", "optim")
+
+
+class Branches(nn.Module):
+    """Two linears, each used when asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(6, 6)
+        self.right = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, uses: str) -> Tensor:
+        if "l" in uses:
+            x = x + self.left(x)
+        if "r" in uses:
+            x = x + self.right(x)
+        return x.square().sum()
+
+
+def inputs(rank: int, microbatch: int) -> Tensor:
+    seed = torch.Generator().manual_seed(10 * microbatch + rank)
+    return torch.randn(3, 6, dtype=torch.float64, generator=seed)
+
+
+def error_of(strategy: str, uses: list[str], fails: bool) -> float:
+    """Largest gradient error over a cycle whose microbatches use the branches in `uses`.
+
+    fails: a backward pass of the last microbatch raises first, and the cycle is begun again.
+    """
+    torch.manual_seed(1)
+    reference = Branches().double()
+    torch.manual_seed(1)
+    model: Any = fully_shard_model(
+        Branches().double(),
+        device_mesh=mesh(2)["dp"],
+        zero_dp_strategy=strategy,
+        sync_model_each_microbatch=False,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    own = mesh(2).get_local_rank("dp")
+    if fails:
+        broken = inputs(own, 9).requires_grad_()
+        with model.sync():
+            loss = model(broken, "lr")
+            broken.register_hook(lambda _: (_ for _ in ()).throw(ValueError("here")))
+            with pytest.raises(ValueError, match="here"):
+                loss.backward()
+        model.zero_grad_buffer()
+    for j, used in enumerate(uses):
+        for rank in range(2):
+            (reference(inputs(rank, j), used) / 2).backward()
+        with model.sync() if j == len(uses) - 1 else model.no_sync():
+            model(inputs(own, j), used).backward()
+    wanted = dict(reference.named_parameters())
+    return max(
+        float((gather_full(p.grad) - wanted[name].grad).abs().max())
+        for name, p in model.module.named_parameters()
+    )
+
+
+@pytest.mark.parametrize("strategy", WHOLE)
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("uses", [["lr"], ["l", "lr"], ["l", "r"], ["lr", "l"], ["l", "r", "lr"]])
+def test_gradients_of_one_cycle_are_all_scaled_once(
+    ranks: RankPool, strategy: str, uses: list[str], fails: bool
+) -> None:
+    assert max(ranks.run(error_of, strategy, uses, fails)) < 1e-12
+
+
+def landings(transport: str) -> list[str]:
+    subject = shard("linear_stack", "no_shard", 2, transport=transport)
+    subject.run_cycle(1)
+    subject.model.zero_grad_buffer()
+    seen: list[Event] = []
+    subject.model.events.subscribe(seen.append, kinds=("collective", "land"))
+    subject.run_cycle(1)
+    return [event.kind for event in seen]
+
+
+def test_reductions_in_place_land_at_the_end_and_others_one_unit_later(ranks: RankPool) -> None:
+    for kinds in ranks.run(landings, "native"):
+        assert kinds == sorted(kinds)
+        assert kinds.count("land") > 2
+    for kinds in ranks.run(landings, "point_to_point"):
+        first = kinds.index("land")
+        assert "collective" in kinds[first:]

@@ -1,0 +1,168 @@
+"""Reports on sweeps with arms: targets judged, blocks compared, arms held against their cell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import Recorded, record_run
+
+from bench.derive.hardware import hardware_key
+from bench.store import ResultsStore
+from reports.build import write_report
+from reports.document import Bullets, Facts, Section, TableBlock
+from reports.findings import find
+from reports.sections.arms import arms_section
+from reports.sections.headline import headline
+from reports.sections.targets import targets_section
+from reports.sweep_view import load_sweeps
+from reports.targets import judge_targets, targets_of
+
+TWO = {name: CELLS[name] for name in ("ddp", "zero3")}
+TARGET = {"base": "torch", "head": "ours", "metric": "step_time"}
+TARGETS = [
+    TARGET | {"cell": "ddp", "at_most": 0.6},
+    TARGET | {"cell": "zero3", "at_most": 0.4},
+    TARGET | {"cell": "zero3", "metric": "rss", "at_most": 1.0},
+]
+ARMS = {"torch": Arm(), "ours": Arm(slower=0.5, more_memory=1.25, code="code-2")}
+
+
+@pytest.fixture
+def raced(store: ResultsStore) -> ResultsStore:
+    """Two cells, six blocks: the arm `ours` takes half of the time."""
+    record_arms(store, ARMS, blocks=6, cells=TWO)
+    store.write_plan("gate", store.read_plan("gate") | {"targets": TARGETS})
+    return store
+
+
+def found_in(store: ResultsStore, *sweeps: str, reference: str | None = None):
+    views = load_sweeps(store, sweeps or ["gate"])
+    return find(views, reference, targets_of(store, views))
+
+
+def tables(section: Section | None) -> list[list[tuple[str, ...]]]:
+    assert section is not None
+    return [[r.cells for r in b.table.rows] for b in section.blocks if isinstance(b, TableBlock)]
+
+
+def test_every_target_stands_in_the_report_with_verdict_ratio_interval_and_blocks(raced):
+    (rows,) = tables(targets_section(found_in(raced)))
+    assert [row[:4] for row in rows] == [
+        ("ddp", "step_time", "met", "0.60"),
+        ("zero3", "step_time", "missed", "0.40"),
+        ("zero3", "rss", "met", "1.00"),
+    ]
+    low, high = map(float, rows[0][5].split(" to "))
+    assert low < float(rows[0][4]) < high
+    assert rows[0][-1] == "6 blocks"
+
+
+def test_the_headline_counts_targets_and_names_the_missed_ones(raced):
+    lists = [b for b in headline(found_in(raced)).blocks if isinstance(b, Bullets)]
+    sentence = lists[0].items[0][1]
+    assert sentence.startswith("Targets of the sweep: 2 met, 1 missed; missed: step_time of zero3 ")
+    assert sentence.endswith(", at most 0.40).")
+
+
+def test_html_and_markdown_hold_what_compare_prints(raced, tmp_path):
+    written = write_report(raced, ["gate"], tmp_path)
+    html, text = written.html.read_text(), written.markdown.read_text()
+    assert '<section id="targets">' in html
+    assert '<section id="arms">' in html
+    result = judge_targets(raced, "gate")[1]
+    interval = f"{result.interval[0]:.3f} to {result.interval[1]:.3f}"
+    row = f"| zero3 | step_time | missed | 0.40 | {result.ratio:.3f} | {interval} |"
+    assert row in text
+    assert interval in html
+    assert "## Arms, block by block" in text
+
+
+def test_blocks_are_compared_with_intervals_and_verdicts(raced):
+    section = arms_section(raced, load_sweeps(raced, ["gate"]))
+    times, others = tables(section)
+    assert [(row[0], row[2]) for row in times] == [("ddp", "improved"), ("zero3", "improved")]
+    assert all(" to " in row[6] for row in times)
+    assert ("zero3", "memory (ledger total)", "regressed") in [row[:3] for row in others]
+
+
+def test_a_damaged_calibration_does_not_cost_the_report(raced):
+    record = load_sweeps(raced, ["gate"])[0].cells[0].runs[0].record
+    raced.noise.write(hardware_key(record).slug, '{"noise_version": 1}')
+    section = arms_section(raced, load_sweeps(raced, ["gate"]))
+    assert len(tables(section)) == 2
+    (remarks,) = [b for b in section.blocks if isinstance(b, Bullets)]
+    assert any("calibration" in text for name, text in remarks.items if name == "left out")
+
+
+def test_an_arm_is_compared_with_the_first_arm_of_its_own_cell(raced):
+    changes = found_in(raced).changes
+    assert [(c.base.name, c.head.name) for c in changes] == [
+        ("ddp [torch]", "ddp [ours]"),
+        ("zero3 [torch]", "zero3 [ours]"),
+    ]
+    assert [c.throughput_ratio for c in changes] == pytest.approx([2, 2], rel=0.05)
+
+
+def test_a_reference_that_is_named_is_what_all_arms_are_compared_with(raced):
+    changes = found_in(raced, reference="ddp [ours]").changes
+    assert {c.base.name for c in changes} == {"ddp [ours]"}
+    assert len(changes) == 3
+
+
+def test_cells_of_another_sweep_without_arms_keep_a_reference_of_their_own(raced):
+    record_run(raced, Recorded(TWO["ddp"], cell="a", sweep="plain"))
+    record_run(raced, Recorded(TWO["zero3"], cell="b", sweep="plain"))
+    found = found_in(raced, "gate", "plain")
+    assert found.reference.name == "plain: a"
+    assert [c.base.name for c in found.changes][2:] == ["plain: a"]
+    assert [target.cell for target in found.targets] == ["gate: ddp", "gate: zero3", "gate: zero3"]
+
+
+def test_arms_are_counted_and_one_that_never_ran_is_named(store):
+    record_arms(store, {"torch": Arm()}, blocks=1, cells=TWO)
+    plan = store.read_plan("gate")
+    store.write_plan("gate", plan | {"arms": [*plan["arms"], plan["arms"][0] | {"name": "ours"}]})
+    (view,) = load_sweeps(store, ["gate"])
+    assert view.arms == ("torch", "ours")
+    assert view.not_run == ("ddp [ours]", "zero3 [ours]")
+    (facts,) = [b for b in headline(find([view])).blocks if isinstance(b, Facts)]
+    assert facts.items[0] == ("Measured", "2 of 4 arms of cells, 1 pruned")
+
+
+def test_arms_come_in_the_order_of_the_plan_whichever_ran_first(store):
+    record_arms(store, {"b": Arm(), "a": Arm()}, blocks=1, cells=TWO)
+    plan = store.read_plan("gate")
+    store.write_plan("gate", plan | {"arms": plan["arms"][::-1]})
+    names = [cell.name for cell in load_sweeps(store, ["gate"])[0].cells]
+    assert names == ["ddp [a]", "ddp [b]", "zero3 [a]", "zero3 [b]"]
+
+
+@pytest.mark.parametrize("targets", ["text", [1, None], [{"cell": 3}], {"cell": "x"}])
+def test_targets_that_are_nonsense_do_not_stop_the_report(raced, targets, tmp_path):
+    raced.write_plan("gate", raced.read_plan("gate") | {"targets": targets})
+    assert "## Targets" not in write_report(raced, ["gate"], tmp_path).markdown.read_text()
+
+
+def test_a_report_without_arms_does_not_wait_for_scipy(store, tmp_path):
+    record_run(store, Recorded(TWO["ddp"], cell="a", sweep="plain"))
+    program = (
+        "import sys\n"
+        "from bench.store import ResultsStore\n"
+        "from reports.build import write_report\n"
+        f"store = ResultsStore.open({str(store.root)!r}, create=False)\n"
+        f"write_report(store, ['plain'], {str(tmp_path / 'out')!r})\n"
+        "assert 'scipy' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
