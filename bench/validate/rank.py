@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import signal
 import sys
 import traceback
@@ -23,6 +22,7 @@ from bench.validate.cases import Case
 from bench.validate.exercise import run_case
 from bench.validate.nursery import Brood
 from bench.validate.observation import Seen
+from bench.validate.parcels import packed
 
 _COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 
@@ -81,7 +81,7 @@ def _answer_orders(pipe: Connection, rank: int, device: torch.device, core: Path
             answer = Answer(rank, "unsupported", text=refusal.reason)
         except Exception:
             answer = Answer(rank, "raised", text=traceback.format_exc())
-        pipe.send_bytes(pickle.dumps(answer))
+        pipe.send_bytes(packed(answer))
 
 
 def _prepare() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from bench.launch.rank_code import checkout_root
 from bench.validate.cases import Case
 from bench.validate.nursery import Brood
 from bench.validate.observation import Seen
+from bench.validate.parcels import unpacked
 from bench.validate.rank import Answer, Order, stack_file
 
 _START_SECONDS = 120.0
@@ -168,7 +168,7 @@ class Ranks:
                 rank = self._pipes.index(pipe)  # type: ignore[arg-type]
                 try:
                     # By value; the connection's own way would share memory with the rank.
-                    answers[rank] = pickle.loads(self._pipes[rank].recv_bytes())  # noqa: S301
+                    answers[rank] = unpacked(self._pipes[rank].recv_bytes())
                 except (EOFError, OSError):
                     dead.append(rank)
             if dead or any(answer.kind == "raised" for answer in answers.values()):

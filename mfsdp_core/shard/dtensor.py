@@ -82,6 +82,14 @@ def without_offset(shard: DTensor) -> DTensor:
     return fresh
 
 
+def local_tensor(value: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor itself, not a view of it that autograd follows.
+
+    Anything else is returned as it is.
+    """
+    return value._local_tensor if isinstance(value, DTensor) else value
+
+
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor behind a shard of this package; a plain tensor is returned as it is.
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
+from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.shard.expert_scope import ExpertScope, expert_scope
 from mfsdp_core.state.owner import optimizer_gradient, owners_of
 
@@ -38,7 +39,7 @@ def clip_grad_norm_(
     norm = _norm((expert_scope(parameter), gradient) for parameter, gradient in owned)
     if max_norm != float("inf") and gradients:
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_([_local(g) for g in gradients], coefficient)
+        torch._foreach_mul_([local_tensor(g) for g in gradients], coefficient)
     return norm
 
 
@@ -54,7 +55,7 @@ def _norm(gradients: Iterable[tuple[ExpertScope | None, torch.Tensor]]) -> torch
         alike.setdefault((scope, key), []).append(gradient)
     total: torch.Tensor | None = None
     for (scope, _), tensors in alike.items():
-        squares = _sum_of_squares([_local(tensor) for tensor in tensors])
+        squares = _sum_of_squares([local_tensor(tensor) for tensor in tensors])
         first = tensors[0]
         if isinstance(first, DTensor):
             for dim, placement in enumerate(first.placements):
@@ -79,7 +80,3 @@ def _sum_of_squares(tensors: list[torch.Tensor]) -> torch.Tensor:
     dtype = torch.float64 if tensors[0].dtype is torch.float64 else torch.float32
     norms = torch._foreach_norm(tensors, 2, dtype=dtype)
     return torch.stack(list(norms)).square().sum()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

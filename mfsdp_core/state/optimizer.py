@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.local_step import LocalStep
 from mfsdp_core.state.owner import owner_references
@@ -135,7 +135,6 @@ def _state_meter(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
         alive = reference()
         states = alive.state.values() if alive is not None else ()
         tensors = (v for state in states for v in state.values() if isinstance(v, torch.Tensor))
-        local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
-        return sum(t.numel() * t.element_size() for t in local)
+        return sum(t.numel() * t.element_size() for t in map(local_tensor, tensors))
 
     return meter

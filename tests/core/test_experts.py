@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import (
@@ -24,6 +24,7 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
+from oracle.cycles import named, pieces_by_rank, run_cycle
 from oracle.experts import MoeLayer, accumulate, build_moe, moe_loss, tokens_of
 from oracle.ranks import RankPool, mesh
 from oracle.reference import Named, relative_difference
@@ -118,7 +119,7 @@ def ledger_and_model(name: str, inner: str, outer: str) -> list[dict[str, int]]:
         )
         for key, parameter in bare.named_parameters()
     ]
-    run_cycle(model, name, 1, 0)
+    run_cycle(model, moe_loss, microbatches_of(name, 1, 0))
     model.zero_grad_buffer()
     dense, experts = (place_on(axes, name) for axes in meshes(name))
     expected = memory_at_rest(
@@ -135,21 +136,13 @@ def own_rank(name: str) -> int:
     return dist.get_rank() % CUTS[name].dense_ranks
 
 
-def run_cycle(model: Any, name: str, microbatches: int, cycle: int) -> None:
-    for j in range(microbatches):
-        value = moe_loss(model(tokens_of(own_rank(name), j, cycle)))
-        if j < microbatches - 1:
-            with model.no_sync():
-                value.backward()
-        else:
-            value.backward()
-    model.finish_grad_sync()
+def microbatches_of(name: str, count: int, cycle: int) -> list[Tensor]:
+    return [tokens_of(own_rank(name), j, cycle) for j in range(count)]
 
 
 def joined(name: str, inner: str, outer: str, shards: Named) -> Named:
     """Whole tensors from pieces in the order of the specification; not the core's own gather."""
-    pieces: list[Any] = [None] * WORLD
-    dist.all_gather_object(pieces, {key: s.to_local() for key, s in shards.items()})
+    pieces = pieces_by_rank(shards)
     orders = [piece_order(of_kind, name, inner, outer) for of_kind in meshes(name)]
     return {
         key: torch.cat([pieces[rank][key] for rank in orders[".experts." in key]]) for key in shards
@@ -165,10 +158,6 @@ def piece_order(axes: DeviceMesh, name: str, inner: str, outer: str) -> list[int
     return axes["outer", "inner"].mesh.T.flatten().tolist()
 
 
-def named(model: Any) -> list[tuple[str, Any]]:
-    return [(key.removeprefix("module."), p) for key, p in model.named_parameters()]
-
-
 def twin_gradient(name: str, microbatches: int, cycle: int, divisor: float | None = None) -> Named:
     twin, ranks = build_moe(), CUTS[name].dense_ranks
     accumulate(twin, range(ranks), microbatches, cycle, divisor or ranks)
@@ -181,7 +170,7 @@ def gradient_errors(name: str, inner: str, outer: str, more: dict[str, Any]) -> 
     divisor = 1.0 if more.get("calculate_per_token_loss") else None
     errors = []
     for cycle, microbatches in enumerate((1, 2, 3)):
-        run_cycle(model, name, microbatches, cycle)
+        run_cycle(model, moe_loss, microbatches_of(name, microbatches, cycle))
         found = joined(name, inner, outer, {key: p.grad for key, p in named(model)})
         expected = twin_gradient(name, microbatches, cycle, divisor)
         errors.append(relative_difference(found, {key: expected[key] for key in found}))
@@ -197,7 +186,7 @@ def training_error(name: str, inner: str, outer: str) -> float:
     reference = torch.optim.AdamW(twin.parameters(), lr=0.01)
     worst = 0.0
     for cycle in range(3):
-        run_cycle(model, name, 2, cycle)
+        run_cycle(model, moe_loss, microbatches_of(name, 2, cycle))
         norm = clip_grad_norm_(model, 0.1)
         optimizer.step()
         optimizer.zero_grad()
@@ -218,7 +207,7 @@ def groups_on_the_wire(name: str, outer: str) -> set[tuple[str, str, int]]:
     model = sharded_moe(name, "optim_grads_params", outer)
     optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     for cycle in range(2):
-        run_cycle(model, name, 1, cycle)
+        run_cycle(model, moe_loss, microbatches_of(name, 1, cycle))
         optimizer.step()
         optimizer.zero_grad()
     return {(r.operation, r.group, r.group_size) for r in model.wire_log}

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -20,6 +19,7 @@ from mfsdp_core import (
     gather_full,
 )
 from mfsdp_core.errors import ConfigurationError
+from oracle.cycles import named, pieces_by_rank, run_cycle
 from oracle.ranks import RankPool, mesh
 from oracle.reference import Named, relative_difference
 from oracle.sharded import STRATEGIES
@@ -82,21 +82,13 @@ def data_parallel(shape: str) -> tuple[int, int]:
     return max(outer, 1) * inner, own + (root.get_local_rank("outer") * inner if outer else 0)
 
 
-def run_cycle(model: Any, shape: str, microbatches: int, cycle: int) -> None:
-    for j in range(microbatches):
-        value = tp_loss(model(tokens_of(data_parallel(shape)[1], j, cycle)))
-        if j < microbatches - 1:
-            with model.no_sync():
-                value.backward()
-        else:
-            value.backward()
-    model.finish_grad_sync()
+def microbatches_of(shape: str, count: int, cycle: int) -> list[Tensor]:
+    return [tokens_of(data_parallel(shape)[1], j, cycle) for j in range(count)]
 
 
 def joined(shape: str, inner: str, outer: str, shards: Named) -> Named:
     """Whole tensors: inner-major rows of each tensor-parallel rank, then those side by side."""
-    pieces: list[Any] = [None] * WORLD
-    dist.all_gather_object(pieces, {key: s.to_local() for key, s in shards.items()})
+    pieces = pieces_by_rank(shards)
     root = root_mesh(shape)
     sizes = (1, *root.mesh.shape[-2:]) if root.mesh_dim_names[0] == "spare" else root.mesh.shape
     own = root.mesh[root.get_local_rank(0)] if root.mesh_dim_names[0] == "spare" else root.mesh
@@ -116,16 +108,12 @@ def joined(shape: str, inner: str, outer: str, shards: Named) -> Named:
     return whole
 
 
-def named(model: Any) -> list[tuple[str, Any]]:
-    return [(key.removeprefix("module."), p) for key, p in model.named_parameters()]
-
-
 def gradient_errors(shape: str, variant: str, inner: str, outer: str) -> list[float]:
     """Largest relative error of a gradient for 1 to 3 microbatches, one cycle after another."""
     model = sharded_tp(shape, variant, inner, outer)
     errors = []
     for cycle, microbatches in enumerate((1, 2, 3)):
-        run_cycle(model, shape, microbatches, cycle)
+        run_cycle(model, tp_loss, microbatches_of(shape, microbatches, cycle))
         found = joined(shape, inner, outer, {key: p.grad for key, p in named(model)})
         twin = build_twin()
         accumulate(twin, data_parallel(shape)[0], microbatches, cycle)
@@ -144,7 +132,7 @@ def training_error(shape: str, variant: str, inner: str, outer: str, foreach: bo
     reference = torch.optim.AdamW(twin.parameters(), lr=0.01)
     worst = 0.0
     for cycle in range(3):
-        run_cycle(model, shape, 2, cycle)
+        run_cycle(model, tp_loss, microbatches_of(shape, 2, cycle))
         norm = clip_grad_norm_(model, 0.1)
         optimizer.step()
         optimizer.zero_grad()
@@ -175,7 +163,7 @@ def faces(inner: str) -> dict[str, list[str]]:
         ]
 
     block.down.register_forward_pre_hook(lambda *_: look("running"))
-    run_cycle(model, "dp2_tp2", 1, 0)
+    run_cycle(model, tp_loss, microbatches_of("dp2_tp2", 1, 0))
     look("resting")
     return seen
 

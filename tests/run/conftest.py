@@ -37,6 +37,11 @@ class FinishedCell:
         by_rank = [[sample.loss for sample in self.samples(rank)] for rank in range(self.ranks)]
         return [sum(step) / len(step) for step in zip(*by_rank, strict=True)]
 
+    @property
+    def norms(self) -> list[float]:
+        """Gradient norm of every step, as the first rank has it."""
+        return [sample.grad_norm for sample in self.samples()]
+
     def document(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
         return found

@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 SAMPLE = (
     Case("mfsdp", "optim_grads_params", microbatches=2),
     Case("mfsdp", "optim", subject="tied", policy="bf16_wire"),
+    Case("mfsdp", "optim_grads_params", subject="frozen", policy="bf16"),
+    Case("mfsdp", "optim_grads_params", ranks=4, outer=2, outer_strategy="optim", policy="bf16"),
     Case("mfsdp", "optim_grads", ranks=4, outer=2, outer_strategy="optim", microbatches=2),
     Case("mfsdp", "optim_grads", ranks=4, subject="experts"),
     Case("mfsdp", "optim", ranks=4, subject="rowwise"),

@@ -56,7 +56,10 @@ def _bucket_bytes(evidence: Evidence, bucket: BucketContents) -> int:
     trainable = bucket.parameters[0] in evidence.trainable
     shard = elements // case.inner
     sharded = case.strategy == "optim_grads_params"
-    weights = shard * compute if sharded else elements * compute
+    separate = POLICIES[case.policy][0] != POLICIES[case.policy][1]
+    # Cast from the main weights into each gather, unless a shard has to collect outer pieces.
+    casts = sharded and trainable and separate and case.outer_strategy != "optim"
+    weights = 0 if casts else (shard if sharded else elements) * compute
     if sharded and is_root(bucket):
         weights += elements * compute
     if not trainable:
@@ -64,7 +67,6 @@ def _bucket_bytes(evidence: Evidence, bucket: BucketContents) -> int:
     owned = elements if case.strategy == "no_shard" else shard
     if case.outer_strategy == "optim":
         owned //= case.outer
-    separate = POLICIES[case.policy][0] != POLICIES[case.policy][1]
     accumulator = shard if evidence.reduces_every_microbatch else elements
     return weights + (owned * main if separate else 0) + accumulator * grads
 

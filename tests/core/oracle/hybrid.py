@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from oracle.cycles import pieces_by_rank
 from oracle.models import TOYS, build
 from oracle.ranks import WORLD
 from oracle.reference import Named
@@ -43,9 +43,7 @@ class Hybrid(Sharded):
     outer_shards: bool
 
     def _joined(self, shards: dict[str, Any]) -> Named:
-        pieces: list[Any] = [None] * WORLD
-        local = {key: shard.to_local() for key, shard in shards.items()}
-        dist.all_gather_object(pieces, local)
+        pieces = pieces_by_rank(shards)
         inner_size = WORLD // self.outer_size
         # Inner-major: the pieces of an inner slice lie on the outer ranks, one after another.
         order = [
@@ -53,7 +51,7 @@ class Hybrid(Sharded):
             for inner in (range(inner_size) if self.inner_shards else [0])
             for outer in (range(self.outer_size) if self.outer_shards else [0])
         ]
-        return {key: torch.cat([pieces[rank][key] for rank in order]) for key in local}
+        return {key: torch.cat([pieces[rank][key] for rank in order]) for key in shards}
 
 
 def hybrid(
