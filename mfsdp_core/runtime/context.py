@@ -66,6 +66,7 @@ class ShardedContext:
         self._calls = CallBook()
         self._forward_turns = Turns(params.order, "forward")
         self._backward_turns = Turns(params.order, "backward")
+        params.passed = {"forward": self._forward_turns, "backward": self._backward_turns}
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False

@@ -117,8 +117,11 @@ class GatherByModule:
         waits = any(group.weights.is_gathered for group in self._waiting)
         if not self._prefetch or waits:
             return
+        passed = self._params.passed[direction]
         for place in self._order.upcoming(point.place, direction):
             target = self.points[place]
+            if target.unit is not point.unit and target.unit.place in passed:
+                continue
             lacking = [group for group in target.groups if not group.weights.is_gathered]
             if lacking:
                 if self._params.issue_ahead(target.unit, lacking, of=point.unit):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.pools import SlotPool
@@ -45,6 +47,8 @@ class ParamPipeline:
             if pool is not None and unit.place is not None and unit.name in pool.plan.homes
         )
         self.order = order
+        # By direction, the units that have run in the pass under way: not gathered ahead again.
+        self.passed: dict[Direction, Container[int | None]] = {"forward": (), "backward": ()}
 
     def issue(self, unit: Unit, groups: list[ParameterGroup] | None = None) -> bool:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
@@ -86,8 +90,9 @@ class ParamPipeline:
         """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
         if not self._prefetch:
             return
+        passed = self.passed[direction]
         chosen = gather_ahead(
-            self.order.upcoming(unit.place, direction),
+            (u for u in self.order.upcoming(unit.place, direction) if u not in passed),
             self._sizes_bytes,
             self._limits,
             self._residents(),
