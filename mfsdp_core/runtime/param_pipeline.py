@@ -54,7 +54,7 @@ class ParamPipeline:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
         if self._pool is not None:
             self._make_room(unit, self._pool)
-        wanted = unit.gather_order if groups is None else groups
+        wanted = unit.groups if groups is None else groups
         started = [group.weights.issue() for group in wanted]
         return any(started)
 
@@ -62,7 +62,7 @@ class ParamPipeline:
         """Return once `unit`, or what needs only `groups` of it, may compute."""
         self.issue(unit, groups)
         unit.ahead = False
-        for group in unit.gather_order if groups is None else groups:
+        for group in unit.groups if groups is None else groups:
             group.weights.wait()
 
     def issue_ahead(self, unit: Unit, groups: list[ParameterGroup], *, of: Unit) -> bool:
@@ -127,9 +127,12 @@ class ParamPipeline:
                 if self._by_name[holder].ahead:
                     self.release(self._by_name[holder])
 
-    def pass_over(self, unit: Unit) -> None:
-        """Take part in the gathers of a unit that other ranks may run and this one does not."""
-        self.issue(unit)
+    def pass_over(self, unit: Unit, groups: list[ParameterGroup]) -> None:
+        """Take part in the gathers of a unit that other ranks may run and this one does not.
+
+        groups: its buckets in the order in which those ranks gather them.
+        """
+        self.issue(unit, groups)
         self.release(unit)
 
     def release(self, unit: Unit) -> None:
