@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
+from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
@@ -66,6 +67,7 @@ class ShardedContext:
         self._calls = CallBook()
         self._forward_turns = Turns(params.order, "forward")
         self._backward_turns = Turns(params.order, "backward")
+        params.passed = {"forward": self._forward_turns, "backward": self._backward_turns}
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False
@@ -85,26 +87,27 @@ class ShardedContext:
         finally:
             self._sync_stack.pop()
 
-    def before_forward(self, point: GatherPoint) -> bool:
-        """A module is about to run: its weights become ready and visible.
-
-        Returns whether its backward pass counts as one of the unit: not so for a module that the
-        unit calls, whose backward pass is a part of the unit's.
-        """
+    def before_forward(self, point: GatherPoint) -> None:
+        """A module is about to run: its weights become ready and visible."""
         unit, recomputing = point.unit, inside_backward()
-        counts = recomputing or point.is_unit or not unit.open
-        if counts and not recomputing:
+        opens = not recomputing and (point.is_unit or not unit.open)
+        if opens:
             if unit is self.root:
                 self._begin_pass()
             unit.open.append(point)
-        if counts and unit.place is not None:
+        if (opens or recomputing) and unit.place is not None:
             self._take_turn(unit.place, recomputing=recomputing)
         self.gathering.forward(point, recomputing=recomputing)
-        return counts
 
-    def counts(self, point: GatherPoint) -> bool:
-        """What `before_forward` has returned for the call that ends now."""
-        return inside_backward() or point in point.unit.open[-1:]
+    def counts(self, point: GatherPoint, *, has_inputs: bool) -> bool:
+        """Whether the backward pass of the call that runs counts as one of the unit.
+
+        Not so for a module that the unit calls: its backward pass is a part of the unit's. Nobody
+        knows who calls what is recomputed: there it counts if its end can be seen (has_inputs).
+        """
+        if inside_backward():
+            return point.is_unit or has_inputs
+        return point in point.unit.open[-1:]
 
     def end_call(self, point: GatherPoint) -> Call | None:
         """It has run: what a backward pass through this call is to be known by."""
@@ -126,7 +129,7 @@ class ShardedContext:
             self.gathering.end_pass()
             self._forward_running = False
             for place in self._forward_turns.ahead_of(None):
-                self.params.pass_over(self.units[place])
+                self._pass_over(self.units[place], "forward")
             self._forward_turns.end()
             self.params.order.finish_pass()
             self.params.release_all()
@@ -217,7 +220,7 @@ class ShardedContext:
             self._calls.begin_call(place)
         for skipped in self._forward_turns.ahead_of(place):
             self._forward_turns.take(skipped)
-            self.params.pass_over(self.units[skipped])
+            self._pass_over(self.units[skipped], "forward")
         self._forward_turns.take(place)
 
     def _pass_over_before(self, place: int) -> None:
@@ -228,14 +231,17 @@ class ShardedContext:
         for outer in self.units[place].around:
             if outer.place is not None and outer.place not in self._backward_turns:
                 self._pass_over_before(outer.place)
-                self.params.issue(outer)
+                self.params.issue(outer, self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_turns.ahead_of(place):
             unit = self.units[skipped]
             if unit.has_backward and self._calls.is_over(unit.place):
                 self._backward_turns.take(skipped)
-                self.params.pass_over(unit)
+                self._pass_over(unit, "backward")
                 self._reduce_what_is_over()
         self._backward_turns.take(place)
+
+    def _pass_over(self, unit: Unit, direction: Direction) -> None:
+        self.params.pass_over(unit, self.gathering.buckets(unit, direction))
 
     def _pass_over_rest(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""
@@ -246,7 +252,7 @@ class ShardedContext:
             unit = self.units[skipped]
             if unit.has_backward:
                 self.grads.issue_ahead_of(unit, is_last=is_last)
-                self.params.pass_over(unit)
+                self._pass_over(unit, "backward")
 
     def _release_if_spent(self, unit: Unit) -> None:
         """Free the unit's weights once nothing in the graph can need them any more.

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
-from mfsdp_core.plan.prefetch import Direction, PrefetchOrder
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
@@ -33,11 +35,15 @@ _READS_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 @dataclass(eq=False)
 class GatherPoint:
-    """A module at whose call buckets of `unit` are gathered. place: position among all points."""
+    """A module at whose call buckets of `unit` are gathered.
+
+    around: the point of the next module around it. place: position among all points.
+    """
 
     unit: Unit
     module: nn.Module
     groups: list[ParameterGroup] = field(default_factory=list)
+    around: GatherPoint | None = None
     place: int = -1
 
     @property
@@ -52,8 +58,6 @@ class GatherByUnit:
     def __init__(self, root: Unit, units: list[Unit], params: ParamPipeline) -> None:
         self.points = [GatherPoint(unit, unit.module, unit.groups) for unit in (root, *units)]
         self._params = params
-        for point in self.points:
-            point.unit.gather_order = point.groups
 
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
@@ -78,6 +82,13 @@ class GatherByUnit:
     def end_pass(self) -> None:
         """The root has run."""
 
+    def buckets(self, unit: Unit, _direction: Direction) -> list[ParameterGroup]:
+        """All buckets of a unit in the order in which a pass through it gathers them."""
+        return unit.groups
+
+    def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
+        """Nothing can: the unit's weights are there as long as anything of it."""
+
 
 class GatherByModule:
     """See [Note: gathering by module]."""
@@ -88,11 +99,40 @@ class GatherByModule:
         self.points = gather_points(root, units)
         self._params = params
         self._prefetch = prefetch
-        self._order = PrefetchOrder(len(self.points))
+        parents = [None if p.around is None else p.around.place for p in self.points]
+        self._order = PrefetchOrder(len(self.points), backward_of_nested(parents))
         self._waiting: list[ParameterGroup] = []
-        for point in self.points:
-            known = {id(group) for group in point.unit.gather_order}
-            point.unit.gather_order += [g for g in point.groups if id(g) not in known]
+        self._of_unit = {id(p.unit): p for p in self.points if p.is_unit}
+
+    def buckets(self, unit: Unit, direction: Direction) -> list[ParameterGroup]:
+        """All buckets of a unit in the order in which a pass through it gathers them."""
+        found: list[ParameterGroup] = []
+        for place in self._order.sequence(direction):
+            if self.points[place].unit is unit:
+                found += [group for group in self.points[place].groups if group not in found]
+        return found
+
+    def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
+        """Note that a call inside its unit's has ended, and with what tensors.
+
+        Where the module has returned its own weights, or nothing from which a backward pass could
+        be seen to begin (not `hooked`), its unit gathers for it from now on.
+
+        Raises:
+            LifecycleError: it has returned its weights while its unit does not run.
+        """
+        held = {group.weights.full.data.untyped_storage().data_ptr() for group in point.groups}
+        returned = any(tensor.untyped_storage().data_ptr() in held for tensor in outputs)
+        if point.is_unit or (hooked and not returned):
+            return
+        if returned and not any(one is not point for one in point.unit.open):
+            raise LifecycleError(
+                f"a {type(point.module).__name__} of unit {point.unit.name} returned its own "
+                "weights while the unit does not run, and they are released after the call. Call "
+                "the unit, or compute with them inside of the module."
+            )
+        groups = self._of_unit[id(point.unit)].groups
+        groups += [group for group in point.groups if group not in groups]
 
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
@@ -117,8 +157,11 @@ class GatherByModule:
         waits = any(group.weights.is_gathered for group in self._waiting)
         if not self._prefetch or waits:
             return
+        passed = self._params.passed[direction]
         for place in self._order.upcoming(point.place, direction):
             target = self.points[place]
+            if target.unit is not point.unit and target.unit.place in passed:
+                continue
             lacking = [group for group in target.groups if not group.weights.is_gathered]
             if lacking:
                 if self._params.issue_ahead(target.unit, lacking, of=point.unit):
@@ -141,7 +184,7 @@ class GatherByModule:
 def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:
     """The points of gathering by module, the root's first, then as modules are registered."""
     finder = _Finder(root, units)
-    finder.visit(root.module, ())
+    finder.visit(root.module, (), ())
     for place, point in enumerate(finder.points.values()):
         point.place = place
     return list(finder.points.values())
@@ -160,22 +203,31 @@ class _Finder:
                 for holder in {holder for p in group.parameters for holder, _ in p.holders}:
                     self._held.setdefault(id(holder), []).append((unit, group))
 
-    def visit(self, module: nn.Module, readers: tuple[nn.Module, ...]) -> None:
-        """readers: modules around `module` that read its weights when they run."""
+    def visit(
+        self,
+        module: nn.Module,
+        readers: tuple[nn.Module, ...],
+        around: tuple[GatherPoint, ...],
+    ) -> None:
+        """readers: modules whose calls read what `module` holds. around: points outside of it."""
         if _is_called(module) or not readers:
-            readers = (*filter(_reads_children, readers), module)
+            readers = tuple(filter(_reads_children, readers)) or (module,)
         if id(module) in self._units:
-            self._point(self._units[id(module)], module)
+            self._point(self._units[id(module)], module, around)
         for unit, group in self._held.get(id(module), ()):
             for reader in readers:
-                groups = self._point(unit, reader).groups
+                groups = self._point(unit, reader, around).groups
                 if group not in groups:
                     groups.append(group)
+        own = tuple(point for point in self.points.values() if point.module is module)
         for child in module.children():
-            self.visit(child, readers)
+            self.visit(child, readers, (*around, *own))
 
-    def _point(self, unit: Unit, module: nn.Module) -> GatherPoint:
-        return self.points.setdefault((id(module), unit.name), GatherPoint(unit, module))
+    def _point(self, unit: Unit, module: nn.Module, around: tuple[GatherPoint, ...]) -> GatherPoint:
+        key = id(module), unit.name
+        if key not in self.points:
+            self.points[key] = GatherPoint(unit, module, around=around[-1] if around else None)
+        return self.points[key]
 
 
 def _is_called(module: nn.Module) -> bool:

@@ -382,6 +382,7 @@ class GradientBuffers:
         if self._strict:
             raise GradAlreadyReducedError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
+        self._scaled.clear()
         self.state = GradientState.ACCUMULATING
 
     def _publish_landing(self, operation: str, own: torch.Tensor) -> None:

@@ -39,18 +39,22 @@ def _hook_module(context: ShardedContext, point: GatherPoint) -> None:
     unit = point.unit
 
     def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        counts = context.before_forward(point)
-        if counts and torch.is_grad_enabled():
+        context.before_forward(point)
+        if torch.is_grad_enabled() and context.counts(point, has_inputs=True):
             # Now, since the module may change its inputs in place.
             inputs = _differentiable((args, kwargs))
             if inputs:
                 _on_gradient(inputs, "all", lambda: context.after_backward(unit))
 
-    def after(_module: nn.Module, _args: Any, output: Any) -> None:
-        counts = context.counts(point)
+    def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        has_inputs = point.is_unit or bool(_differentiable((args, kwargs)))
+        counts = context.counts(point, has_inputs=has_inputs)
         call = context.end_call(point)
         if torch.is_grad_enabled():
             outputs = _differentiable(output)
+            if not point.is_unit:
+                tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+                context.gathering.escapes(point, tensors, hooked=bool(outputs))
             if counts:
                 unit.has_backward = bool(outputs)
             if outputs:
@@ -64,7 +68,7 @@ def _hook_module(context: ShardedContext, point: GatherPoint) -> None:
     # torch.compile traces through hooks, and would replay what they did once (gathers, ledger
     # entries). Disabled, they break the graph: what lies between them is compiled.
     point.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
-    point.module.register_forward_hook(_untraced(after))
+    point.module.register_forward_hook(_untraced(after), with_kwargs=True)
 
 
 def _hook_parameters(context: ShardedContext, unit: Unit) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.pools import SlotPool
@@ -45,12 +47,14 @@ class ParamPipeline:
             if pool is not None and unit.place is not None and unit.name in pool.plan.homes
         )
         self.order = order
+        # By direction, the units that have run in the pass under way: not gathered ahead again.
+        self.passed: dict[Direction, Container[int | None]] = {"forward": (), "backward": ()}
 
     def issue(self, unit: Unit, groups: list[ParameterGroup] | None = None) -> bool:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
         if self._pool is not None:
             self._make_room(unit, self._pool)
-        wanted = unit.gather_order if groups is None else groups
+        wanted = unit.groups if groups is None else groups
         started = [group.weights.issue() for group in wanted]
         return any(started)
 
@@ -58,7 +62,7 @@ class ParamPipeline:
         """Return once `unit`, or what needs only `groups` of it, may compute."""
         self.issue(unit, groups)
         unit.ahead = False
-        for group in unit.gather_order if groups is None else groups:
+        for group in unit.groups if groups is None else groups:
             group.weights.wait()
 
     def issue_ahead(self, unit: Unit, groups: list[ParameterGroup], *, of: Unit) -> bool:
@@ -86,8 +90,9 @@ class ParamPipeline:
         """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
         if not self._prefetch:
             return
+        passed = self.passed[direction]
         chosen = gather_ahead(
-            self.order.upcoming(unit.place, direction),
+            (u for u in self.order.upcoming(unit.place, direction) if u not in passed),
             self._sizes_bytes,
             self._limits,
             self._residents(),
@@ -122,9 +127,12 @@ class ParamPipeline:
                 if self._by_name[holder].ahead:
                     self.release(self._by_name[holder])
 
-    def pass_over(self, unit: Unit) -> None:
-        """Take part in the gathers of a unit that other ranks may run and this one does not."""
-        self.issue(unit)
+    def pass_over(self, unit: Unit, groups: list[ParameterGroup]) -> None:
+        """Take part in the gathers of a unit that other ranks may run and this one does not.
+
+        groups: its buckets in the order in which those ranks gather them.
+        """
+        self.issue(unit, groups)
         self.release(unit)
 
     def release(self, unit: Unit) -> None:

@@ -34,12 +34,13 @@ class Turns:
     def end(self) -> None:
         """No pass runs: nobody has a turn to wait for."""
         self._sequence = []
+        self._had.clear()
 
     def take(self, place: int) -> None:
         """The unit is gathered now; it had its turn."""
         self._had.add(place)
 
-    def __contains__(self, place: int | None) -> bool:
+    def __contains__(self, place: object) -> bool:
         """Whether the unit had its turn."""
         return place in self._had
 

@@ -22,7 +22,6 @@ class Unit:
     place: position among the non-root units in registration order, None for the root.
     around: the units that this one is nested in, from the outermost; the root is not among them.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
-    gather_order: its buckets, in the order in which they are gathered.
     open: modules, as gather points, whose calls count as calls of the unit and are running.
     ahead: whether its weights were gathered ahead and it has not run since.
     active_backwards: calls of the module whose backward has begun and not ended.
@@ -34,7 +33,6 @@ class Unit:
     place: int | None
     groups: list[ParameterGroup] = field(default_factory=list)
     around: list[Unit] = field(default_factory=list)
-    gather_order: list[ParameterGroup] = field(default_factory=list)
     open: list[object] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     active_backwards: int = 0

@@ -103,7 +103,7 @@ class _Swapped:
         self._states = optimizer.state
         self._local: torch.Tensor = _local(parameter)
         self._gradient: torch.Tensor = _local(parameter.grad)
-        self._before: State | None = self._states.pop(parameter, None)
+        self._before: State | None = self._states.get(parameter)
         local_state = {name: _local(value) for name, value in (self._before or {}).items()}
         self._cut = {
             name: value
@@ -117,6 +117,7 @@ class _Swapped:
             self._local.grad = self._gradient
             if self._before is not None:
                 self._states[self._local] = local_state
+        self._states.pop(parameter, None)
 
     def restore(self) -> None:
         """State under the parameter again, as DTensors where it has the parameter's shape."""

@@ -83,8 +83,12 @@ def compare(how: str, backend: str, strategy: str) -> tuple[float, list[int], bo
 
 
 def quietly_compare(how: str, backend: str, strategy: str) -> tuple[float, list[int], bool, int]:
-    """Dynamo reads `.grad` of every input of a frame, and a unit's input is no leaf: it warns."""
+    """Dynamo reads `.grad` of every input of a frame, and a unit's input is no leaf: it warns.
+
+    Inductor, imported by its first use, defines modules by a deprecated name of torch's own.
+    """
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
         return compare(how, backend, strategy)
 

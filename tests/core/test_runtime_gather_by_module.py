@@ -2,134 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.events import Event
 from mfsdp_core.runtime.gathering import gather_points
 from mfsdp_core.runtime.parameter_group import ManagedParameter
 from mfsdp_core.runtime.units import Unit
+from oracle.by_module import UNITS, WIDTH, Model, Reader, Table, inputs, sharded
 from oracle.models import TOYS, Block
 from oracle.ranks import RankPool, mesh
 from oracle.reference import expected_gradient, relative_difference
 from oracle.sharded import STRATEGIES, shard
-
-WIDTH = 8
-
-
-class Part(nn.Module):
-    """A unit of three modules; `style` says how they are used."""
-
-    def __init__(self, style: str) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.scales = nn.ParameterList([torch.ones(WIDTH), torch.full((WIDTH,), 0.5)])
-        self.style = style
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * self.scales[0]
-        if self.style == "recomputed":
-            x = x + checkpoint(self.first, x, use_reentrant=False)
-            return x + checkpoint(self.second, x, use_reentrant=True) * self.scales[1]
-        return x + self.second(torch.tanh(self.first(x))) * self.scales[1]
-
-
-class Attention(nn.Module):
-    """A unit whose attention reads the weight of its output projection without calling it."""
-
-    def __init__(self, _style: str) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)[None]
-        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
-        return out[0]
-
-
-class Reader(nn.Module):
-    """A unit with a module that reads what another one holds, and says so."""
-
-    class Fused(nn.Module):
-        reads_child_weights = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, self.inner.weight, self.inner.bias)
-
-    def __init__(self, _style: str) -> None:
-        super().__init__()
-        self.fused = self.Fused()
-        self.after = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.after(torch.tanh(self.fused(x)))
-        return out
-
-
-class Model(nn.Module):
-    """Three units between two linears of the root."""
-
-    def __init__(self, unit: Callable[[str], nn.Module], style: str) -> None:
-        super().__init__()
-        self.before = nn.Linear(WIDTH, WIDTH)
-        self.units = nn.ModuleList(unit(style) for _ in range(3))
-        self.behind = nn.Linear(WIDTH, 1)
-        self.style = style
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.before(x)
-        for place, unit in enumerate(self.units):
-            if self.style == "outside" and place == 1:
-                # Modules of the second unit, which does not run itself.
-                x = x + unit.second(torch.tanh(unit.first(x)))  # type: ignore[operator]
-            else:
-                x = unit(x)
-        out: Tensor = self.behind(x)
-        return out
-
-
-UNITS: dict[str, Callable[[str], nn.Module]] = {
-    "part": Part,
-    "attention": Attention,
-    "reader": Reader,
-}
-
-
-def sharded(unit: str, style: str, strategy: str, **arguments: Any) -> tuple[nn.Module, Any]:
-    """The model in one process, and sharded over two ranks, with equal weights."""
-    torch.manual_seed(5)
-    reference = Model(UNITS[unit], style).double()
-    torch.manual_seed(5)
-    model = fully_shard_model(
-        Model(UNITS[unit], style).double(),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[UNITS[unit]],  # type: ignore[list-item]
-        zero_dp_strategy=strategy,
-        sync_model_each_microbatch=True,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        enable_fine_grained_param_gather=True,
-        **arguments,
-    )
-    return reference, model
-
-
-def inputs(rank: int, cycle: int) -> Tensor:
-    seed = torch.Generator().manual_seed(10 * cycle + rank)
-    return torch.randn(3, WIDTH, dtype=torch.float64, generator=seed)
 
 
 def errors(unit: str, style: str, strategy: str, arguments: dict[str, Any]) -> list[float]:
@@ -165,6 +54,9 @@ def errors(unit: str, style: str, strategy: str, arguments: dict[str, Any]) -> l
         ("part", "recomputed", {"disable_bucketing": True}),
         ("attention", "plain", {"disable_bucketing": True}),
         ("reader", "plain", {"disable_bucketing": True}),
+        ("gated", "plain", {"disable_bucketing": True, "overlap_param_gather": False}),
+        ("gated", "plain", {"disable_bucketing": True, "allocator": "temporary"}),
+        ("table", "plain", {"disable_bucketing": True}),
         ("part", "plain", {"allocator": "max_pool", "disable_bucketing": True}),
         ("part", "plain", {"overlap_param_gather": False, "allocator": "temporary"}),
     ],
@@ -174,6 +66,117 @@ def test_gradients_equal_those_of_one_process(
 ) -> None:
     for found in ranks.run(errors, unit, style, strategy, arguments):
         assert max(found) < 1e-12
+
+
+def peak_bytes(by_module: bool) -> int:
+    """Most bytes of compute weights in a step of recomputed units."""
+    torch.manual_seed(5)
+    model = fully_shard_model(
+        Model(Table, "plain").double(),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=[Table],
+        overlap_param_gather=False,
+        disable_bucketing=True,
+        enable_fine_grained_param_gather=by_module,
+    )
+    model(inputs(0, 0)).sum().backward()
+    return int(model.ledger.peak_bytes_by_category()["compute_weights"])
+
+
+@pytest.mark.processes
+def test_recomputed_modules_that_take_no_tensor_do_not_keep_their_unit(ranks: RankPool) -> None:
+    fine, coarse = ranks.run(peak_bytes, True), ranks.run(peak_bytes, False)
+    assert all(one <= other for one, other in zip(fine, coarse, strict=True))
+
+
+class Skipping(nn.Module):
+    """Units that a rank may leave out; modules run in another order than they are registered."""
+
+    class Unit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.third, self.first, self.second = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.second(torch.tanh(self.first(x))))
+            out: Tensor = self.third(x)
+            return out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(self.Unit() for _ in range(3))
+
+    def forward(self, x: Tensor, path: tuple[int, ...]) -> Tensor:
+        for place in path:
+            x = x + self.units[place](x)
+        return x.square().sum()
+
+
+def errors_of_differing_paths(prefetch: bool) -> list[float]:
+    """Gradient errors by cycle; the first one, which all ranks run whole, records the order."""
+    torch.manual_seed(5)
+    reference = Skipping().double()
+    torch.manual_seed(5)
+    model: Any = fully_shard_model(
+        Skipping().double(),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=[Skipping.Unit],
+        overlap_param_gather=prefetch,
+        disable_bucketing=True,
+        enable_fine_grained_param_gather=True,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    own, found = mesh(2).get_local_rank("dp"), []
+    for cycle, paths in enumerate([((0, 1, 2),) * 2, ((0, 2), (0, 1, 2)), ((1, 2), (0,))]):
+        reference.zero_grad()
+        for rank in range(2):
+            (reference(inputs(rank, cycle), paths[rank]) / 2).backward()
+        model(inputs(own, cycle), paths[own]).backward()
+        wanted = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in reference.named_parameters()
+        }
+        found.append(
+            max(
+                float((gather_full(p.grad) - wanted[name]).abs().max())
+                for name, p in model.module.named_parameters()
+            )
+        )
+        model.zero_grad_buffer()
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_ranks_that_skip_units_gather_their_buckets_in_the_order_of_those_that_run_them(
+    ranks: RankPool, prefetch: bool
+) -> None:
+    for found in ranks.run(errors_of_differing_paths, prefetch):
+        assert max(found) < 1e-12
+
+
+def order_is_recorded(unit: str) -> bool:
+    _, model = sharded(unit, "plain", "optim_grads_params", disable_bucketing=True)
+    model(inputs(0, 0))
+    return bool(model._context.gathering._order._recorded)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("unit", list(UNITS))
+def test_a_complete_pass_records_the_order_of_modules(ranks: RankPool, unit: str) -> None:
+    assert all(ranks.run(order_is_recorded, unit))
+
+
+def returned_without_its_unit() -> str:
+    _, model = sharded("gated", "plain", "optim_grads_params")
+    with pytest.raises(LifecycleError) as refused:
+        model.module.units[0].plain()
+    return str(refused.value)
+
+
+@pytest.mark.processes
+def test_weights_that_leave_a_module_called_without_its_unit_are_refused(ranks: RankPool) -> None:
+    assert all("Gate of unit units.0" in text for text in ranks.run(returned_without_its_unit))
 
 
 def error_of_toy(name: str, strategy: str, bucketing: bool) -> float:

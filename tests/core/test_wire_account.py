@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 F32, B16 = torch.float32, torch.bfloat16
 #: Padded and split buckets, a frozen one, one tied over the root, recomputed activations.
-SAMPLE = ["conv_linear", "frozen", "tied_embedding", "recomputed"]
+SAMPLE = ["conv_linear", "frozen", "tied_embedding", "recomputed", "used_twice"]
 
 
 def gathers_of_unit(name: str, unit: str) -> int:
