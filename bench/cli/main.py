@@ -243,10 +243,10 @@ def compare(
     json: JsonOption = False,
 ) -> int:
     """Compare two sweeps, cells (SWEEP:CELL), runs, or the arms of one sweep, with verdicts."""
-    from bench.cli import evidence
+    from bench.cli import comparing
 
-    asked = evidence.Comparing(base, head, tuple(ignore or ()), form, json, policy)
-    return evidence.show_comparison(results, asked)
+    asked = comparing.Comparing(base, head, tuple(ignore or ()), form, json, policy)
+    return comparing.show_comparison(results, asked)
 
 
 @app.command()
@@ -379,9 +379,9 @@ def report(
     json: JsonOption = False,
 ) -> int:
     """Write a Markdown and an HTML report from records, and print its path."""
-    from bench.cli import evidence
+    from bench.cli import reporting
 
-    return evidence.write_reports(results, sweeps or [], out, reference, as_json=json)
+    return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)
 
 
 @app.command()
