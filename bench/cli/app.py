@@ -80,18 +80,21 @@ def _examples(lines: Examples) -> str:
     return "\n".join(["\b", "Examples:", *(f"  mfsdp-bench {line}" for line in lines)])
 
 
-def _parser(**how: object) -> typer.Typer:
-    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, **how)
-
-
-app = _parser(
+app = typer.Typer(
     name="mfsdp-bench",
     callback=_root,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="mfsdp-bench VERB --help shows the options of a verb and examples.",
 )
-_baseline_app = _parser(help="Keep the numbers of a sweep under a name, for gates.")
+_baseline_app = typer.Typer(
+    help="Keep the numbers of a sweep under a name, for gates.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 for _verb, _lines in _VERBS:
     app.command(epilog=_examples(_lines))(_verb)
 for _name, _verb, _lines in _BASELINE_VERBS:
