@@ -1,0 +1,117 @@
+"""Cells that differ in one switch of the engine only: what it changes in numbers and memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench.derive.timeline import peak, read_timeline
+from bench.record import RunRecord
+from bench.spec import POOLS
+from reports.views.cells import Cell
+
+#: Name of a switch -> the settings that make it up.
+SWITCHES: Final = {
+    "allocator": ("allocator", "double_buffer", "pool_slots"),
+    "transport": ("transport",),
+    "fine_grained_gather": ("fine_grained_gather",),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A cell against the first of its group; None where it cannot be said.
+
+    Relative differences are the largest over steps and ranks; exact: every loss and gradient norm
+    of every rank has the same bits.
+    """
+
+    cell: Cell
+    exact: bool
+    loss: float | None
+    grad_norm: float | None
+    first_grad_norm: float | None
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class SwitchGroup:
+    """Cells that are equal but for `switch`; the first one is what the others are compared with."""
+
+    switch: str
+    base: Difference
+    others: tuple[Difference, ...]
+
+    @property
+    def must_agree(self) -> bool:
+        """Whether the switch may not change a single bit of any loss."""
+        return self.switch == "allocator"
+
+
+def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
+    """Finished cells that differ in one switch only, group by group, switch by switch."""
+    found = []
+    for switch, settings in SWITCHES.items():
+        groups: dict[str, list[Cell]] = {}
+        for cell in cells:
+            if cell.finished:
+                groups.setdefault(_without(cell, settings), []).append(cell)
+        for members in groups.values():
+            if len({_values(cell, settings) for cell in members}) > 1:
+                base, *others = members
+                differences = (_difference(cell, base) for cell in others)
+                found.append(SwitchGroup(switch, _difference(base, base), tuple(differences)))
+    return found
+
+
+def setting_text(cell: Cell, switch: str) -> str:
+    """The value of a switch in a cell: `max_pool, 2 slots`."""
+    engine = cell.resolved.engine
+    value = str(getattr(engine, switch))
+    pooled = switch == "allocator" and engine.allocator in POOLS
+    return f"{value}, {engine.pool_slots} slots" if pooled else value
+
+
+def _without(cell: Cell, settings: Sequence[str]) -> str:
+    document = json.loads(cell.resolved.canonical_json())
+    for setting in settings:
+        document["engine"].pop(setting, None)
+    return json.dumps(document, sort_keys=True)
+
+
+def _values(cell: Cell, settings: Sequence[str]) -> tuple[object, ...]:
+    return tuple(getattr(cell.resolved.engine, setting) for setting in settings)
+
+
+def _difference(cell: Cell, base: Cell) -> Difference:
+    one, other = cell.finished[0].record, base.finished[0].record
+    losses = _pairs(one, other, "loss")
+    norms = _pairs(one, other, "grad_norm")
+    timeline = read_timeline(one.memory)
+    return Difference(
+        cell=cell,
+        exact=bool(losses) and all(a == b for a, b in (*losses, *norms)),
+        loss=_largest(losses),
+        grad_norm=_largest(norms),
+        first_grad_norm=_largest(norms[:1]),
+        peak_bytes=None if timeline is None else peak(timeline).moment.total_bytes,
+    )
+
+
+def _pairs(one: RunRecord, other: RunRecord, field: str) -> list[tuple[float, float]]:
+    """Values of both runs, step by step and rank by rank; only steps that both have."""
+    pairs = []
+    for rank in sorted(one.steps.keys() & other.steps.keys()):
+        for a, b in zip(one.steps[rank], other.steps[rank], strict=False):
+            first, second = getattr(a, field), getattr(b, field)
+            if first is not None and second is not None:
+                pairs.append((float(first), float(second)))
+    return pairs
+
+
+def _largest(pairs: Sequence[tuple[float, float]]) -> float | None:
+    if not pairs:
+        return None
+    return max(abs(a - b) / abs(b) if b else abs(a - b) for a, b in pairs)
