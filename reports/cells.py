@@ -1,0 +1,5 @@
+"""Moved to reports/views; this name goes with its last reader."""
+
+from reports.views.cells import Cell
+
+__all__ = ["Cell"]
