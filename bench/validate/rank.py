@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from bench.errors import UnsupportedError
 from bench.validate.cases import Case
-from bench.validate.exercise import run_case
-from bench.validate.nursery import Brood
 from bench.validate.observation import Seen
-from bench.validate.parcels import packed
+from bench.validate.scenario import run_case
+from bench.validate.serialization import packed
+from bench.validate.worker_group import WorkerGroup
 
 _COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 
@@ -45,17 +45,17 @@ class Answer:
     text: str = ""
 
 
-def serve(brood: Brood, rank: int) -> None:
+def serve(group: WorkerGroup, rank: int) -> None:
     """Answer orders until the other end closes."""
-    _print_into(brood.folder / f"rank{rank}.log")
-    sys.path[:0] = [*([str(brood.core)] if brood.core else []), *brood.paths]
+    _print_into(group.folder / f"rank{rank}.log")
+    sys.path[:0] = [*([str(group.core)] if group.core else []), *group.paths]
     _prepare()
-    device = _device(brood.device, rank)
-    with Client(brood.address, family="AF_UNIX") as pipe:
+    device = _device(group.device, rank)
+    with Client(group.address, family="AF_UNIX") as pipe:
         pipe.send(rank)
-        with stack_file(brood.folder, rank).open("w") as stacks:
+        with stack_file(group.folder, rank).open("w") as stacks:
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
-            _answer_orders(pipe, rank, device, brood.core)
+            _answer_orders(pipe, rank, device, group.core)
 
 
 def stack_file(folder: Path, rank: int) -> Path:

@@ -22,10 +22,10 @@ from typing import Any, Literal, Self
 from bench.errors import BenchError
 from bench.launch.rank_code import checkout_root
 from bench.validate.cases import Case
-from bench.validate.nursery import Brood
 from bench.validate.observation import Seen
-from bench.validate.parcels import unpacked
 from bench.validate.rank import Answer, Order, stack_file
+from bench.validate.serialization import unpacked
+from bench.validate.worker_group import WorkerGroup
 
 _START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0
@@ -33,7 +33,7 @@ _STACK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """kind: `seen`, `unsupported`, `raised` (an exception), `died` or `hung`.
 
     seen: of all ranks, in order. rank, text: of the rank that says most, for the other kinds.
@@ -45,7 +45,7 @@ class Outcome:
     text: str = ""
 
 
-class Nursery:
+class ForkServer:
     """Forks ranks. A context manager; nothing it started outlives it."""
 
     def __init__(self, device: str = "cpu", paths: tuple[str, ...] = ()) -> None:
@@ -62,7 +62,7 @@ class Nursery:
             [
                 sys.executable,
                 "-m",
-                "bench.validate.nursery",
+                "bench.validate.fork_server",
                 str(os.getpid()),
                 str(theirs.fileno()),
             ],
@@ -72,7 +72,7 @@ class Nursery:
         )
         theirs.close()
         self._requests = ours
-        self._broods = 0
+        self._groups = 0
         if not ours.poll(_START_SECONDS):
             self.__exit__()
             raise BenchError("the process that forks ranks did not start")
@@ -100,13 +100,13 @@ class Nursery:
 
     def fork(self, count: int, core: Path | None) -> tuple[list[int], list[Connection], Path]:
         """Process ids, connections in rank order, and the folder of their logs."""
-        self._broods += 1
-        folder = self._folder / str(self._broods)
+        self._groups += 1
+        folder = self._folder / str(self._groups)
         folder.mkdir()
         address = str(folder / "socket")
         with Listener(address, family="AF_UNIX", backlog=count) as listener:
-            brood = Brood(count, address, folder, self._device, core, self._paths)
-            self._requests.send(brood)
+            group = WorkerGroup(count, address, folder, self._device, core, self._paths)
+            self._requests.send(group)
             pids: list[int] = self._requests.recv()
             pipes = dict(_accepted(listener) for _ in range(count))
         return pids, [pipes[rank] for rank in range(count)], folder
@@ -120,8 +120,8 @@ def _accepted(listener: Listener) -> tuple[int, Connection]:
 class Ranks:
     """A set of ranks, made when the first case asks for it and again after a failure."""
 
-    def __init__(self, nursery: Nursery, count: int, core: Path | None) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer, count: int, core: Path | None) -> None:
+        self._fork_server = fork_server
         self._count = count
         self._core = core
         self._pids: list[int] = []
@@ -129,10 +129,10 @@ class Ranks:
         self._folder = Path()
         self._worlds: dict[int, str] = {}
 
-    def run(self, case: Case, seconds: float) -> Outcome:
+    def run(self, case: Case, seconds: float) -> CaseOutcome:
         """Run `case` on the first `case.ranks` ranks; at most `seconds`."""
         if not self._pids:
-            self._pids, self._pipes, self._folder = self._nursery.fork(self._count, self._core)
+            self._pids, self._pipes, self._folder = self._fork_server.fork(self._count, self._core)
             self._worlds = {}
         # Ranks that leave a group for another and come back need a rendezvous of their own.
         if case.ranks not in self._worlds:
@@ -155,7 +155,7 @@ class Ranks:
             pipe.close()
         self._pids, self._pipes = [], []
 
-    def _collect(self, count: int, seconds: float) -> Outcome:
+    def _collect(self, count: int, seconds: float) -> CaseOutcome:
         answers: dict[int, Answer] = {}
         dead: list[int] = []
         deadline = time.monotonic() + seconds
@@ -175,22 +175,22 @@ class Ranks:
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         return self._outcome(count, answers, dead)
 
-    def _outcome(self, count: int, answers: dict[int, Answer], dead: list[int]) -> Outcome:
+    def _outcome(self, count: int, answers: dict[int, Answer], dead: list[int]) -> CaseOutcome:
         kinds = {answer.kind for answer in answers.values()}
         if len(answers) == count and kinds == {"seen"}:
-            return Outcome("seen", tuple(answers[r].seen for r in range(count)))  # type: ignore[misc]
+            return CaseOutcome("seen", tuple(answers[r].seen for r in range(count)))  # type: ignore[misc]
         if len(answers) == count and kinds == {"unsupported"}:
-            return Outcome("unsupported", rank=0, text=answers[0].text)
+            return CaseOutcome("unsupported", rank=0, text=answers[0].text)
         raised = [answer for answer in answers.values() if answer.kind == "raised"]
         if raised:
             first = min(raised, key=lambda answer: (_is_of_a_peer(answer.text), answer.rank))
-            return Outcome("raised", rank=first.rank, text=first.text)
+            return CaseOutcome("raised", rank=first.rank, text=first.text)
         if dead:
             log = self._folder / f"rank{dead[0]}.log"
-            return Outcome("died", rank=dead[0], text=log.read_text(errors="replace")[-2000:])
+            return CaseOutcome("died", rank=dead[0], text=log.read_text(errors="replace")[-2000:])
         silent = [rank for rank in range(count) if rank not in answers]
         refused = [f"rank {a.rank} refused: {a.text}" for a in answers.values() if a.text]
-        return Outcome("hung", rank=silent[0], text="\n".join([*refused, self._stacks(silent)]))
+        return CaseOutcome("hung", rank=silent[0], text="\n".join([*refused, self._stacks(silent)]))
 
     def _stacks(self, silent: list[int]) -> str:
         for rank in silent:

@@ -21,9 +21,9 @@ def packed(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def unpacked(parcel: bytes) -> Any:
+def unpacked(content: bytes) -> Any:
     """What was packed; tensors have memory of their own."""
-    return pickle.loads(parcel)  # noqa: S301 - from our own ranks
+    return pickle.loads(content)  # noqa: S301 - from our own ranks
 
 
 class _Packer(pickle.Pickler):

@@ -25,7 +25,7 @@ _DEVIATION = 0.4
 
 
 class Block(nn.Module):
-    """The unit of most subjects: a residual two-layer perceptron with a norm."""
+    """The unit of most toy models: a residual two-layer perceptron with a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class Experts(Stack):
 
 
 @dataclass(frozen=True)
-class Subject:
+class ToyModel:
     """A model to check. not_for: engines that refuse it by design, each with the reason."""
 
     build: Callable[[], nn.Module]
@@ -323,20 +323,20 @@ class Subject:
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 
-SUBJECTS: dict[str, Subject] = {
-    "stack": Subject(Stack),
-    "tied": Subject(Tied),
-    "cross_tied": Subject(
+TOY_MODELS: dict[str, ToyModel] = {
+    "stack": ToyModel(Stack),
+    "tied": ToyModel(Tied),
+    "cross_tied": ToyModel(
         CrossTied, {"fsdp2": "fully_shard refuses a weight that two of its units share"}
     ),
-    "frozen": Subject(Frozen),
-    "rooted": Subject(Rooted),
-    "rows": Subject(Rows),
-    "uneven": Subject(Uneven),
-    "twice": Subject(Twice),
-    "recomputed": Subject(Recomputed),
-    "unused": Subject(Unused, {"ddp": _UNUSED_BY_DDP}),
-    "sparse": Subject(
+    "frozen": ToyModel(Frozen),
+    "rooted": ToyModel(Rooted),
+    "rows": ToyModel(Rows),
+    "uneven": ToyModel(Uneven),
+    "twice": ToyModel(Twice),
+    "recomputed": ToyModel(Recomputed),
+    "unused": ToyModel(Unused, {"ddp": _UNUSED_BY_DDP}),
+    "sparse": ToyModel(
         SparseGradient,
         {
             "single": "torch's AdamW takes no sparse gradient",
@@ -344,17 +344,19 @@ SUBJECTS: dict[str, Subject] = {
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
         },
     ),
-    "rowwise": Subject(TensorParallel, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
-    "experts": Subject(Experts, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
-    "scalar": Subject(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
+    "rowwise": ToyModel(TensorParallel, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
+    "experts": ToyModel(Experts, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
+    "scalar": ToyModel(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
 }
 
 
-def build_subject(name: str, dtype: torch.dtype, device: torch.device, seed: int = 7) -> nn.Module:
+def build_toy_model(
+    name: str, dtype: torch.dtype, device: torch.device, seed: int = 7
+) -> nn.Module:
     """The model on `device`, weights drawn in FP64 from `seed`: equal on all ranks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = SUBJECTS[name].build()
+        model = TOY_MODELS[name].build()
     generator = torch.Generator().manual_seed(seed)
     model.to(dtype=dtype)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """A process that has loaded torch and forks ranks from itself: a new set of them takes no import.
 
-`python -m bench.validate.nursery PARENT_PID DESCRIPTOR`. A request over the connection names how
-many ranks to fork, where they connect, and which copy of mfsdp_core they import; the answer is
-their process ids. The nursery itself never imports mfsdp_core and starts no thread, so that its
+`python -m bench.validate.fork_server PARENT_PID DESCRIPTOR`. A request over the connection says how
+many ranks to fork, where they connect, and which copy of mfsdp_core they import. The answer is
+their process ids. The server itself never imports mfsdp_core and starts no thread, so that its
 children can be anything. Ranks die with it, and it dies with the process that started it.
 """
 
@@ -13,27 +13,10 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from bench.launch.parent_death import die_with_parent
-
-
-@dataclass(frozen=True)
-class Brood:
-    """Ranks to fork. core: folder that holds mfsdp_core, None for the checkout's own.
-
-    address: the socket that each connects to. folder: where each writes what it prints.
-    paths: further folders to import from.
-    """
-
-    ranks: int
-    address: str
-    folder: Path
-    device: str
-    core: Path | None = None
-    paths: tuple[str, ...] = ()
+from bench.validate.worker_group import WorkerGroup
 
 
 def main(arguments: list[str]) -> None:
@@ -47,10 +30,10 @@ def main(arguments: list[str]) -> None:
     requests.send("ready")
     while True:
         try:
-            brood: Brood = requests.recv()
+            group: WorkerGroup = requests.recv()
         except (EOFError, OSError):
             return
-        requests.send([_fork(brood, rank, requests) for rank in range(brood.ranks)])
+        requests.send([_fork(group, rank, requests) for rank in range(group.ranks)])
 
 
 def _load() -> None:
@@ -63,24 +46,24 @@ def _load() -> None:
 
     torch.set_num_threads(1)
     if "mfsdp_core" in sys.modules:
-        raise RuntimeError("the nursery has loaded mfsdp_core, which its ranks have to choose")
+        raise RuntimeError("the fork server has loaded mfsdp_core, which its ranks have to choose")
     gc.collect()
     gc.freeze()
 
 
-def _fork(brood: Brood, rank: int, requests: Connection) -> int:
-    nursery = os.getpid()
+def _fork(group: WorkerGroup, rank: int, requests: Connection) -> int:
+    server = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        die_with_parent(nursery)
+        die_with_parent(server)
         requests.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from bench.validate.rank import serve
 
-        serve(brood, rank)
+        serve(group, rank)
         code = 0
     except BaseException:
         traceback.print_exc()

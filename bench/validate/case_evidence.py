@@ -13,16 +13,16 @@ from bench.engines.inspection import Piece
 from bench.spec import DtypeName
 from bench.validate import joining, rounding
 from bench.validate.cases import POLICIES, Case
-from bench.validate.exercise import REDIRECTED
 from bench.validate.observation import Seen
 from bench.validate.reference import Named, RawStep, Reference, ReferenceOptimizer
+from bench.validate.scenario import REDIRECTED
 from bench.verdict import Finding
 
 #: ||difference|| / ||expected|| that one step of right arithmetic stays within, by main dtype.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
-class Evidence:
+class CaseEvidence:
     """A case, what its ranks saw, and the reference.
 
     Raises (from its properties):
@@ -51,7 +51,7 @@ class Evidence:
     @property
     def updated_steps(self) -> range:
         """Steps that the optimizer has taken."""
-        return range(0) if self.case.exercise == "again" else self.steps
+        return range(0) if self.case.scenario == "again" else self.steps
 
     @property
     def trainable(self) -> list[str]:
@@ -80,13 +80,13 @@ class Evidence:
     def raw(self, step: int) -> RawStep:
         """g[r, j] of `step`."""
         if step not in self._raw:
-            count = self.case.microbatches + (self.case.exercise == "again")
+            count = self.case.microbatches + (self.case.scenario == "again")
             self._raw[step] = self.reference.step(self.before(step), step, count)
         return self._raw[step]
 
     def wire_dtype(self, step: int) -> DtypeName:
         """Dtype in which gradients are to travel in `step`."""
-        if self.case.exercise == "redirected":
+        if self.case.scenario == "redirected":
             return REDIRECTED[step]
         return POLICIES[self.case.policy][3]
 

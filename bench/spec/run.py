@@ -1,65 +1,25 @@
-"""What the user asks for in one run: frozen, validated, torch-free.
-
-`RunSpec` is the request (fields may be None, meaning "the engine's default"). `bench.resolve` turns
-it into a `ResolvedRun`, in which nothing is left open, and which is hashed to name the run.
-"""
+"""One run: as the user wrote it, and resolved, with nothing left open."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-DtypeName = Literal["fp64", "fp32", "bf16", "fp16"]
-EngineName = Literal["single", "ddp", "fsdp2", "mfsdp"]
-StrategyName = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
-OuterStrategyName = Literal["no_shard", "optim"]
-Recompute = Literal["none", "full", "selective"]
-DataKind = Literal["text", "markov", "random"]
-DeviceType = Literal["cpu", "cuda"]
-AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
-#: Allocators whose slots exist from the start.
-POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
-TransportName = Literal["auto", "native", "point_to_point"]
-Profile = Literal["none", "memory"]
-NcclRecord = Literal["none", "evidence"]
-
-
-BLOCK_LETTERS: Final = {
-    "M": "Mamba-2",
-    "*": "attention",
-    "E": "experts",
-    "-": "feed-forward",
-}
-"""Blocks of a hybrid (state space, attention, mixture of experts), in Nemotron-H's notation."""
-
-
-class Frozen(BaseModel):
-    """Immutable, and an unknown key is an error rather than a silent default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelSpec(Frozen):
-    """A preset of `bench.resolve.presets`, with single fields replaced where they are not None.
-
-    pattern, experts, experts_per_token: of the hybrid family only; see `HybridShape`.
-    """
-
-    preset: str = "debug"
-    layers: int | None = Field(default=None, ge=1)
-    hidden: int | None = Field(default=None, ge=1)
-    ffn_hidden: int | None = Field(default=None, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    vocab: int | None = Field(default=None, ge=2)
-    tie_embeddings: bool | None = None
-    pattern: str | None = None
-    experts: int | None = Field(default=None, ge=1)
-    experts_per_token: int | None = Field(default=None, ge=1)
-    recompute: Recompute = "none"
+from bench.spec.engine import EngineSpec
+from bench.spec.model import ModelShape, ModelSpec
+from bench.spec.names import (
+    DataKind,
+    DeviceType,
+    DtypeName,
+    Frozen,
+    NcclRecord,
+    Profile,
+    Recompute,
+    StrategyName,
+)
 
 
 class DataSpec(Frozen):
@@ -77,30 +37,6 @@ class DtypeSpec(Frozen):
     main_params: DtypeName | None = "fp32"
     main_grads: DtypeName | None = None
     grad_comm: DtypeName | None = None
-
-
-class EngineSpec(Frozen):
-    """The implementation under test and its switches. `strategy` None: the engine's default.
-
-    fine_grained_gather: gather module by module; None: by the rule of
-    `mfsdp_core.plan.fine_grained`.
-    """
-
-    name: EngineName = "mfsdp"
-    strategy: StrategyName | None = None
-    outer_strategy: OuterStrategyName = "no_shard"
-    outer_size: int = Field(default=1, ge=1)
-    allocator: AllocatorName = "storage_resize"
-    overlap_param_gather: bool = True
-    overlap_grad_reduce: bool = True
-    nccl_ub: bool = False
-    double_buffer: bool = False
-    average_in_collective: bool = False
-    transport: TransportName = "auto"
-    decoupled_grad: bool = False
-    separate_gather_group: bool = False
-    pool_slots: int = Field(default=2, ge=2)
-    fine_grained_gather: bool | None = None
 
 
 class TrainSpec(Frozen):
@@ -182,92 +118,6 @@ class RunSpec(Frozen):
     train: TrainSpec = TrainSpec()
     launch: LaunchSpec = LaunchSpec()
     measure: MeasureSpec = MeasureSpec()
-
-
-class HybridShape(Frozen):
-    """What a hybrid of block kinds has besides the numbers of `ModelShape`; counts in elements.
-
-    pattern: one letter of `BLOCK_LETTERS` per block (attention is without rotary embedding).
-    mamba_groups: groups of heads that share B and C. state: size of the state per channel. chunk:
-    tokens that the scan takes at once. expert_hidden, shared_expert_hidden: widths of a routed
-    expert and of the one that every token visits (0: none). routed_scale: factor on the output of
-    the routed experts.
-    """
-
-    pattern: str
-    mamba_heads: int
-    mamba_head_dim: int
-    mamba_groups: int
-    state: int
-    conv_kernel: int = 4
-    chunk: int = 128
-    experts: int
-    experts_per_token: int
-    expert_hidden: int
-    shared_expert_hidden: int
-    routed_scale: float = 1.0
-
-    @property
-    def mamba_inner(self) -> int:
-        """Channels inside a Mamba block."""
-        return self.mamba_heads * self.mamba_head_dim
-
-    @property
-    def mamba_convolved(self) -> int:
-        """Channels that pass the convolution: the inner ones, B and C."""
-        return self.mamba_inner + 2 * self.mamba_groups * self.state
-
-
-class ModelShape(Frozen):
-    """A decoder's architecture; every count in elements, not bytes.
-
-    A Llama where `hybrid` is None. In a hybrid, `layers` is the number of blocks and `ffn_hidden`
-    the width of its `-` blocks, and feed-forward and experts are not gated.
-    """
-
-    preset: str
-    layers: int
-    hidden: int
-    ffn_hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tie_embeddings: bool
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    hybrid: HybridShape | None = None
-
-    @property
-    def parameters(self) -> int:
-        """Number of distinct parameters (a tied embedding counts once)."""
-        embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
-        return self._block_parameters() + embeddings + self.hidden
-
-    @property
-    def attention_weights(self) -> int:
-        """Elements of the four projections of one attention."""
-        query = self.heads * self.head_dim
-        kv = self.kv_heads * self.head_dim
-        return self.hidden * (query + 2 * kv) + query * self.hidden
-
-    def _block_parameters(self) -> int:
-        hidden, hybrid = self.hidden, self.hybrid
-        if hybrid is None:
-            layer = self.attention_weights + 3 * hidden * self.ffn_hidden + 2 * hidden
-            return self.layers * layer
-        inner, convolved = hybrid.mamba_inner, hybrid.mamba_convolved
-        mamba = hidden * (inner + convolved + hybrid.mamba_heads) + inner * hidden + inner
-        mamba += convolved * (hybrid.conv_kernel + 1) + 3 * hybrid.mamba_heads
-        expert_widths = hybrid.experts * hybrid.expert_hidden + hybrid.shared_expert_hidden
-        each = {
-            "M": mamba,
-            "*": self.attention_weights,
-            "E": hidden * hybrid.experts + 2 * hidden * expert_widths,
-            "-": 2 * hidden * self.ffn_hidden,
-        }
-        # One norm before every block.
-        return sum(each[letter] + hidden for letter in hybrid.pattern)
 
 
 class ResolvedDtypes(Frozen):

@@ -22,32 +22,32 @@ from bench.models.meshes import DATA, EXPERT, TENSOR
 from bench.spec import DtypeName, ResolvedRun
 from bench.validate.cases import CLIP_NORM, EXPERT_PARALLEL, STEPS, Case
 from bench.validate.observation import Seen, StepSeen
-from bench.validate.subjects import build_subject, microbatch
+from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
 from bench.validate.wire_tap import WireTap
 
 CLIPPED_STEP = 1
-#: Small objects of torch and Python come and go; a bucket of the smallest subject is larger.
+#: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
 _SETTLING_SECONDS = 1.0
-#: Wire dtypes of the steps of the exercise `redirected`.
+#: Wire dtypes of the steps of the scenario `redirected`.
 REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16", "fp32")
 #: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
 _ABSENT = {"wire": "log", "buckets": "buckets", "held_bytes": "ledger"}
 
 
 class Bench:
-    """The engine under test, its subject and the instruments on it."""
+    """The engine under test, its toy model and the instruments on it."""
 
     def __init__(self, case: Case, rank: int, device: torch.device) -> None:
         resolved = case.resolved("cuda" if device.type == "cuda" else "cpu")
         self.case = case
         self.rank = rank
         self.device = device
-        seed = 7 + (rank if case.exercise == "equalised" else 0)
-        model = build_subject(case.subject, starting_dtype(case), device, seed)
+        seed = 7 + (rank if case.scenario == "equalised" else 0)
+        model = build_toy_model(case.model, starting_dtype(case), device, seed)
         self.spy = WeightSpy(model)
-        _place_on_meshes(model, case, device)
+        _cut_over_meshes(model, case, device)
         self.engine: Any = _engine(case.engine)(model, resolved, device)
         if not isinstance(self.engine, Inspectable):
             raise UnsupportedError(
@@ -142,7 +142,7 @@ def run_case(case: Case, rank: int, device: torch.device) -> Seen:
     bench = Bench(case, rank, device)
     with bench.tap:
         bench.look_once()
-        _EXERCISES[case.exercise](bench)
+        _SCENARIOS[case.scenario](bench)
     seen = bench.seen
     del bench
     gc.collect()
@@ -156,14 +156,14 @@ def starting_dtype(case: Case) -> torch.dtype:
     return torch.float64 if case.policy == "fp64" else torch.float32
 
 
-def _place_on_meshes(model: nn.Module, case: Case, device: torch.device) -> None:
-    """Cut the subject by tensor parallelism, or spread its experts, where the case says so."""
+def _cut_over_meshes(model: nn.Module, case: Case, device: torch.device) -> None:
+    """Cut the toy model by tensor parallelism, or spread its experts, where the case says so."""
     if case.tensor > 1:
         shape = (case.data_ranks, case.tensor)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, TENSOR))
         model.cut(mesh)  # type: ignore[operator]
-    elif case.subject in EXPERT_PARALLEL:
-        size = EXPERT_PARALLEL[case.subject]
+    elif case.model in EXPERT_PARALLEL:
+        size = EXPERT_PARALLEL[case.model]
         shape = (case.ranks // size, size)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, EXPERT))
         model.spread(mesh)  # type: ignore[operator]
@@ -177,7 +177,7 @@ def _engine(name: str) -> Callable[[nn.Module, ResolvedRun, torch.device], Any]:
     return cast("Callable[..., Any]", getattr(importlib.import_module(module), factory))
 
 
-# -- exercises ---------------------------------------------------------------------------------
+# -- scenarios ---------------------------------------------------------------------------------
 
 
 def _train(bench: Bench) -> None:
@@ -225,7 +225,7 @@ def _equalised(bench: Bench) -> None:
 
 
 def _reloaded(bench: Bench) -> None:
-    other = build_subject(bench.case.subject, starting_dtype(bench.case), bench.device, seed=8)
+    other = build_toy_model(bench.case.model, starting_dtype(bench.case), bench.device, seed=8)
     wanted = {name: p.detach() for name, p in other.named_parameters()}
     bench.inspection.load_whole_weights(wanted)
     bench.seen.initial = bench.weights()
@@ -242,7 +242,7 @@ def _reloaded(bench: Bench) -> None:
     bench.seen.steps.append(found)
 
 
-_EXERCISES: dict[str, Callable[[Bench], None]] = {
+_SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "train": _train,
     "unmarked": _unmarked,
     "again": _again,
