@@ -1,4 +1,4 @@
-"""`compare`: the command line in front of `reports.compare` and the verdicts of the gate."""
+"""`compare`: the command line in front of `reports.comparisons` and the verdicts of the gate."""
 
 from __future__ import annotations
 

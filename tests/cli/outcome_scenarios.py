@@ -1,4 +1,4 @@
-"""Scenarios of the table in docs/exit-codes.md: each brings one outcome about, by (verb, outcome)."""
+"""Scenarios of the table in docs/exit-codes.md, by (verb, outcome): each brings one outcome about."""
 
 from __future__ import annotations
 
