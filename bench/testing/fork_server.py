@@ -1,9 +1,9 @@
 """A process that has loaded torch and forks ranks from itself: a new set of them takes no import.
 
-`python -m bench.testing.fork_server PARENT_PID DESCRIPTOR [MODULE]...`. A request over the connection says how
-many ranks to fork, where they connect, and which copy of mfsdp_core they import. The answer is
-their process ids. The server itself never imports mfsdp_core and starts no thread, so that its
-children can be anything. Ranks die with it, and it dies with the process that started it.
+`python -m bench.testing.fork_server PARENT_PID DESCRIPTOR [MODULE]...`. A request over the
+connection says how many ranks to fork, where they connect, and which copy of mfsdp_core they
+import. The answer is their process ids. The server itself never imports mfsdp_core and starts no
+thread, so that its children can be anything. Ranks die with it, and it dies with its parent.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import mfsdp_core
 from bench.spec import RunSpec
 from mfsdp_core import fully_shard, fully_shard_model, fully_shard_optimizer
 from oracle.models import Block, batch, build, loss
