@@ -24,13 +24,14 @@ from bench.spec import EngineName, ResolvedRun
 RANK_PATTERNS = (
     "bench/worker/**/*.py",
     "bench/loop.py",
-    "bench/spec.py",
+    "bench/spec.py",  # of older commits, which arms may be
+    "bench/spec/**/*.py",
     "bench/models/**/*.py",
     "bench/data/**/*.py",
     "bench/engines/**/*.py",
     "bench/meters/**/*.py",
 )
-CORE_PATTERNS = ("mfsdp_core/**/*.py", "!mfsdp_core/testing/")
+CORE_PATTERNS = ("mfsdp_core/**/*.py",)
 # What of torch is an engine by itself; recorded with every run, compared where an arm is pinned.
 _TORCH_PATTERNS: Mapping[EngineName, tuple[str, ...]] = {
     "fsdp2": ("torch/distributed/fsdp/**/*.py",),

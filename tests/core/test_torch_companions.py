@@ -71,7 +71,7 @@ def parameters_of(model: nn.Module) -> Named:
 
 def with_schedule(schedule: str) -> tuple[float, list[list[float]]]:
     """Error of the weights, and the learning rates of both sides, step by step."""
-    subject, optimizer = sharded("optim_grads_params", adamw)
+    toy, optimizer = sharded("optim_grads_params", adamw)
     scheduler = SCHEDULES[schedule](optimizer)
     model, mean_loss = plain()
     reference = adamw(model.parameters())
@@ -79,7 +79,7 @@ def with_schedule(schedule: str) -> tuple[float, list[list[float]]]:
     rates = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        subject.backward(cycle=step)
+        toy.backward(cycle=step)
         optimizer.step()
         scheduler.step()
         reference.zero_grad()
@@ -87,12 +87,12 @@ def with_schedule(schedule: str) -> tuple[float, list[list[float]]]:
         reference.step()
         reference_scheduler.step()
         rates.append([o.param_groups[0]["lr"] for o in (optimizer, reference)])
-    return relative_difference(subject.full_parameters(), parameters_of(model)), rates
+    return relative_difference(toy.full_parameters(), parameters_of(model)), rates
 
 
 def with_closure(strategy: str, hooked: bool, auto_sync: bool) -> tuple[float, list[list[float]]]:
     """Steps that are given a closure, as Lightning's automatic optimization does."""
-    subject, optimizer = sharded(strategy, adamw, sync_model_each_microbatch=auto_sync)
+    toy, optimizer = sharded(strategy, adamw, sync_model_each_microbatch=auto_sync)
     if hooked:
         optimizer.register_step_post_hook(lambda *_: None)
     model, mean_loss = plain()
@@ -102,7 +102,7 @@ def with_closure(strategy: str, hooked: bool, auto_sync: bool) -> tuple[float, l
 
         def closure(step: int = step) -> torch.Tensor:
             optimizer.zero_grad()
-            value = subject.forward(cycle=step)
+            value = toy.forward(cycle=step)
             value.backward()
             return value
 
@@ -116,7 +116,7 @@ def with_closure(strategy: str, hooked: bool, auto_sync: bool) -> tuple[float, l
         torch.distributed.all_reduce(own, group=mesh(RANKS)["dp"].get_group())
         theirs = reference.step(reference_closure).detach()
         losses.append([float(own) / RANKS, float(theirs)])
-    return relative_difference(subject.full_parameters(), parameters_of(model)), losses
+    return relative_difference(toy.full_parameters(), parameters_of(model)), losses
 
 
 class LookAround(torch.optim.SGD):
@@ -137,14 +137,14 @@ class LookAround(torch.optim.SGD):
 def with_an_evaluation_inside_the_step(strategy: str) -> float:
     """A look-ahead optimizer, whose closure must see the weights that it has just moved."""
     make = lambda parameters: LookAround(parameters, lr=0.05)  # noqa: E731
-    subject, optimizer = sharded(strategy, make)
+    toy, optimizer = sharded(strategy, make)
     model, mean_loss = plain()
     reference = make(model.parameters())
     for step in range(STEPS):
 
         def closure(step: int = step) -> torch.Tensor:
             optimizer.zero_grad()
-            value = subject.forward(cycle=step)
+            value = toy.forward(cycle=step)
             value.backward()
             return value
 
@@ -158,13 +158,13 @@ def with_an_evaluation_inside_the_step(strategy: str) -> float:
         optimizer.step(closure)
         reference_closure()
         reference.step(reference_closure)
-    return relative_difference(subject.full_parameters(), parameters_of(model))
+    return relative_difference(toy.full_parameters(), parameters_of(model))
 
 
 def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
     """A GradScaler; in step 1 a single rank overflows, so that all of them must skip the step."""
     make = lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused)  # noqa: E731
-    subject, optimizer = sharded(strategy, make)
+    toy, optimizer = sharded(strategy, make)
     model, mean_loss = plain()
     reference = make(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
@@ -174,9 +174,9 @@ def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
         overflow = float("inf") if step == 1 else 1.0
         mine = overflow if mesh(RANKS).get_local_rank("dp") == 1 else 1.0
         optimizer.zero_grad()
-        scaler.scale(subject.forward(cycle=step) * mine).backward()
+        scaler.scale(toy.forward(cycle=step) * mine).backward()
         scaler.unscale_(optimizer)
-        mfsdp_core.clip_grad_norm_(subject.model, 0.5)
+        mfsdp_core.clip_grad_norm_(toy.model, 0.5)
         scaler.step(optimizer)
         scaler.update()
         reference.zero_grad()
@@ -186,7 +186,7 @@ def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
         reference_scaler.step(reference)
         reference_scaler.update()
         scales.append([scaler.get_scale(), reference_scaler.get_scale()])
-    return relative_difference(subject.full_parameters(), parameters_of(model)), scales
+    return relative_difference(toy.full_parameters(), parameters_of(model)), scales
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
