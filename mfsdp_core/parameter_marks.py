@@ -74,7 +74,7 @@ class ParamAndGradBuffer:
                 group.dtypes.main_grads if group.is_trainable else None,
                 group.plan.is_expert,
                 group.is_trainable,
-                unit.place,
+                unit.index,
             )
             for unit in units
             for group in unit.groups
