@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.testing.reference import Named, gradient, mean
 from bench.validate.cases import CLIP_NORM, POLICIES, Case
 from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
-
-Named = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class RawStep:
 
     def mean(self, name: str) -> Tensor:
         """The oracle's gradient, FP64."""
-        rows = self.contributions(name)
-        return torch.stack([g.double() for row in rows for g in row]).sum(0) / len(rows)
+        return mean(self.contributions(name))
 
 
 class Reference:
@@ -86,16 +84,13 @@ class Reference:
         return RawStep(gradients, losses, frozenset(self._spy.seen))
 
     def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float]:
-        self._model.zero_grad(set_to_none=True)
-        with self._computing():
-            loss: Tensor = self._model(*microbatch(rank, index, step, self._device))
-        loss.backward()
-        gradients = {
-            name: (torch.zeros_like(p) if p.grad is None else p.grad.to_dense()).detach().cpu()
-            for name, p in self._model.named_parameters()
-            if p.requires_grad
-        }
-        return gradients, float(loss.detach())
+        def loss() -> Tensor:
+            with self._computing():
+                value: Tensor = self._model(*microbatch(rank, index, step, self._device))
+            return value
+
+        gradients, value = gradient(self._model, loss)
+        return gradients, float(value)
 
     def _computing(self) -> AbstractContextManager[object]:
         if not self._autocasts:

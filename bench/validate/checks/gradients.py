@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from bench.engines.inspection import Piece
+from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed, relative
+from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed
 from bench.validate.reference import clip_coefficient, norm_of
 from bench.validate.scenario import CLIPPED_STEP
 from bench.verdict import CheckVerdict

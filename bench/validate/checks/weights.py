@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from bench.testing.reference import Named, relative
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed, relative
-from bench.validate.reference import Named
+from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed
 from bench.verdict import CheckVerdict, Finding
 
 _OTHER_SEED = 8
