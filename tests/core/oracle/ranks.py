@@ -1,8 +1,9 @@
 """A pool of gloo ranks that outlives single tests, so that one launch serves many cases.
 
 The pool's ranks form a world of `WORLD` processes. Data-parallel groups of 1, 2 and 4 ranks are cut
-out of it as the inner axis of a mesh ("replica", "dp"): with `dp` = 2 the two halves of the world
-work on the same case at the same time. A test sends a function; every rank runs it and sends back
+out of it as the inner axis of a mesh ("replica", "dp"). With `dp` = 2 the second half of the world
+would do what the first one does; it leaves at the call of `mesh`, and counts as having returned the
+same. A test sends a function; every rank runs it and sends back
 what it returned. A rank that raises, dies or outlives the time limit ends the pool's ranks (a
 half-finished collective leaves gloo unusable); the next call starts new ones.
 """
@@ -12,11 +13,14 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from bench.testing.call import Call
 from bench.testing.workers import ForkServer, Workers, WorkersError
 
 WORLD = 4
@@ -28,8 +32,33 @@ RankFailureError = WorkersError
 _meshes: dict[int, DeviceMesh] = {}
 
 
+class _OtherReplica(BaseException):
+    """Raised by `mesh` in ranks that would repeat what the first `group_size` ranks do."""
+
+    def __init__(self, group_size: int) -> None:
+        super().__init__(group_size)
+        self.group_size = group_size
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """In place of a result: that of the rank with the same index in the first group."""
+
+    group_size: int
+
+
 def mesh(group_size: int) -> DeviceMesh:
-    """In a rank: the mesh whose `dp` axis has `group_size` ranks; both axes are named."""
+    """In a rank: the mesh whose `dp` axis has `group_size` ranks; both axes are named.
+
+    Returns in the first `group_size` ranks of the world alone.
+    """
+    if dist.get_rank() >= group_size:
+        raise _OtherReplica(group_size)
+    return _meshes[group_size]
+
+
+def mesh_of_every_replica(group_size: int) -> DeviceMesh:
+    """In a rank: as `mesh`, on all ranks, for functions that use several group sizes in turn."""
     return _meshes[group_size]
 
 
@@ -49,6 +78,14 @@ def enter_world() -> None:
         )
 
 
+def call_once(call: Call) -> Any:
+    """In a rank: what the function returns, unless another rank does the same."""
+    try:
+        return call.run()
+    except _OtherReplica as other:
+        return _Repeats(other.group_size)
+
+
 class RankPool:
     """Starts its ranks at the first `run`, ends them at `close` or at the first failure."""
 
@@ -66,7 +103,12 @@ class RankPool:
         if self._workers is None:
             self._server = ForkServer(paths=tuple(filter(None, sys.path))).__enter__()
             self._workers = Workers(self._server, WORLD, prepare=enter_world)
-        return self._workers.run(function, *arguments, seconds=seconds)
+        call = Call.of(function, arguments)
+        results = self._workers.run(call_once, call, seconds=seconds)
+        return [
+            results[rank % found.group_size] if isinstance(found, _Repeats) else found
+            for rank, found in enumerate(results)
+        ]
 
     @property
     def pids(self) -> list[int]:
