@@ -202,7 +202,12 @@ class Workers:
         for pipe in self._pipes[:ranks]:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(content)
-        answers, dead = self._collect(ranks, seconds)
+        try:
+            answers, dead = self._collect(ranks, seconds)
+        except BaseException:
+            # Interrupted, as by a time limit of the caller's: the ranks are in the middle of a call.
+            self.end()
+            raise
         if len(answers) == ranks and not any(answer.error for answer in answers.values()):
             return [answers[rank].value for rank in range(ranks)]
         failures = self._failures(ranks, answers, dead, seconds)

@@ -20,13 +20,12 @@ from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, EXPERT, TENSOR
 from bench.spec import DtypeName, ResolvedRun
-from bench.validate.cases import CLIP_NORM, EXPERT_PARALLEL, STEPS, Case
+from bench.validate.cases import CLIP_BOUNDS, EXPERT_PARALLEL, STEPS, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
 from bench.validate.wire_tap import WireTap
 
-CLIPPED_STEP = 1
 #: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
 _SETTLING_SECONDS = 1.0
@@ -67,6 +66,8 @@ class Bench:
         for index in range(count):
             self.spy.begin(index)
             is_last = mark_last and index == count - 1
+            if self.case.scenario == "ahead":
+                self.inspection.evaluate(*self.batch(step, count + index))
             found.losses.append(self.backward(step, index, is_last=is_last))
         if not mark_last:
             self.inspection.finish_gradients()
@@ -77,17 +78,22 @@ class Bench:
 
     def backward(self, step: int, index: int, *, is_last: bool) -> float:
         """One microbatch; its loss."""
+        tokens, targets = self.batch(step, index)
+        return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+
+    def batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of this rank's microbatch `index`."""
         drawn = [
             microbatch(self.case.data_rank(rank), index, step, self.device)
             for rank in self.case.expert_peers(self.rank)
         ]
         tokens, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+        return tokens, targets
 
     def finish(self, step: int, found: StepSeen) -> None:
-        """Clip (in one of the steps), step, and look at what is left at rest."""
-        if step == CLIPPED_STEP:
-            norm = self.engine.clip_grad_norm(CLIP_NORM)
+        """Clip (in some of the steps), step, and look at what is left at rest."""
+        if step in CLIP_BOUNDS:
+            norm = self.engine.clip_grad_norm(CLIP_BOUNDS[step])
             found.norm = None if norm is None else float(norm)
             found.clipped = copied(self.inspection.gradients())
         self.engine.optimizer_step()
@@ -197,6 +203,16 @@ def _unmarked(bench: Bench) -> None:
         bench.seen.steps.append(found)
 
 
+def _ahead(bench: Bench) -> None:
+    """Whatever was gathered before a step must not be used after it."""
+    for step in range(STEPS):
+        found = bench.accumulate(step)
+        bench.inspection.evaluate(*bench.batch(step, 2 * bench.case.microbatches))
+        bench.inspection.gather_ahead()
+        bench.finish(step, found)
+        bench.seen.steps.append(found)
+
+
 def _again(bench: Bench) -> None:
     """The gradients seen are those of the step's microbatches and of one more."""
     found = bench.accumulate(0)
@@ -225,6 +241,8 @@ def _equalised(bench: Bench) -> None:
 
 
 def _reloaded(bench: Bench) -> None:
+    # Copies in the compute dtype exist now, and become stale.
+    bench.inspection.evaluate(*bench.batch(STEPS, 0))
     other = build_toy_model(bench.case.model, starting_dtype(bench.case), bench.device, seed=8)
     wanted = {name: p.detach() for name, p in other.named_parameters()}
     bench.inspection.load_whole_weights(wanted)
@@ -246,6 +264,7 @@ _SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "train": _train,
     "unmarked": _unmarked,
     "again": _again,
+    "ahead": _ahead,
     "redirected": _redirected,
     "equalised": _equalised,
     "reloaded": _reloaded,

@@ -85,6 +85,44 @@ class Uneven(Stack):
         self.blocks = nn.ModuleList([Block(), Block(), WideRows()])
 
 
+class Branched(Block):
+    """A block with a branch that some microbatches take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, taken: bool = False) -> Tensor:
+        """[..., WIDTH] to the same."""
+        out = super().forward(x)
+        return out + self.branch(x).tanh() if taken else out
+
+
+class Sporadic(Stack):
+    """Two branches that depend on the data: on microbatch, rank and step.
+
+    With two ranks and two microbatches, the first is taken by rank 0 in the first microbatch of
+    steps 1 and 3, and by nobody in step 2; the second by one rank in the second of every step.
+    """
+
+    unit_classes = (Branched,)
+    _first_tokens = ({0, 7}, {2, 8})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Branched() for _ in self._first_tokens)
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        """As `Stack`."""
+        x: Tensor = self.embedding(inputs)
+        for block, first_tokens in zip(self.blocks, self._first_tokens, strict=True):
+            x = block(x, int(inputs[0, 0]) in first_tokens)
+        if targets is not None:
+            return self.loss(x, targets)
+        out: Tensor = self.head(x)
+        return out
+
+
 class SparseGradient(Stack):
     """The embedding's gradient is a sparse tensor."""
 
@@ -222,6 +260,13 @@ TOY_MODELS: dict[str, ToyModel] = {
     "twice": ToyModel(Twice),
     "recomputed": ToyModel(Recomputed),
     "unused": ToyModel(Unused, {"ddp": _UNUSED_BY_DDP}),
+    "sporadic": ToyModel(
+        Sporadic,
+        {
+            "ddp": _UNUSED_BY_DDP,
+            "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
+        },
+    ),
     "sparse": ToyModel(
         SparseGradient,
         {

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench.testing.call import Call
@@ -41,10 +42,16 @@ class _OtherReplica(BaseException):
 
 
 @dataclass(frozen=True)
-class _Repeats:
-    """In place of a result: that of the rank with the same index in the first group."""
+class _Returned:
+    """A result. repeats: it is that of the rank with the same index in the first so many ranks.
 
-    group_size: int
+    groups: process groups so far, in all and those named by their number, which torch takes to be
+    the same on all ranks when it makes the next one.
+    """
+
+    value: Any
+    repeats: int
+    groups: tuple[int, int]
 
 
 def mesh(group_size: int) -> DeviceMesh:
@@ -78,12 +85,15 @@ def enter_world() -> None:
         )
 
 
-def call_once(call: Call) -> Any:
+def call_once(call: Call) -> _Returned:
     """In a rank: what the function returns, unless another rank does the same."""
+    value, repeats = None, WORLD
     try:
-        return call.run()
+        value = call.run()
     except _OtherReplica as other:
-        return _Repeats(other.group_size)
+        repeats = other.group_size
+    world = distributed_c10d._world
+    return _Returned(value, repeats, (len(world.pg_names), world.group_count))
 
 
 class RankPool:
@@ -105,10 +115,10 @@ class RankPool:
             self._workers = Workers(self._server, WORLD, prepare=enter_world)
         call = Call.of(function, arguments)
         results = self._workers.run(call_once, call, seconds=seconds)
-        return [
-            results[rank % found.group_size] if isinstance(found, _Repeats) else found
-            for rank, found in enumerate(results)
-        ]
+        if len({found.groups for found in results}) > 1:
+            # A group that some ranks made alone: the next one of all ranks would never meet.
+            self._workers.end()
+        return [results[rank % found.repeats].value for rank, found in enumerate(results)]
 
     @property
     def pids(self) -> list[int]:
