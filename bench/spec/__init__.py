@@ -7,15 +7,18 @@ it into a `ResolvedRun`, in which nothing is left open, and which is hashed to n
 from __future__ import annotations
 
 from bench.spec.engine import EngineSpec
+from bench.spec.engine_lookup import engine_names, engine_rows, find_engine, known_engine
+from bench.spec.engine_row import STRATEGIES, DtypePolicies, EngineRow, EngineSettings
+from bench.spec.engine_table import MfsdpSettings
 from bench.spec.model import HybridShape, ModelShape, ModelSpec
 from bench.spec.names import (
     BLOCK_LETTERS,
+    HYBRID_NAMES,
     POOLS,
     AllocatorName,
     DataKind,
     DeviceType,
     DtypeName,
-    EngineName,
     Frozen,
     NcclRecord,
     OuterStrategyName,
@@ -37,19 +40,24 @@ from bench.spec.run import (
 
 __all__ = [
     "BLOCK_LETTERS",
+    "HYBRID_NAMES",
     "POOLS",
+    "STRATEGIES",
     "AllocatorName",
     "DataKind",
     "DataSpec",
     "DeviceType",
     "DtypeName",
+    "DtypePolicies",
     "DtypeSpec",
-    "EngineName",
+    "EngineRow",
+    "EngineSettings",
     "EngineSpec",
     "Frozen",
     "HybridShape",
     "LaunchSpec",
     "MeasureSpec",
+    "MfsdpSettings",
     "ModelShape",
     "ModelSpec",
     "NcclRecord",
@@ -62,4 +70,8 @@ __all__ = [
     "StrategyName",
     "TrainSpec",
     "TransportName",
+    "engine_names",
+    "engine_rows",
+    "find_engine",
+    "known_engine",
 ]
