@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.cli import console, exit_codes
+from bench.cli import console, exit_codes, running
 from bench.cli.planning import Request, requested_plan, sweep_file
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
@@ -151,8 +151,6 @@ def _confirmed(
     results: Path, store: ResultsStore, sweep: str, asked: Gating, policy: Policy
 ) -> GateResult:
     """Run `asked.confirm` more blocks and judge all blocks together."""
-    from bench.cli import running
-
     if not sweep_file(Path(asked.sweep)).exists():
         raise UsageError(
             f"--confirm runs more blocks, so it needs the sweep file and its arms, found the id "
