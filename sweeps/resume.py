@@ -91,7 +91,7 @@ def compare_with_records(
 
 
 def remembered(code_identity: CodeIdentity) -> CodeIdentity:
-    """`code_identity` asked once per engine, on which alone it depends: it reads many files."""
+    """`code_identity` asked once per engine and model factory: it reads many files."""
     known: dict[str, str] = {}
 
     def ask(resolved: ResolvedRun) -> str:

@@ -7,8 +7,20 @@ it into a `ResolvedRun`, in which nothing is left open, and which is hashed to n
 from __future__ import annotations
 
 from bench.spec.engine import EngineSpec
-from bench.spec.engine_lookup import engine_names, engine_rows, find_engine, known_engine
-from bench.spec.engine_row import STRATEGIES, DtypePolicies, EngineRow, EngineSettings
+from bench.spec.engine_lookup import (
+    engine_names,
+    engine_rows,
+    find_engine,
+    known_engine,
+    own_settings,
+)
+from bench.spec.engine_row import (
+    SHARED_SETTINGS,
+    STRATEGIES,
+    DtypePolicies,
+    EngineRow,
+    EngineSettings,
+)
 from bench.spec.engine_table import MfsdpSettings
 from bench.spec.model import HybridShape, ModelShape, ModelSpec
 from bench.spec.names import (
@@ -42,6 +54,7 @@ __all__ = [
     "BLOCK_LETTERS",
     "HYBRID_NAMES",
     "POOLS",
+    "SHARED_SETTINGS",
     "STRATEGIES",
     "AllocatorName",
     "DataKind",
@@ -74,4 +87,5 @@ __all__ = [
     "engine_rows",
     "find_engine",
     "known_engine",
+    "own_settings",
 ]

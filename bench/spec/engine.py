@@ -88,6 +88,14 @@ class EngineSpec(SharedSettings):
         """The value of one setting, shared or the engine's own; None where it has none."""
         return getattr(self if name in SHARED_SETTINGS else self.settings, name, None)
 
+    def asked(self, name: str) -> Any:
+        """The value that a request has for a setting of any engine; its default if it says none."""
+        if name in SHARED_SETTINGS or name in type(self.settings).model_fields:
+            return self.setting(name)
+        models = own_settings().get(name)
+        default = models[0].model_fields[name].default if models else None
+        return dict(self.foreign).get(name, default)
+
     def with_settings(self, **changed: Any) -> Self:
         """A copy with some of the engine's own settings changed."""
         return self.model_copy(update={"settings": self.settings.model_copy(update=changed)})
