@@ -26,7 +26,7 @@ _WORD_EVERY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for. inject: `R1,R2` or `all`, None checks engines as they are."""
+    """What the command line asks for. inject: as `parse_bugs`; None checks engines as they are."""
 
     engines: tuple[str, ...]
     full: bool
@@ -90,7 +90,7 @@ def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
     if as_json:
         console.data_json(record.model_dump(mode="json"))
     else:
-        from reports.validation_text import to_terminal
+        from reports.renderers.validation_text import to_terminal
 
         console.data(to_terminal(record))
     return exit_codes.OK
@@ -119,18 +119,18 @@ def _run(
     bugs: Sequence[object],
     stop: threading.Event,
 ) -> ValidationRecord:
+    from bench.testing.workers import ForkServer
     from bench.validate.bugs import Bug
     from bench.validate.cases import Case
     from bench.validate.injection import inject
-    from bench.validate.ranks import ForkServer
-    from bench.validate.session import WorkerSettings, verdicts
+    from bench.validate.session import MODULES, WorkerSettings, verdicts
 
     cases = [case for case in chosen if isinstance(case, Case)]
     workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []
     put_back: list[BugVerdict] = []
-    with ForkServer(workers.device, paths=(str(Path.cwd()),)) as fork_server:
+    with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
         if bugs:
             known = [bug for bug in bugs if isinstance(bug, Bug)]
             for bug in inject(fork_server, known, cases, workers, stop):
@@ -171,7 +171,7 @@ def _print(record: ValidationRecord, asked: Asked) -> None:
     if asked.as_json:
         console.data_json(record.model_dump(mode="json"))
         return
-    from reports.validation_text import to_terminal
+    from reports.renderers.validation_text import to_terminal
 
     console.data(to_terminal(record))
 

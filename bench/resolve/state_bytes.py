@@ -67,7 +67,7 @@ def _core_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
     )
     dtypes = run.dtypes
     model = memory_of_buckets(
-        _plans(run.shape, dtypes.compute, coordinate.pieces(strategy)),
+        _plans(run.shape, dtypes.compute, coordinate.sub_shards(strategy)),
         strategy,
         coordinate,
         PolicyNames(

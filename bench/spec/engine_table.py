@@ -89,7 +89,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
         outer_axis=True,
         state="core",
-        code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py", "!mfsdp_core/testing/"),
+        code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
         colour="#D55E00",
     ),
 )
