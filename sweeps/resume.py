@@ -114,7 +114,7 @@ def _deciding_records(
             continue
         if status.code_proof == "mismatch":
             continue
-        if status.state in FINISHED_GOOD and not record.is_whole:
+        if record.damage:
             continue
         key = (record.resolved.config_hash, status.repeat, status.arm, status.code)
         before = deciding.get(key)
