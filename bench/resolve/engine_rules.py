@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 
 from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
@@ -46,7 +48,13 @@ def resolve_engine(spec: RunSpec, dtypes: ResolvedDtypes) -> EngineSpec:
 
 def engine_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
     """The engine's own code, and what it needs, must be installed for this interpreter."""
-    row = known_engine(run.engine.name)
+    return _why_not_here(run.engine.name, Path.cwd())
+
+
+@lru_cache(maxsize=256)
+def _why_not_here(engine: str, _folder: Path) -> str | None:
+    """As `engine_not_here`, for a user who stands in `folder`."""
+    row = known_engine(engine)
     missing = [name for name in row.needs if locate(name) is None]
     if missing:
         return f"engine {row.name} needs {' and '.join(missing)}, which is not installed here"

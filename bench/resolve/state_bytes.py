@@ -13,10 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from bench.resolve.engine_rules import core_settings
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
-from bench.spec import MfsdpSettings, ModelShape, ResolvedRun, TrainSpec, known_engine
+from bench.spec import (
+    EngineSpec,
+    MfsdpSettings,
+    ModelShape,
+    ResolvedDtypes,
+    ResolvedRun,
+    StrategyName,
+    TrainSpec,
+    known_engine,
+)
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
@@ -31,11 +41,33 @@ from mfsdp_core.plan.memory_model import (
 from mfsdp_core.plan.strategy import INNER, parse_strategy
 
 
+class _Facts(NamedTuple):
+    """What the bytes depend on: cells of a sweep that agree in it share one answer."""
+
+    shape: ModelShape
+    engine: EngineSpec
+    strategy: StrategyName
+    dtypes: ResolvedDtypes
+    optimizer: OptimizerFacts
+    ranks: int
+
+    @classmethod
+    def of(cls, run: ResolvedRun) -> _Facts:
+        """Those of `run`."""
+        optimizer = _optimizer(run.train)
+        return cls(run.shape, run.engine, run.strategy, run.dtypes, optimizer, run.launch.ranks)
+
+
 def state_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
     """Sum over the ranks of `run`; None where nobody knows what its engine keeps."""
     if known_engine(run.engine.name).state is None:
         return None
-    return sum(sum(state_bytes_by_category(run, rank).values()) for rank in range(run.launch.ranks))
+    return _sum_over_ranks(_Facts.of(run))
+
+
+@lru_cache(maxsize=4096)
+def _sum_over_ranks(facts: _Facts) -> int:
+    return sum(sum(_by_category(facts, rank).values()) for rank in range(facts.ranks))
 
 
 def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
@@ -43,7 +75,11 @@ def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
 
     Empty where nobody knows what the engine keeps.
     """
-    return _MODELS[known_engine(run.engine.name).state](run, rank)
+    return _by_category(_Facts.of(run), rank)
+
+
+def _by_category(facts: _Facts, rank: int) -> dict[str, int]:
+    return _MODELS[known_engine(facts.engine.name).state](facts, rank)
 
 
 def _optimizer(train: TrainSpec) -> OptimizerFacts:
@@ -54,10 +90,10 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
     return ADAM if train.optimizer == "adamw" else SGD
 
 
-def _core_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
+def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
     settings = core_settings(run.engine) or MfsdpSettings()
     strategy = parse_strategy(run.strategy, run.engine.outer_strategy)
-    inner_size = run.launch.ranks // run.engine.outer_size
+    inner_size = run.ranks // run.engine.outer_size
     coordinate = Coordinate(
         inner_rank=rank % inner_size,
         inner_size=inner_size,
@@ -76,7 +112,7 @@ def _core_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
             TORCH_NAMES[dtypes.grad_comm],
             settings.decoupled_grad,
         ),
-        optimizer=_optimizer(run.train),
+        optimizer=run.optimizer,
         gradients_attached=True,
         allocation=AllocationConfig(settings.allocator, settings.pool_slots),
     )
@@ -88,13 +124,13 @@ def _plans(shape: ModelShape, compute: str, pieces: int) -> tuple[BucketPlan, ..
     return tuple(plan_buckets(parameter_facts(shape, compute), pieces))
 
 
-def _torch_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
+def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
     main = TORCH_NAMES[run.dtypes.main_params or run.dtypes.compute]
     facts = parameter_facts(run.shape, run.dtypes.compute)
-    ranks = run.launch.ranks if INNER[run.strategy].shards_optimizer else 1
+    ranks = run.ranks if INNER[run.strategy].shards_optimizer else 1
     elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
     weights = elements * ELEMENT_BYTES[main]
-    optimizer = _optimizer(run.train)
+    optimizer = run.optimizer
     state = optimizer.moments * elements * ELEMENT_BYTES[optimizer.state_dtype or main]
     state += optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
     if optimizer.master_weights:
@@ -110,12 +146,12 @@ def _chunk_elements(shape: tuple[int, ...], rank: int, ranks: int) -> int:
     return rows * prod(shape[1:])
 
 
-def _unknown_bytes(_run: ResolvedRun, _rank: int) -> dict[str, int]:
+def _unknown_bytes(_run: _Facts, _rank: int) -> dict[str, int]:
     return {}
 
 
 #: By `EngineRow.state`.
-_MODELS: dict[str | None, Callable[[ResolvedRun, int], dict[str, int]]] = {
+_MODELS: dict[str | None, Callable[[_Facts, int], dict[str, int]]] = {
     "core": _core_bytes,
     "torch": _torch_bytes,
     None: _unknown_bytes,

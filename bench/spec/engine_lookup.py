@@ -62,9 +62,16 @@ def engine_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(row.name for row in TABLE), *_entry_points())))
 
 
+@cache
 def engine_rows() -> tuple[EngineRow, ...]:
     """The rows of `engine_names`, without those of packages that cannot be loaded."""
     return tuple(_loadable_rows())
+
+
+def forget_entry_points() -> None:
+    """Look again at what is installed, as after a package has come or gone."""
+    for known in (engine_rows, own_settings, _entry_points, _offered):
+        known.cache_clear()
 
 
 def _loadable_rows() -> Iterator[EngineRow]:
@@ -77,6 +84,7 @@ def _loadable_rows() -> Iterator[EngineRow]:
             yield row
 
 
+@cache
 def own_settings() -> Mapping[str, tuple[type[EngineSettings], ...]]:
     """Setting -> the models of the engines that have one of this name."""
     found: dict[str, tuple[type[EngineSettings], ...]] = {}

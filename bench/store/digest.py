@@ -73,5 +73,6 @@ def _hash(file: Path, path: Path) -> str:
 
 
 def own_hash(status: dict[str, Any]) -> str:
+    """The seal of a status: a hash of everything else in it."""
     text = json.dumps({k: v for k, v in status.items() if k != "seal"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS]
