@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from reports.comparisons.change import MEMORY_TITLES, MemoryMetric, memory_bytes
+from bench.derive.metrics import THROUGHPUT, Metric
 from reports.plots.style import GREY, Look, drawing, label, svg
 from reports.views.cells import Cell
 
@@ -18,9 +18,7 @@ _LEGEND_COLUMNS = 6
 _MOST_IN_LEGEND = 6
 
 
-def throughput_figure(
-    cells: Sequence[Cell], metric: MemoryMetric, look_of: Mapping[str, Look]
-) -> str:
+def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[str, Look]) -> str:
     """Scatter of the measured cells. Up and to the left is better.
 
     Names stand in a column right of the plot, in the order of throughput, each joined to its
@@ -30,8 +28,8 @@ def throughput_figure(
         (
             (throughput, memory / _MIB, cell)
             for cell in cells
-            if (throughput := cell.value("tokens_per_second")) is not None
-            and (memory := memory_bytes(cell, metric)) is not None
+            if (throughput := cell.value(THROUGHPUT)) is not None
+            and (memory := cell.value(metric)) is not None
         ),
         key=lambda point: -point[0],
     )
@@ -52,7 +50,7 @@ def throughput_figure(
             )
         axes.margins(x=0.08, y=0.12)
         _name(axes, points)
-        axes.set_xlabel(f"{MEMORY_TITLES[metric]} (MiB)")
+        axes.set_xlabel(f"{metric.title} (MiB)")
         axes.set_ylabel("throughput (tokens/s, all ranks)")
         handles = legend_handles([cell for _, _, cell in points], look_of)
         figure.legend(
