@@ -37,9 +37,10 @@ class GradPipeline:
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
+        self.unfinished_passes = 0
         for unit in self._order:
             for buffers in unit.gradients:
-                buffers.relieve = self._relieve
+                buffers.drain_oldest = self._drain_oldest
 
     @property
     def is_idle(self) -> bool:
@@ -91,10 +92,10 @@ class GradPipeline:
 
     def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
         """At the end of a backward pass: reduce what stands before `unit` in the order."""
-        place = -1 if unit.place is None else unit.place
+        index = -1 if unit.index is None else unit.index
         while self._overlap and self._next < len(self._order):
             following = self._order[self._next]
-            if following.place is None or following.place <= place:
+            if following.index is None or following.index <= index:
                 break
             self._issue(following, is_last=is_last)
             self._next += 1
@@ -111,6 +112,7 @@ class GradPipeline:
                     self._start(unit, buffers, is_last=is_last)
         self.land_all()
         self.backward_seen = True
+        self.unfinished_passes += 1
 
     def issue_rest(self) -> None:
         """Start every reduction that the cycle still owes."""
@@ -132,6 +134,7 @@ class GradPipeline:
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
+        self.unfinished_passes = 0
         if self.backward_seen:
             for unit in self._order:
                 for group in unit.groups:
@@ -145,6 +148,7 @@ class GradPipeline:
             for group in unit.groups:
                 group.reset_gradients()
         self.backward_seen = False
+        self.unfinished_passes = 0
 
     def abandon(self) -> None:
         """Drop what a backward pass that failed has left behind; the accumulators stay."""
@@ -173,7 +177,7 @@ class GradPipeline:
         if joins:
             self._flying.append((unit, is_last))
 
-    def _relieve(self) -> bool:
+    def _drain_oldest(self) -> bool:
         """Land the oldest reduction, if one is under way; whether one was."""
         if not self._flying:
             return False
