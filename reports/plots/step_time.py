@@ -9,7 +9,7 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from bench.derive.summary import common_steps, step_milliseconds
 from reports.plots.style import Look, drawing, svg, whole_steps, wrapped
@@ -96,7 +96,7 @@ def _scale(axes: Axes, bottom: float, top: float) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(bottom, top)
 
 

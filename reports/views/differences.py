@@ -21,9 +21,9 @@ def shared_and_own(
     keys = dict.fromkeys(key for document in documents for key in document)
     for key in keys:
         values = [document.get(key, _ABSENT) for document in documents]
-        if all(isinstance(value, Mapping) for value in values):
+        if all(isinstance(value, Mapping) and value for value in values):
             inner, rests = shared_and_own(values)
-            if inner or not any(rests):
+            if inner:
                 shared[key] = inner
             for rest, mine in zip(rests, own, strict=True):
                 if rest:
