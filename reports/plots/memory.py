@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS
 from reports.plots.categories import category_look, in_order
-from reports.plots.style import GREY, drawing, label, svg
+from reports.plots.style import GREY, drawing, label, svg, wrapped
 from reports.views.cells import Cell
 
 _MIB = 2**20
@@ -21,7 +21,7 @@ def memory_figure(cells: Sequence[Cell]) -> str:
     ends with "at most".
     """
     shown = [cell for cell in cells if cell.finished]
-    names = [label(cell.name) for cell in shown]
+    names = [wrapped(cell.name) for cell in shown]
     has_ledger = any(cell.ledger for cell in shown)
     with drawing(11.0, 1.5 + 0.27 * len(shown)) as figure:
         if has_ledger:
