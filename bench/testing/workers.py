@@ -205,7 +205,7 @@ class Workers:
         try:
             answers, dead = self._collect(ranks, seconds)
         except BaseException:
-            # Interrupted, as by a time limit of the caller's: the ranks are in the middle of a call.
+            # Interrupted, as by a time limit: the ranks are in the middle of a call.
             self.end()
             raise
         if len(answers) == ranks and not any(answer.error for answer in answers.values()):
