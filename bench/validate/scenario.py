@@ -66,7 +66,7 @@ class Bench:
             self.spy.begin(index)
             is_last = mark_last and index == count - 1
             if self.case.scenario == "ahead":
-                self.inspection.evaluate(*self.batch(step, count + index))
+                self.evaluate(step, count + index)
             found.losses.append(self.backward(step, index, is_last=is_last))
         if not mark_last:
             self.inspection.finish_gradients()
@@ -79,6 +79,21 @@ class Bench:
         """One microbatch; its loss."""
         tokens, targets = self.batch(step, index)
         return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+
+    def evaluate(self, step: int, index: int) -> None:
+        """A forward pass without autograd."""
+        self.optional("evaluate")(*self.batch(step, index))
+
+    def optional(self, name: str) -> Callable[..., Any]:
+        """A method that inspections written before it came about do not have.
+
+        Raises:
+            UnsupportedError: this is one.
+        """
+        method: Callable[..., Any] | None = getattr(self.inspection, name, None)
+        if method is None:
+            raise UnsupportedError("no-inspection", f"the engine's inspection() has no {name}()")
+        return method
 
     def batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets of this rank's microbatch `index`."""
@@ -198,8 +213,8 @@ def _ahead(bench: Bench) -> None:
     """Whatever was gathered before a step must not be used after it."""
     for step in range(STEPS):
         found = bench.accumulate(step)
-        bench.inspection.evaluate(*bench.batch(step, 2 * bench.case.microbatches))
-        bench.inspection.gather_ahead()
+        bench.evaluate(step, 2 * bench.case.microbatches)
+        bench.optional("gather_ahead")()
         bench.finish(step, found)
         bench.seen.steps.append(found)
 
@@ -232,8 +247,9 @@ def _equalised(bench: Bench) -> None:
 
 
 def _reloaded(bench: Bench) -> None:
-    # Copies in the compute dtype exist now, and become stale.
-    bench.inspection.evaluate(*bench.batch(STEPS, 0))
+    with contextlib.suppress(UnsupportedError):
+        # Copies in the compute dtype exist afterwards, and become stale.
+        bench.evaluate(STEPS, 0)
     other = build_toy_model(bench.case.model, starting_dtype(bench.case), bench.device, seed=8)
     wanted = {name: p.detach() for name, p in other.named_parameters()}
     bench.inspection.load_whole_weights(wanted)
