@@ -77,8 +77,14 @@ class Bench:
 
     def backward(self, step: int, index: int, *, is_last: bool) -> float:
         """One microbatch; its loss."""
+        self.say(f"step {step + 1}, microbatch {index + 1}")
         tokens, targets = self.batch(step, index)
         return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+
+    def say(self, where: str) -> None:
+        """Into the log of this rank, whose end is told where the rank dies or hangs."""
+        sys.stdout.write(f"{self.case.id}: {where}\n")
+        sys.stdout.flush()
 
     def evaluate(self, step: int, index: int) -> None:
         """A forward pass without autograd."""
@@ -106,6 +112,7 @@ class Bench:
 
     def finish(self, step: int, found: StepSeen) -> None:
         """Clip (in some of the steps), step, and look at what is left at rest."""
+        self.say(f"step {step + 1}, clipping and optimizer step")
         if step in CLIP_BOUNDS:
             norm = self.engine.clip_grad_norm(CLIP_BOUNDS[step])
             found.norm = None if norm is None else float(norm)
