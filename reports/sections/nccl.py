@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reports.findings import Findings
+from reports.nccl.audit import audit_run
 from reports.nccl.presentation import (
     bytes_by_verdict,
     bytes_table,
@@ -12,7 +13,6 @@ from reports.nccl.presentation import (
     reason_lines,
     rows_table,
 )
-from reports.nccl.run_logs import audit_run
 from reports.plots.nccl_bytes import nccl_bytes_figure
 from reports.renderers.document import (
     Block,
