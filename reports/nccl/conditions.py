@@ -4,7 +4,8 @@ Each says of some calls whether it holds, is proved to have failed (with the lin
 or is open, and then which subsystem of NCCL_DEBUG_SUBSYS would settle it. A condition is failed
 only if it failed for every call and for every version that the log leaves possible.
 
-From them follows why a collective was not symmetric: the first condition that the log proves to have failed.
+From them follows why a collective was not symmetric: the first condition that the log proves to
+have failed.
 """
 
 from __future__ import annotations

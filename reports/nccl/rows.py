@@ -1,6 +1,6 @@
 """Verdicts: one row per communicator, operation, message size and phase.
 
-Hints are what the lines suggest beyond what they prove: observations for a reader, never for a verdict.
+Hints are what the lines suggest beyond what they prove: for a reader, never for a verdict.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ its counter, by what stands before the counter and behind the buffers. Only what
 against patterns. While a block of lines holds nothing but lines seen before and no call is open, it
 is counted as a whole. Caches are bounded by clearing them, never by dropping a line.
 
-`SlowLines` has the lines that need thought: state changes, decorations, damage, other people's text.
+`SlowLines` reads what needs thought: state changes, decorations, damage, other people's text.
 """
 
 from __future__ import annotations
