@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
+from reports.plots.style import looks
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
 from reports.renderers.table import Row, RowKind, Table, columns
@@ -46,7 +47,7 @@ def cells_section(findings: Findings) -> Section:
     )
     if len(findings.finished) > MOST_CELLS:
         caption += f" The first {MOST_CELLS} of {len(findings.finished)} cells are shown."
-    svg = step_time_figure(findings.finished, findings.looks)
+    svg = step_time_figure(findings.finished, looks(findings.cells))
     blocks.append(Figure("step-times", svg, caption))
     return Section("cells", "Cells", tuple(blocks))
 
