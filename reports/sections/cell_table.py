@@ -27,13 +27,16 @@ def cells_section(findings: Findings) -> Section:
             tone="note",
         ),
     ]
-    at_most = [
-        cell.name for cell in findings.finished if cell.ledger and not cell.ledger_is_measured
-    ]
+    at_most = dict.fromkeys(
+        cell.resolved.engine.name
+        for cell in findings.finished
+        if cell.ledger and not cell.ledger_is_measured
+    )
     if at_most:
         text = (
-            "Ledger peaks are what rank 0 held at one moment of a step. Without a ledger they are "
-            f"an upper bound, the sum of what each category holds at most: {', '.join(at_most)}."
+            "Ledger peaks are what rank 0 held at one moment of a step. Where no ledger was "
+            "followed through a step, they are an upper bound, the sum of what each category "
+            f"holds at most: {', '.join(at_most)}."
         )
         blocks.append(Paragraph(text, tone="note"))
     unsteady = [cell.name for cell in findings.finished if not cell.n]
