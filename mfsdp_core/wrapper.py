@@ -171,7 +171,7 @@ class MegatronFSDP(nn.Module):
     def start_param_sync(self, *_unused: Any, force_sync: bool = False, **_ignored: Any) -> None:
         """Start gathering what the next forward pass needs first; `force_sync` also waits."""
         context = self._context
-        context.params.issue(context.root)
+        context.params.issue(context.root, "forward")
         context.gathering.ahead(context.gathering.points[0], "forward")
         if force_sync:
             self.synchronize_param_gather()

@@ -17,10 +17,10 @@ from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
 from bench.spec import ModelShape, ResolvedRun, TrainSpec
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
 from mfsdp_core.plan.memory_model import (
     ADAM,
-    ELEMENT_BYTES,
     SGD,
     OptimizerFacts,
     PolicyNames,
