@@ -37,6 +37,7 @@ class GradPipeline:
         self._next = 0
         self._reductions = reductions
         self.backward_seen = False
+        self.unfinished_passes = 0
 
     @property
     def is_idle(self) -> bool:
@@ -108,6 +109,7 @@ class GradPipeline:
                     self._reductions.start(unit, buffers, is_last=is_last)
         self.land_all()
         self.backward_seen = True
+        self.unfinished_passes += 1
 
     def issue_rest(self) -> None:
         """Start every reduction that the cycle still owes."""
@@ -126,6 +128,7 @@ class GradPipeline:
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
+        self.unfinished_passes = 0
         if self.backward_seen:
             for unit in self._order:
                 for group in unit.groups:
@@ -139,6 +142,7 @@ class GradPipeline:
             for group in unit.groups:
                 group.reset_gradients()
         self.backward_seen = False
+        self.unfinished_passes = 0
 
     def abandon(self) -> None:
         """Drop what a backward pass that failed has left behind; the accumulators stay."""
