@@ -35,7 +35,7 @@ from typing import Literal
 import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.protocol import Pending
+from mfsdp_core.comm.protocol import Done, Pending
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
 from mfsdp_core.events import Event, EventBus
@@ -104,6 +104,7 @@ class WeightBuffers:
             direction: [p.name for p in spec.payloads if direction in p.directions]
             for direction in BOTH
         }
+        self._is_whole = spec.strategy.inner.weight_refresh is Collective.NONE
         self._serves_both = self._names["forward"] == self._names["backward"]
         self._work: list[Pending] = []
         self._direction: Direction = "forward"
@@ -174,7 +175,9 @@ class WeightBuffers:
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
         self._work = [
-            self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
+            Done()
+            if self._is_whole
+            else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
             for name in self._names[direction]
         ]
         return True
@@ -206,10 +209,11 @@ class WeightBuffers:
             self._codec.encode(self.main, self._parts)
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
-        if strategy.inner.weight_refresh is Collective.ALL_GATHER:
+        if not self._is_whole:
             self._enter("invalidate")
         elif self._encoded:
-            self._codec.decode("forward", self._sources, self.full.data)
+            self._direction = "forward"
+            self._decode()
 
     def broadcast(self) -> None:
         """Replace replicated main weights by those of the first rank that has them."""
@@ -235,9 +239,11 @@ class WeightBuffers:
         return Shard(layout, start // size, (end - start) // size, reduce_max)
 
     def _payload(self, name: str) -> torch.Tensor:
-        """The memory that a payload is gathered into."""
+        """The memory that a payload is gathered into; the source itself where that is whole."""
         if name == WEIGHTS:
             return self.full.data
+        if self._is_whole:
+            return self._sources[name]
         return self._lasting.acquire(self._spec.key("payload", name))
 
     def _decode(self) -> None:
