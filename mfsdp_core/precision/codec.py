@@ -34,11 +34,13 @@ from mfsdp_core.plan.prefetch import Direction
 class Shard:
     """The part of a bucket whose main weights this rank holds.
 
-    first_slice, slices: of the layout. reduce_max: replaces a tensor by its maximum over the ranks
-    that hold the other parts; collective, nothing where one rank holds all.
+    compute: dtype in which modules compute. first_slice, slices: of the layout. reduce_max:
+    replaces a tensor by its maximum over the ranks that hold the other parts; collective, and
+    nothing where one rank holds all.
     """
 
     layout: Layout
+    compute: torch.dtype
     first_slice: int
     slices: int
     reduce_max: Callable[[torch.Tensor], None]

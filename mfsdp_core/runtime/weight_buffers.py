@@ -236,7 +236,8 @@ class WeightBuffers:
 
         start, end = self._spec.buffers.owned
         size = layout.slice_elements
-        return Shard(layout, start // size, (end - start) // size, reduce_max)
+        compute = self._spec.dtypes.compute
+        return Shard(layout, compute, start // size, (end - start) // size, reduce_max)
 
     def _payload(self, name: str) -> torch.Tensor:
         """The memory that a payload is gathered into; the source itself where that is whole."""

@@ -17,6 +17,7 @@ from oracle.facts import facts_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
 from oracle.ranks import WORLD, RankPool, mesh
+from oracle.seen_weights import weights_seen
 from oracle.sharded import STRATEGIES, Sharded, shard
 from oracle.toy_codecs import ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
@@ -27,7 +28,7 @@ NAMES = ("conv_linear", "frozen", "tied_embedding", "unequal_units")
 
 
 def trained(toy: Sharded, cycles: int = 3) -> list[Any]:
-    """Losses of all microbatches, then the main weights."""
+    """Losses of all microbatches, then the whole main weights: a codec cuts other shards."""
     trainable = [p for p in toy.model.parameters() if p.requires_grad]
     optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
     found: list[Any] = []
@@ -37,7 +38,7 @@ def trained(toy: Sharded, cycles: int = 3) -> list[Any]:
                 found.append(toy.backward(microbatch, cycle))
         optimizer.step()
         optimizer.zero_grad()
-    return [*found, *(p.to_local().detach().clone() for _, p in toy.parameters())]
+    return [*found, *toy.full_parameters().values()]
 
 
 def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
@@ -95,23 +96,6 @@ def test_a_lossless_codec_trains_to_the_bit_like_none_on_two_axes(
     assert ranks.run(hybrid_differs, inner, outer) == [[]] * WORLD
 
 
-def weights_seen(toy: Sharded) -> dict[str, torch.Tensor]:
-    """In a rank: every compute weight that a module sees during a forward pass, by name."""
-    names = {id(module): name for name, module in toy.model.module.named_modules()}
-    seen: dict[str, torch.Tensor] = {}
-
-    def note(module: torch.nn.Module, *_: Any) -> None:
-        for child in module.modules():
-            for key, value in child._parameters.items():
-                if value is not None and not hasattr(value, "placements"):
-                    seen[f"{names[id(child)]}.{key}".lstrip(".")] = value.detach().clone()
-
-    for module in toy.model.module.modules():
-        module.register_forward_pre_hook(note)
-    toy.forward()
-    return seen
-
-
 def quantised(whole: torch.Tensor) -> torch.Tensor:
     """A tensor that no rank shares, there and back; vectors stay as they are."""
     if whole.dim() < 2:
@@ -131,6 +115,7 @@ def decoded_differs(strategy: str, size: int, dtype: torch.dtype) -> list[str]:
         found += [
             f"{name} {key}"
             for key, value in seen.items()
+            if key in main  # a tied weight goes by its first name
             if not torch.equal(quantised(main[key]).to(dtype), value)
         ]
     return found
