@@ -328,7 +328,7 @@ def launch_alone(run_dir: Path) -> None:
     folder = RunFolder(run_dir, run_id, read_status(run_dir, []), lock)
     stop = StopRequest()
     limits = Limits(tick_seconds=0.1, grace_seconds=3.0)
-    with stop_on_signals(stop, lambda hint: None, last_seconds=5.0):
+    with stop_on_signals(stop, lambda _: None, last_seconds=5.0):
         launch(
             read_spec(run_dir), folder, stop=stop, worker_module="scripted_worker", limits=limits
         )
@@ -406,7 +406,7 @@ def main() -> int:
             result = inject(store, fault)
             with printing:
                 mark = "WRONG" if result.problems else "ok"
-                print(f"{mark:5} {fault.kind}: {fault.name}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"{mark:5} {fault.kind}: {fault.name}\n")
             return result
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -416,10 +416,9 @@ def main() -> int:
     orphans = sum(result.orphans for result in results)
     blame = sum(result.wrong_blame for result in results)
     wrong = sum(bool(result.problems) for result in results)
-    print(table(results))
-    print(
-        f"{len(results)} faults in {time.monotonic() - begun:.0f} s: {lost} lost records,"
-        f" {orphans} orphans, {blame} wrong blame, {wrong} with anything wrong"
+    sys.stdout.write(
+        f"{table(results)}\n{len(results)} faults in {time.monotonic() - begun:.0f} s: {lost} lost"
+        f" records, {orphans} orphans, {blame} wrong blame, {wrong} with anything wrong\n"
     )
     return 1 if wrong or lost else 0
 
