@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import mfsdp_core
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool, mesh
 from oracle.reference import Named, relative_difference
@@ -280,3 +280,86 @@ def test_an_optimizer_of_whole_matrices_works_where_ranks_have_them(
     if not hasattr(torch.optim, name):
         pytest.skip(f"this torch has no {name}")
     assert max(ranks.run(matrices_under_no_shard, name)) < 1e-6
+
+
+class WithBuffers(nn.Module):
+    """Units with running statistics, a tied weight, and a weight that is read past its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)) for _ in "ab")
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.linear(x, self.first.weight)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def averaged_weights(strategy: str, ema: bool) -> tuple[float, list[str]]:
+    """EMA or SWA of a sharded module beside that of the same module in plain torch."""
+    averaging: dict[str, Any] = {"use_buffers": True}
+    if ema:
+        averaging["multi_avg_fn"] = torch.optim.swa_utils.get_ema_multi_avg_fn(0.8)
+    torch.manual_seed(11)
+    module = WithBuffers()
+    plain_module = WithBuffers()
+    plain_module.load_state_dict(module.state_dict())
+    make = lambda m: torch.optim.SGD(m.parameters(), lr=0.1)  # noqa: E731
+    model, optimizer = mfsdp_core.fully_shard(
+        module,
+        make(module),
+        device_mesh=mesh(4),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[nn.Sequential],
+        zero_dp_strategy=strategy,
+    )
+    reference = make(plain_module)
+    average = torch.optim.swa_utils.AveragedModel(model.module, **averaging)
+    plain_average = torch.optim.swa_utils.AveragedModel(plain_module, **averaging)
+    values = torch.randn(3, 4, 5)
+    for value in values:
+        for one, chosen in ((model, optimizer), (plain_module, reference)):
+            chosen.zero_grad()
+            one(value).square().mean().backward()
+            chosen.step()
+        average.update_parameters(model.module)
+        plain_average.update_parameters(plain_module)
+    said = []
+    try:
+        average(values[0])
+    except LifecycleError as error:
+        said.append(str(error))
+    with torch.no_grad():
+        average.eval()
+        before, plain_before = average(values[0]), plain_average.eval()(values[0])
+        torch.optim.swa_utils.update_bn(values, average)
+        torch.optim.swa_utils.update_bn(values, plain_average)
+        after, plain_after = average(values[1]), plain_average(values[1])
+        again = torch.optim.swa_utils.AveragedModel(average.module)
+        assert torch.equal(again(values[1]), average(values[1]))
+        differs = not torch.allclose(model.eval()(values[1]), after)
+    for refused in (lambda: torch.optim.swa_utils.AveragedModel(model),):
+        try:
+            refused()
+        except LifecycleError as error:
+            said.append(str(error))
+    found = {"before": before, "after": after}
+    # The model goes on where it was: its own weights were not touched.
+    wanted = {"before": plain_before, "after": plain_after}
+    model.train()(values[0]).square().mean().backward()
+    assert differs
+    return relative_difference(found, wanted), said
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ema", [False, True], ids=["swa", "ema"])
+def test_averaged_weights_are_those_of_plain_torch(
+    ranks: RankPool, strategy: str, ema: bool
+) -> None:
+    for error, said in ranks.run(averaged_weights, strategy, ema):
+        assert error < 1e-5
+        assert "no_grad" in said[0]
+        assert "AveragedModel(model.module)" in said[1]
