@@ -75,7 +75,8 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
         f"{what}: expected the whole tensor of shape {shape}, or the rows {offsets} to "
         f"{tuple(o + n for o, n in zip(offsets, local.shape, strict=True))} of it as a DTensor; "
         f"found {_found(value)}. To load what other ranks or another strategy saved, use "
-        "save_checkpoint and load_checkpoint, or torch.distributed.checkpoint."
+        "save_checkpoint and load_checkpoint, or torch.distributed.checkpoint. Whole tensors go to "
+        "optimizer.load_state_dict: full_state_dict=True cuts them evenly, as shards are not."
     )
 
 

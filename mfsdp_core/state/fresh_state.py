@@ -13,6 +13,7 @@ comes back, since whatever was loaded into it has found no place.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,7 @@ class _Unfillable(dict[Any, Any]):
     """The empty state of an optimizer that has not stepped; saved, it is a plain dict."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return dict, ()
+        return OrderedDict, ()  # which torch.load takes, and which is as empty
 
 
 def _mark_unfillable(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -131,9 +131,8 @@ class _Gathering:
 
 def _own_shards(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """Shards in `module` and below, without those of modules that gather for themselves."""
-    parameters: dict[str, Any] = module._parameters
-    for name, parameter in parameters.items():
-        if isinstance(parameter, DTensor) and offsets_of(parameter) is not None:
+    for name, parameter in module._parameters.items():
+        if parameter is not None and offsets_of(parameter) is not None:
             yield module, name, parameter
     for child in module._modules.values():
         if child is not None and not hasattr(child, _GATHERS):

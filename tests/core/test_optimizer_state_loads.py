@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import tempfile
 import warnings
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from mfsdp_core import fully_shard, fully_shard_optimizer
+from mfsdp_core import fully_shard, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import StateDictError
-from oracle.checkpoints import Layout, different, toy
+from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool, mesh
 
@@ -50,6 +50,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 class OfOthers(torch.optim.SGD):
     """An optimizer that nobody here knows."""
+
+
+def of_others(one: TrainedToy) -> TrainedToy:
+    """`one` with such an optimizer."""
+    made_for_it = OfOthers(one.model.parameters(), lr=0.1, momentum=0.9)
+    return dataclasses.replace(one, optimizer=fully_shard_optimizer(made_for_it))
 
 
 def made(name: str, parameters: Any) -> torch.optim.Optimizer:
@@ -133,40 +139,59 @@ def from_an_unsharded_run(layout: Layout) -> list[str]:
     return [k for k, v in wanted.items() if not torch.allclose(found[k], v, rtol=0, atol=1e-6)]
 
 
-def through_torchs_optimizer_functions(full: bool, folder: str) -> list[str]:
-    """`get_optimizer_state_dict` and `set_optimizer_state_dict`, whole or in shards."""
+def through_torchs_optimizer_functions(folder: str) -> list[str]:
+    """`get_optimizer_state_dict`, plain `dcp` and `set_optimizer_state_dict`."""
     source, target = toy(NAME, SHARDED), toy(NAME, SHARDED, seed=8)
     source.train(2)
-    options = StateDictOptions(full_state_dict=full)
+    before = target.whole()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
-        if full:
-            names = {p: name for name, p in source.model.named_parameters()}
-            state = {
-                names[p]: {k: full_value(v) for k, v in values.items()}
-                for p, values in source.optimizer.state.items()
-            }
-            groups = get_optimizer_state_dict(source.model, source.optimizer)["param_groups"]
-            state = {"state": state, "param_groups": groups}
-        else:
-            saved = get_optimizer_state_dict(source.model, source.optimizer)
-            dcp.save({"optimizer": saved}, checkpoint_id=folder)
-            state = get_optimizer_state_dict(target.model, target.optimizer)
-            holder = {"optimizer": state}
-            dcp.load(holder, checkpoint_id=folder)
-            state = holder["optimizer"]
-        before = target.whole()
-        set_optimizer_state_dict(target.model, target.optimizer, state, options=options)
-    found, wanted = target.whole(), source.whole()
-    weights = [name for name in before if "/" not in name]
-    bad = [name for name in weights if not torch.equal(before[name], found[name])]
-    return bad + [n for n in wanted if "/" in n and not torch.equal(found[n], wanted[n])]
+        saved = get_optimizer_state_dict(source.model, source.optimizer)
+        dcp.save({"optimizer": saved}, checkpoint_id=folder)
+        holder = {"optimizer": get_optimizer_state_dict(target.model, target.optimizer)}
+        dcp.load(holder, checkpoint_id=folder)
+        set_optimizer_state_dict(target.model, target.optimizer, holder["optimizer"])
+    return lost_or_moved(before, target.whole(), source.whole())
 
 
-def full_value(value: Any) -> Any:
-    from mfsdp_core import gather_full
+def straight_into_a_fresh_optimizer() -> list[str]:
+    """`set_optimizer_state_dict` alone, without asking the target for anything before."""
+    source, target = toy(NAME, SHARDED), toy(NAME, SHARDED, seed=8)
+    source.train(2)
+    before = target.whole()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        state = get_optimizer_state_dict(source.model, source.optimizer)
+        set_optimizer_state_dict(target.model, target.optimizer, state)
+    return lost_or_moved(before, target.whole(), source.whole())
 
-    return gather_full(value) if isinstance(value, torch.Tensor) else value
+
+def lost_or_moved(
+    before: dict[str, torch.Tensor], found: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]
+) -> list[str]:
+    """Weights of a fresh target that have changed, and state that differs from what was saved."""
+    moved = [name for name in before if not torch.equal(before[name], found[name])]
+    states = [name for name in saved if "/" in name]
+    return moved + [name for name in states if not torch.equal(found[name], saved[name])]
+
+
+def whole_through_torchs_function() -> str:
+    """torch cuts whole tensors into even shards, and these are not even."""
+    source, target = toy(NAME, SHARDED), toy(NAME, SHARDED, seed=8)
+    source.train(1)
+    names = {p: name for name, p in source.model.named_parameters()}
+    state = {
+        names[p]: {k: gather_full(v) for k, v in values.items()}
+        for p, values in source.optimizer.state.items()
+    }
+    options = StateDictOptions(full_state_dict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        groups = get_optimizer_state_dict(source.model, source.optimizer)["param_groups"]
+        whole = {"state": state, "param_groups": groups}
+        with pytest.raises(StateDictError) as error:
+            set_optimizer_state_dict(target.model, target.optimizer, whole, options=options)
+    return str(error.value)
 
 
 def refusals() -> list[str]:
@@ -189,7 +214,8 @@ def refusals() -> list[str]:
             target.optimizer.load_state_dict({**state, "state": values})
         said.append(str(error.value))
     assert all(float(values["step"]) == 0 for values in before.values())
-    unknown = fully_shard_optimizer(OfOthers(toy(NAME, SHARDED).model.parameters(), 0.1, 0.9))
+    kept = of_others(toy(NAME, SHARDED))
+    unknown = kept.optimizer
     places = unknown.state_dict()
     file = io.BytesIO()
     torch.save(places, file)
@@ -202,16 +228,11 @@ def refusals() -> list[str]:
 
 def an_unknown_optimizer_and_dcp(folder: str) -> str:
     """Plain `dcp.load` into an optimizer whose state nobody can make ahead."""
-    source = fully_shard_optimizer(
-        OfOthers((one := toy(NAME, SHARDED)).model.parameters(), 0.1, 0.9)
-    )
-    one.optimizer = source
-    one.train(1)
-    dcp.save({"optimizer": source.state_dict()}, checkpoint_id=folder)
-    dist.barrier()
-    target = fully_shard_optimizer(OfOthers(toy(NAME, SHARDED).model.parameters(), 0.1, 0.9))
+    source, target = of_others(toy(NAME, SHARDED)), of_others(toy(NAME, SHARDED))
+    source.train(1)
+    dcp.save({"optimizer": source.optimizer.state_dict()}, checkpoint_id=folder)
     with pytest.raises((StateDictError, RuntimeError, dcp.api.CheckpointException)) as error:
-        dcp.load({"optimizer": target}, checkpoint_id=folder)
+        dcp.load({"optimizer": target.optimizer}, checkpoint_id=folder)
     return str(error.value)
 
 
@@ -228,10 +249,14 @@ def test_what_torch_load_returns_arrives(ranks: RankPool, layout: Layout) -> Non
     assert ranks.run(from_an_unsharded_run, layout) == [[]] * 4
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["shards", "whole"])
-def test_torchs_function_sets_state_and_moves_no_weight(ranks: RankPool, full: bool) -> None:
+def test_torchs_function_sets_state_and_moves_no_weight(ranks: RankPool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        assert ranks.run(through_torchs_optimizer_functions, full, folder) == [[]] * 4
+        assert ranks.run(through_torchs_optimizer_functions, folder) == [[]] * 4
+    assert ranks.run(straight_into_a_fresh_optimizer) == [[]] * 4
+
+
+def test_even_shards_that_torch_has_cut_are_refused(ranks: RankPool) -> None:
+    assert all("full_state_dict=True" in said for said in ranks.run(whole_through_torchs_function))
 
 
 def test_state_that_does_not_fit_is_refused(ranks: RankPool) -> None:
