@@ -173,8 +173,8 @@ def through_the_constructor(strategy: str, hybrid: bool) -> list[str]:
             bad.append("device")
     pairs = zip(made.parameters(), other.parameters(), strict=True)
     same = all(torch.equal(a.grad.to_local(), b.grad.to_local()) for a, b in pairs)
+    wrong = dataclasses.replace(index, hsdp_outer_dp_shard=not hybrid)
     with pytest.raises(ConfigurationError, match="hsdp_outer_dp_shard"):
-        wrong = dataclasses.replace(index, hsdp_outer_dp_shard=not hybrid)
         MegatronFSDP(build(NAME), wrong, config, fsdp_unit_modules=units)
     return bad if same else [*bad, "gradients"]
 
