@@ -182,69 +182,84 @@ def trained_convnet(strategy: str) -> tuple[float, float, bool]:
     )
 
 
-def trained_with_everything(strategy: str) -> tuple[float, float, list[tuple[float, float]]]:
+class Side:
+    """One model with a scaler, a schedule and an average; `backward` is what differs."""
+
+    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, inner: nn.Module) -> None:
+        self.model, self.optimizer, self.inner = model, optimizer, inner
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=8)
+        self.average = torch.optim.swa_utils.AveragedModel(
+            inner, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+        )
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+
+    def backward(self, values: torch.Tensor, labels: torch.Tensor) -> None:
+        """Half a loss, of one of two microbatches."""
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(self.model(values), labels) / 2
+        self.scaler.scale(loss / (1 if self.model is not self.inner else RANKS)).backward()
+
+    def step(self, clip: Callable[[Any, float], object]) -> None:
+        """What follows the backward passes."""
+        self.scaler.unscale_(self.optimizer)
+        clip(self.model.parameters(), 0.5)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.average.update_parameters(self.inner)
+        self.optimizer.zero_grad()
+
+    def state(self) -> tuple[float, float]:
+        """Scale and learning rate."""
+        return self.scaler.get_scale(), self.optimizer.param_groups[0]["lr"]
+
+
+def trained_with_everything(strategy: str) -> tuple[float, float, bool]:
     """autocast, GradScaler, clipping, OneCycleLR, accumulation under no_sync, and an EMA.
 
-    Returns the error of the weights, that of the averaged model's outputs, and per step the scale
-    and the learning rate minus those of plain torch.
+    Returns the error of the weights, that of the averaged model's outputs, and whether scales and
+    learning rates were those of plain torch after every step.
     """
     make = lambda p: torch.optim.AdamW(p, lr=1e-3)  # noqa: E731
     model, optimizer, plain, reference = sharded_convnet(
         strategy, make, sync_model_each_microbatch=False
     )
-    sides = []
-    for one, chosen, inner in ((model, optimizer, model.module), (plain, reference, plain)):
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(chosen, max_lr=1e-2, total_steps=8)
-        average = torch.optim.swa_utils.AveragedModel(
-            inner, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
-        )
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-        sides.append((one, chosen, scheduler, average, scaler, inner))
-
-    def loss_of(one: nn.Module, value: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return nn.functional.cross_entropy(one(value), label) / 2
-
-    differences = []
+    ours, theirs = Side(model, optimizer, model.module), Side(plain, reference, plain)
+    rank, alike = dist.get_rank(), True
     for step in range(4):
-        for one, chosen, scheduler, average, scaler, inner in sides:
-            chosen.zero_grad()
-            for microbatch in range(2):
-                values, labels = images(step, microbatch)
-                if one is plain:
-                    for r in range(RANKS):
-                        scaler.scale(loss_of(one, values[r], labels[r]) / RANKS).backward()
-                else:
-                    rank = dist.get_rank()
-                    if microbatch == 0:
-                        with one.no_sync():
-                            scaler.scale(loss_of(one, values[rank], labels[rank])).backward()
-                    else:
-                        scaler.scale(loss_of(one, values[rank], labels[rank])).backward()
-            if one is not plain:
-                one.finish_grad_sync()
-            scaler.unscale_(chosen)
-            if one is plain:
-                nn.utils.clip_grad_norm_(one.parameters(), 0.5)
-            else:
-                mfsdp_core.clip_grad_norm_(one, 0.5)
-            scaler.step(chosen)
-            scaler.update()
-            scheduler.step()
-            average.update_parameters(inner)
-        (_, own, _, _, scaler, _), (_, theirs, _, _, plain_scaler, _) = sides
-        rate = own.param_groups[0]["lr"] - theirs.param_groups[0]["lr"]
-        differences.append((scaler.get_scale() - plain_scaler.get_scale(), rate))
+        (first, first_labels), (second, second_labels) = images(step, 0), images(step, 1)
+        with model.no_sync():
+            ours.backward(first[rank], first_labels[rank])
+        ours.backward(second[rank], second_labels[rank])
+        model.finish_grad_sync()
+        ours.step(mfsdp_core.clip_grad_norm_)
+        for values, labels in ((first, first_labels), (second, second_labels)):
+            for r in range(RANKS):
+                theirs.backward(values[r], labels[r])
+        theirs.step(nn.utils.clip_grad_norm_)
+        alike = alike and ours.state() == theirs.state()
     with torch.no_grad():
         value = images(9)[0][0]
-        # Training mode, since statistics differ: plain torch has seen the batches of all ranks.
-        outputs = [side[3].train()(value) for side in sides]
+        # In training mode, since statistics differ: plain torch has seen the batches of all ranks.
+        outputs = [side.average.train()(value) for side in (ours, theirs)]
     wanted = {name: p.detach() for name, p in plain.named_parameters()}
-    return (
-        relative_difference(whole_weights(model), wanted),
-        float((outputs[0] - outputs[1]).abs().max()),
-        differences,
-    )
+    error = relative_difference(whole_weights(model), wanted)
+    return error, float((outputs[0] - outputs[1]).abs().max()), alike
+
+
+def contiguous_weights() -> tuple[list[str], bool]:
+    """A channels_last network: what is warned of, and whether its outputs are plain torch's."""
+    torch.manual_seed(9)
+    module = ConvNet().to(memory_format=torch.channels_last)
+    value = images(0)[0][0].to(memory_format=torch.channels_last)
+    wanted = module(value).detach()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = mfsdp_core.fully_shard_model(
+            module, device_mesh=mesh(RANKS), dp_shard_dim="dp", fsdp_unit_modules=[nn.Sequential]
+        )
+        same = torch.allclose(model(value), wanted, atol=1e-5)
+    return [str(warning.message) for warning in caught], same
 
 
 @needs_transformers
@@ -272,7 +287,16 @@ def test_a_convolutional_network_with_batch_norm_trains(ranks: RankPool, strateg
 def test_a_mixed_precision_loop_with_all_its_companions_trains(
     ranks: RankPool, strategy: str
 ) -> None:
-    for weights, averaged, differences in ranks.run(trained_with_everything, strategy):
+    for weights, averaged, alike in ranks.run(trained_with_everything, strategy):
         assert weights < 0.02
         assert averaged < 0.02
-        assert all(difference == (0, 0) for difference in differences)
+        assert alike
+
+
+def test_weights_in_another_memory_format_become_contiguous_and_it_is_said_once(
+    ranks: RankPool,
+) -> None:
+    for said, same in ranks.run(contiguous_weights):
+        assert len(said) == 1
+        assert "channels_last" in said[0]
+        assert same
