@@ -252,6 +252,59 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused_by_name(
     assert all(bool(said) == (name in {"LBFGS", "SparseAdam"}) for said in whole)
 
 
+class Rows(torch.optim.Optimizer):
+    """An optimizer that nobody here knows. `rule` makes the update of one matrix."""
+
+    def __init__(self, parameters: Any, rule: str) -> None:
+        super().__init__(parameters, {"rule": rule})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(RULES[group["rule"]](p, p.grad), alpha=0.1)
+
+
+RULES: dict[str, Callable[[Any, Any], Any]] = {
+    "trust ratio": lambda p, g: g * (p.norm() / (g.norm() + 1e-3)),
+    "products of rows": lambda _, g: g @ g.t() @ g,
+    "mean of columns": lambda _, g: g - g.mean(dim=0, keepdim=True),
+    "sum of columns": lambda _, g: g / (g.square().sum(dim=0, keepdim=True) + 1),
+}
+
+
+def with_a_rule(rule: str) -> float | str:
+    """Error of the weights against plain torch, or what is said."""
+    torch.manual_seed(2)
+    module, plain_module = nn.Linear(4, 7, bias=False), nn.Linear(4, 7, bias=False)
+    plain_module.load_state_dict(module.state_dict())
+    model, optimizer = mfsdp_core.fully_shard(
+        module, Rows(module.parameters(), rule), device_mesh=mesh(4), dp_shard_dim="dp"
+    )
+    reference = Rows(plain_module.parameters(), rule)
+    value = torch.randn(3, 4)
+    try:
+        for _ in range(2):
+            for one, chosen in ((model, optimizer), (plain_module, reference)):
+                chosen.zero_grad()
+                one(value).square().mean().backward()
+                chosen.step()
+    except ConfigurationError as error:
+        return str(error)
+    found = {"weight": mfsdp_core.gather_full(model.module.weight.detach())}
+    return relative_difference(found, {"weight": plain_module.weight.detach()})
+
+
+def test_an_unknown_optimizer_is_right_or_refused_by_name(ranks: RankPool) -> None:
+    for found in ranks.run(with_a_rule, "trust ratio"):
+        assert found < 1e-5
+    for rule in ("products of rows", "mean of columns", "sum of columns"):
+        for found in ranks.run(with_a_rule, rule):
+            assert (
+                "Rows looks at whole matrices" in found if isinstance(found, str) else found < 1e-5
+            )
+
+
 def matrices_under_no_shard(name: str) -> float:
     """Where every rank has whole tensors, such an optimizer does what it does in plain torch."""
     torch.manual_seed(3)
