@@ -69,10 +69,11 @@ def _runs(count: int) -> str:
 def plain_line(event: Progress) -> str | None:
     """The text of an event, None for one that has none."""
     if isinstance(event, SweepStarted):
-        return (
+        first = (
             f"{event.sweep}: {_runs(event.to_run)} to do, {event.done_before} done before,"
             f" {event.failed_before} failed before"
         )
+        return "\n".join((first, *event.again))
     if isinstance(event, RunStarted):
         return f"[{event.position}/{event.total}] {_name(event)} ..."
     if isinstance(event, RunEnded):
