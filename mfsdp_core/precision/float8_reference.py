@@ -15,7 +15,8 @@ those scales. A block of a row is never cut, since shards are whole rows.
 Codes are multiplied by the scale when they are decoded. It is maximum / 448 times 2^margin, under
 mxfp8 rounded up to a power of two, so that only delayed scaling saturates; 1 for zeros. Main
 weights are cast to the compute dtype before anything else. MXFP8 decodes rows for forward passes
-and columns for backward ones; these are other values.
+and columns for backward ones; these are other values. Maxima of earlier steps are in no checkpoint:
+delayed scaling starts anew after a load.
 
 Sources: Transformer Engine's documentation of its recipes; OCP Microscaling Formats 1.0 for E8M0.
 This is no emulation of Transformer Engine's kernels, whose bits may differ.
