@@ -1,4 +1,4 @@
-"""Reading lines into timelines: the only origin that runs once per line.
+"""Reading lines into timelines: the only place that runs once per line.
 
 [Note: speed] Most lines of a log repeat. A line seen before is found by one dictionary look-up, a
 message seen before behind a new time stamp by two, and a COLL line, which never repeats because of
