@@ -15,7 +15,8 @@ _OURS = frozenset({"bench", "mfsdp_core"})
 def import_paths(resolved: ResolvedRun) -> tuple[str, ...]:
     """What `resolved` names, in a form that says where to look."""
     row = find_engine(resolved.engine.name)
-    return () if row is None else (row.factory,)
+    engine = () if row is None else (row.factory,)
+    return engine if resolved.factory is None else (*engine, resolved.factory)
 
 
 def named_code(resolved: ResolvedRun) -> tuple[NamedCode, ...]:
