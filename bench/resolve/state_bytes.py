@@ -29,10 +29,10 @@ from bench.spec import (
 )
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
 from mfsdp_core.plan.memory_model import (
     ADAM,
-    ELEMENT_BYTES,
     SGD,
     OptimizerFacts,
     PolicyNames,

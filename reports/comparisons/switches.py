@@ -47,7 +47,7 @@ class SwitchGroup:
     @property
     def must_agree(self) -> bool:
         """Whether the switch may not change a single bit of any loss."""
-        return self.switch == "allocator"
+        return self.switch in {"allocator", "fine_grained_gather"}
 
 
 def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
