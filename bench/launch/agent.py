@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.launch.deaths import Deaths
 from bench.launch.parent_death import die_with_parent
-from bench.worker.process import AGENT_PID_VARIABLE
+from bench.launch.process import AGENT_PID_VARIABLE
 
 OUTCOME_FILE = "agent.json"
 

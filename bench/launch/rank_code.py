@@ -33,7 +33,7 @@ RANK_PATTERNS = (
     "bench/engines/**/*.py",
     "bench/meters/**/*.py",
     "bench/derive/__init__.py",
-    "bench/derive/timeline.py",  # the true peak of a step is taken in the rank
+    "bench/derive/timeline.py",  # finds the peak of the recorded step
 )
 CORE_PATTERNS = tuple(one for one in known_engine("mfsdp").code if "mfsdp_core/" in one)
 
