@@ -116,7 +116,7 @@ class RunSummary(BaseModel):
 
 
 class MemoryChange(BaseModel):
-    """Bytes that one buffer took (positive) or gave back (negative) at a moment of a step.
+    """Bytes that one buffer took (positive) or gave back (negative) at one time of a step.
 
     milliseconds: since the step began. category: as in `memory_by_category_bytes`. bucket, role:
     the buffer, as `layers.0/0` and `compute_weights`; "" where unknown. in_pool: the buffer uses a

@@ -200,5 +200,5 @@ def _program(value: str | None, folder: Path) -> Path | None:
 
 def _pin(pin: str, folder: Path) -> str:
     """A local package as an absolute path, anything else as pip understands it."""
-    place = folder / Path(pin).expanduser()
-    return str(place.absolute()) if "/" in pin and place.exists() else pin
+    local = folder / Path(pin).expanduser()
+    return str(local.absolute()) if "/" in pin and local.exists() else pin

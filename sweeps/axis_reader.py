@@ -67,30 +67,30 @@ def read_includes(
     """Each included cell as one value (id and settings) and its labels by axis."""
     bundles = {axis.name: axis for axis in axes if "." not in axis.name}
     for index, item in enumerate(written):
-        place = (*path, index)
+        where = (*path, index)
         merged: dict[str, Scalar] = {}
         labels: dict[str, str] = {}
         parts: list[str] = []
         picks = [key for key in item if key in bundles and not isinstance(item[key], dict)]
         for name in picks:
-            picked = _picked(reader, bundles[name], item[name], (*place, name))
+            picked = _picked(reader, bundles[name], item[name], (*where, name))
             if picked is not None:
                 merged.update(picked.settings)
                 labels[name] = picked.label
                 parts.append(picked.label)
         plain = {key: value for key, value in item.items() if key not in {*picks, "label"}}
-        for setting, value in reader.settings(plain, place).items():
+        for setting, value in reader.settings(plain, where).items():
             one = path_value(short_path(setting), value)
             merged[setting] = value
             labels[short_path(setting)] = one.label
             parts.append(one.id_part(setting))
         name = item.get("label", "-".join(parts))
         if not parts:
-            reader.report(place, "an included cell needs at least one setting")
+            reader.report(where, "an included cell needs at least one setting")
         elif "label" in item and not _is_label(name):
-            reader.report((*place, "label"), f"label: {_LABEL_RULE}, found {name!r}")
+            reader.report((*where, "label"), f"label: {_LABEL_RULE}, found {name!r}")
         else:
-            yield AxisValue(name, merged, reader.document.line(place), bare=True), labels
+            yield AxisValue(name, merged, reader.document.line(where), bare=True), labels
 
 
 def _axis(reader: Reader, name: str, values: list[Any], path: KeyPath) -> Axis | None:
@@ -105,12 +105,12 @@ def _axis(reader: Reader, name: str, values: list[Any], path: KeyPath) -> Axis |
         return None
     read: list[AxisValue] = []
     for index, value in enumerate(values):
-        place = (*path, index)
-        one = _bundle(reader, value, place) if bundle else _value(reader, shown, value, place)
+        where = (*path, index)
+        one = _bundle(reader, value, where) if bundle else _value(reader, shown, value, where)
         if one is None:
             continue
         if any(one.label == other.label for other in read):
-            reader.report(place, f"{shown}: {one.label!r} is listed twice")
+            reader.report(where, f"{shown}: {one.label!r} is listed twice")
         read.append(one)
     return Axis(shown, tuple(read), reader.document.line(path)) if read else None
 
@@ -121,34 +121,34 @@ def _bundle_name(name: str) -> str:
     return name
 
 
-def _bundle(reader: Reader, value: Any, place: KeyPath) -> AxisValue | None:
+def _bundle(reader: Reader, value: Any, where: KeyPath) -> AxisValue | None:
     if not isinstance(value, dict) or "label" not in value:
-        reader.report(place, "expected a bundle, a mapping with a `label` and settings")
+        reader.report(where, "expected a bundle, a mapping with a `label` and settings")
         return None
     label = value["label"]
     if not _is_label(label):
-        reader.report((*place, "label"), f"label: {_LABEL_RULE}, found {label!r}")
+        reader.report((*where, "label"), f"label: {_LABEL_RULE}, found {label!r}")
         return None
     written = {key: one for key, one in value.items() if key != "label"}
-    return AxisValue(label, reader.settings(written, place), reader.document.line(place), bare=True)
+    return AxisValue(label, reader.settings(written, where), reader.document.line(where), bare=True)
 
 
-def _value(reader: Reader, name: str, value: Any, place: KeyPath) -> AxisValue | None:
+def _value(reader: Reader, name: str, value: Any, where: KeyPath) -> AxisValue | None:
     try:
         scalar = checked(full_path(name), value)
     except SettingError as error:
-        reader.report(place, str(error))
+        reader.report(where, str(error))
         return None
-    return path_value(name, scalar, reader.document.line(place))
+    return path_value(name, scalar, reader.document.line(where))
 
 
-def _picked(reader: Reader, axis: Axis, label: Any, place: KeyPath) -> AxisValue | None:
+def _picked(reader: Reader, axis: Axis, label: Any, where: KeyPath) -> AxisValue | None:
     for value in axis.values:
         if value.label == label:
             return value
     known = [value.label for value in axis.values]
     reader.report(
-        place,
+        where,
         f"{axis.name}: expected one of {', '.join(known)}, found {label!r}"
         f"{did_you_mean(str(label), known)}",
     )

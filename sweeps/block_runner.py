@@ -108,9 +108,9 @@ class _Blocks:
         """The runs of one attempt; it ends with the first that fails or is stopped."""
         block = missing.block
         runs: list[PastRun] = []
-        for place, arm in enumerate(block.order, start=1):
+        for offset, arm in enumerate(block.order, start=1):
             planned = PlannedRun(block.cell, block.number, arm)
-            runs.append(self._maker.run(planned, self._position + place, self._total, attempt))
+            runs.append(self._maker.run(planned, self._position + offset, self._total, attempt))
             if runs[-1].state not in FINISHED_GOOD or self._maker.stop.is_set():
                 break
         return runs

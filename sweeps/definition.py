@@ -93,15 +93,15 @@ def _read_targets(
     labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
     targets = []
     for index, item in enumerate(written):
-        place = ("targets", index)
+        where = ("targets", index)
         for side in ("base", "head"):
             if item[side] not in arms:
                 known = ", ".join(arms) or "none"
-                reader.report((*place, side), f"{side}: expected an arm of this file ({known})")
+                reader.report((*where, side), f"{side}: expected an arm of this file ({known})")
         for metric, bound in item["at_most"].items():
             if bound <= 0:
-                reader.report((*place, "at_most", metric), f"{metric}: expected a ratio above 0")
-        when = _condition(reader, item["when"], (*place, "when"), labels)
+                reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
+        when = _condition(reader, item["when"], (*where, "when"), labels)
         targets.append(Target(when, item["base"], item["head"], item["at_most"]))
     return tuple(targets)
 
@@ -176,21 +176,21 @@ def _read_matrix(
 
 
 def _condition(
-    reader: Reader, written: Any, place: KeyPath, labels: Mapping[str, Sequence[str]]
+    reader: Reader, written: Any, where: KeyPath, labels: Mapping[str, Sequence[str]]
 ) -> Condition:
-    condition, problems = read_condition(written, labels, reader.document.line(place))
+    condition, problems = read_condition(written, labels, reader.document.line(where))
     for key, message in problems:
-        reader.report((*place, key) if key else place, message)
+        reader.report((*where, key) if key else where, message)
     return condition
 
 
 def _override(
-    reader: Reader, rule: Mapping[str, Any], place: KeyPath, labels: Mapping[str, Sequence[str]]
+    reader: Reader, rule: Mapping[str, Any], where: KeyPath, labels: Mapping[str, Sequence[str]]
 ) -> Override:
-    settings = reader.settings(rule["set"], (*place, "set"))
+    settings = reader.settings(rule["set"], (*where, "set"))
     if not rule["set"]:
-        reader.report((*place, "set"), "set: an override needs at least one setting")
-    return Override(_condition(reader, rule["when"], (*place, "when"), labels), settings)
+        reader.report((*where, "set"), "set: an override needs at least one setting")
+    return Override(_condition(reader, rule["when"], (*where, "when"), labels), settings)
 
 
 def _check_cells(

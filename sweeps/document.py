@@ -50,8 +50,8 @@ class SweepFileError(UsageError):
 
 
 def _shown(source: str, problem: Problem) -> str:
-    place = source if problem.line is None else f"{source}:{problem.line}"
-    return f"{place}: {problem.message}"
+    where = source if problem.line is None else f"{source}:{problem.line}"
+    return f"{where}: {problem.message}"
 
 
 @dataclass(frozen=True)

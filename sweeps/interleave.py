@@ -32,9 +32,9 @@ def arm_order(arms: Sequence[str], *, seed: int, cell: str, block: int) -> tuple
     every arm is first once, in random order, so that n blocks never favour an arm by more than one
     start. The order behind the first is drawn freely.
     """
-    group, place = divmod(block, len(arms))
+    group, index = divmod(block, len(arms))
     firsts = random.Random(f"{seed}/{cell}/first/{group}").sample(list(arms), len(arms))
-    first = firsts[place]
+    first = firsts[index]
     others = [arm for arm in arms if arm != first]
     random.Random(f"{seed}/{cell}/others/{block}").shuffle(others)
     return (first, *others)

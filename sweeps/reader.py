@@ -44,16 +44,16 @@ class Reader:
     def settings_with_lines(self, tree: Any, path: KeyPath) -> dict[str, tuple[Scalar, int]]:
         """Nested or dotted settings below `path`: full path -> checked value and line."""
         result: dict[str, tuple[Scalar, int]] = {}
-        for dotted, value, place in _flattened(tree, path):
+        for dotted, value, where in _flattened(tree, path):
             try:
                 full = full_path(dotted)
                 scalar = checked(full, value)
             except SettingError as error:
-                self.report(place, str(error))
+                self.report(where, str(error))
                 continue
             if full in result:
-                self.report(place, f"{dotted} is already set on line {result[full][1]}")
-            result[full] = (scalar, self.document.line(place))
+                self.report(where, f"{dotted} is already set on line {result[full][1]}")
+            result[full] = (scalar, self.document.line(where))
         return result
 
     def settings(self, tree: Any, path: KeyPath) -> Settings:

@@ -27,10 +27,11 @@ _NEEDED = (
     "psutil",
 )
 _EXTRAS = {
-    "gpu": ("nvidia-ml-py", "transformer-engine"),
+    "gpu": ("nvidia-ml-py", "nvtx", "transformer-engine"),
     "slurm": ("submitit",),
     "fp8": ("torchao",),
-    "history": ("ruptures",),
+    "parquet": ("pyarrow",),
+    "safetensors": ("safetensors",),
 }
 
 

@@ -47,7 +47,7 @@ def run_sweep(request: Request, options: Options) -> int:
         console.note(line)
     report: str | None = None
     if options.report and not outcome.interrupted:
-        from bench.cli.evidence import write_sweep_report
+        from bench.cli.reporting import write_sweep_report
 
         report = str(write_sweep_report(store, plans.chosen.id).html)
     elif not outcome.interrupted and outcome.good:

@@ -90,7 +90,7 @@ def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
     if as_json:
         console.data_json(record.model_dump(mode="json"))
     else:
-        from reports.validation_text import to_terminal
+        from reports.renderers.validation_text import to_terminal
 
         console.data(to_terminal(record))
     return exit_codes.OK
@@ -119,31 +119,31 @@ def _run(
     bugs: Sequence[object],
     stop: threading.Event,
 ) -> ValidationRecord:
+    from bench.testing.workers import ForkServer
     from bench.validate.bugs import Bug
     from bench.validate.cases import Case
     from bench.validate.injection import inject
-    from bench.validate.ranks import Nursery
-    from bench.validate.session import Place, verdicts
+    from bench.validate.session import MODULES, WorkerSettings, verdicts
 
     cases = [case for case in chosen if isinstance(case, Case)]
-    place = Place.of_this_machine(asked.ranks, asked.case_seconds)
+    workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []
     put_back: list[BugVerdict] = []
-    with Nursery(place.device, paths=(str(Path.cwd()),)) as nursery:
+    with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
         if bugs:
             known = [bug for bug in bugs if isinstance(bug, Bug)]
-            for bug in inject(nursery, known, cases, place, stop):
+            for bug in inject(fork_server, known, cases, workers, stop):
                 put_back.append(bug)
                 progress.say(f"{bug.bug} {bug.outcome.replace('_', ' ')}", now=True)
         else:
-            for verdict in verdicts(nursery, cases, place, stop=stop):
+            for verdict in verdicts(fork_server, cases, workers, stop=stop):
                 found.append(verdict)
                 failed = verdict.state == "failed"
                 progress.say(f"FAILED {verdict.case}" if failed else verdict.case, now=failed)
     return record.model_copy(
         update={
-            "device": place.device,
+            "device": workers.device,
             "cases": tuple(found),
             "bugs": tuple(put_back),
             "core": "changed copies" if bugs else "",
@@ -171,7 +171,7 @@ def _print(record: ValidationRecord, asked: Asked) -> None:
     if asked.as_json:
         console.data_json(record.model_dump(mode="json"))
         return
-    from reports.validation_text import to_terminal
+    from reports.renderers.validation_text import to_terminal
 
     console.data(to_terminal(record))
 

@@ -190,7 +190,7 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
         return None
     inner_axes = mesh.mesh.reshape(-1, mesh.size(mesh.ndim - 1)).tolist()
     groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in inner_axes]
-    own = next(place for place, ranks in enumerate(inner_axes) if dist.get_rank() in ranks)
+    own = next(index for index, ranks in enumerate(inner_axes) if dist.get_rank() in ranks)
     return groups[own]
 
 

@@ -24,7 +24,8 @@ from bench.spec import EngineName, ResolvedRun
 RANK_PATTERNS = (
     "bench/worker/**/*.py",
     "bench/loop.py",
-    "bench/spec.py",
+    "bench/spec.py",  # of older commits, which arms may be
+    "bench/spec/**/*.py",
     "bench/models/**/*.py",
     "bench/data/**/*.py",
     "bench/engines/**/*.py",

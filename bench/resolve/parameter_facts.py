@@ -22,8 +22,8 @@ def parameter_facts(shape: ModelShape, compute: str) -> tuple[ParameterFacts, ..
     if shape.tie_embeddings:
         embedding.append("head.weight")
     found: list[tuple[tuple[str, ...], str, Shape]] = [(tuple(embedding), ROOT, matrix)]
-    for place, layer in enumerate(_layers(shape)):
-        unit = f"layers.{place}"
+    for index, layer in enumerate(_layers(shape)):
+        unit = f"layers.{index}"
         found += [((f"{unit}.{name}",), unit, size) for name, size in layer]
     found.append((("norm.weight",), ROOT, (shape.hidden,)))
     if not shape.tie_embeddings:

@@ -50,7 +50,7 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
 def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
     strategy = parse_strategy(run.strategy, run.engine.outer_strategy)
     inner_size = run.launch.ranks // run.engine.outer_size
-    place = Coordinate(
+    coordinate = Coordinate(
         inner_rank=rank % inner_size,
         inner_size=inner_size,
         outer_rank=rank // inner_size,
@@ -59,9 +59,9 @@ def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
     )
     dtypes = run.dtypes
     model = memory_of_buckets(
-        _plans(run.shape, dtypes.compute, place.pieces(strategy)),
+        _plans(run.shape, dtypes.compute, coordinate.pieces(strategy)),
         strategy,
-        place,
+        coordinate,
         PolicyNames(
             None if dtypes.main_params is None else TORCH_NAMES[dtypes.main_params],
             TORCH_NAMES[dtypes.main_grads],

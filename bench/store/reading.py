@@ -62,9 +62,9 @@ def read_spec(path: Path) -> ResolvedRun:
         raise DamagedRecordError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in first["loc"])
         raise DamagedRecordError(
-            f"{file} cannot be understood: {place + ': ' if place else ''}{first['msg']}"
+            f"{file} cannot be understood: {key + ': ' if key else ''}{first['msg']}"
         ) from error
 
 

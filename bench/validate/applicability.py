@@ -7,7 +7,7 @@ from typing import Literal
 from bench.resolve.machine import Machine
 from bench.resolve.rules import RULES
 from bench.validate.cases import Case
-from bench.validate.subjects import SUBJECTS
+from bench.validate.toy_models import TOY_MODELS
 
 
 def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Machine) -> str | None:
@@ -20,7 +20,7 @@ def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Mac
     if ":" in case.engine:
         return None
     run = case.resolved(device)
-    reason = SUBJECTS[case.subject].not_for.get(run.engine.name)
+    reason = TOY_MODELS[case.model].not_for.get(run.engine.name)
     if reason is not None:
         return reason
     for rule in RULES:

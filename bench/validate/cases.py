@@ -1,4 +1,4 @@
-"""What is checked: one case is a subject, a sharding, a dtype policy and an exercise on n ranks."""
+"""What is checked: a case is a toy model, a sharding, a dtype policy and a scenario on n ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bench.spec import (
 )
 
 Policy = Literal["fp64", "fp32", "bf16", "bf16_wire", "bf16_sum"]
-Exercise = Literal["train", "unmarked", "again", "redirected", "equalised", "reloaded"]
+Scenario = Literal["train", "unmarked", "again", "redirected", "equalised", "reloaded"]
 
 #: compute, main weights, main gradients, wire.
 POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
@@ -35,8 +35,8 @@ POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
     "bf16_sum": ("bf16", "fp32", "bf16", "fp32"),
 }
 
-#: What an exercise does that plain training does not.
-EXERCISES: dict[Exercise, str] = {
+#: What a scenario does that plain training does not.
+SCENARIOS: dict[Scenario, str] = {
     "train": "three steps, the second clipped",
     "unmarked": "no microbatch is marked as the last; the gradients are asked for afterwards",
     "again": "a further backward pass after the last one of a step",
@@ -45,16 +45,16 @@ EXERCISES: dict[Exercise, str] = {
     "reloaded": "other weights are loaded from a plain state dict, then one that lacks an entry",
 }
 
-#: Subjects that were cut by tensor parallelism over this many ranks, or spread their experts.
+#: Toy models that were cut by tensor parallelism over this many ranks, or spread their experts.
 TENSOR_PARALLEL: dict[str, int] = {"rowwise": 2}
 EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
 
 STEPS = 3
 CLIP_NORM = 0.05
 _LEARNING_RATE = 0.01
-# Stands in for an architecture, which a subject is not described by; no engine reads it.
+# Stands in for an architecture, which a toy model is not described by; no engine reads it.
 _SHAPE = ModelShape(
-    preset="subject",
+    preset="toy",
     layers=3,
     hidden=6,
     ffn_hidden=10,
@@ -73,13 +73,13 @@ class Case:
 
     engine: str
     strategy: StrategyName
-    subject: str = "stack"
+    model: str = "stack"
     policy: Policy = "fp64"
     ranks: int = 2
     outer: int = 1
     outer_strategy: OuterStrategyName = "no_shard"
     microbatches: int = 1
-    exercise: Exercise = "train"
+    scenario: Scenario = "train"
     average: bool = False
     overlap: bool = True
     transport: TransportName = "auto"
@@ -89,10 +89,10 @@ class Case:
     @property
     def id(self) -> str:
         """Readable and unique, as `mfsdp/optim/2x2hfsdp/stack/fp64/k3`."""
-        parts = [self.engine, self.strategy, self.place, self.subject, self.policy]
+        parts = [self.engine, self.strategy, self.mesh, self.model, self.policy]
         parts.append(f"k{self.microbatches}")
-        if self.exercise != "train":
-            parts.append(self.exercise)
+        if self.scenario != "train":
+            parts.append(self.scenario)
         parts += [name for name in ("average", "gather_group") if getattr(self, name)]
         parts += [] if self.overlap else ["no_overlap"]
         parts += [] if self.transport == "auto" else [self.transport]
@@ -100,7 +100,7 @@ class Case:
         return "/".join(parts)
 
     @property
-    def place(self) -> str:
+    def mesh(self) -> str:
         """Ranks, as `4`, `2x2hsdp` (outer x inner) or `2x2hfsdp`."""
         if self.tensor > 1:
             return f"{self.data_ranks}x{self.tensor}tp"
@@ -112,7 +112,7 @@ class Case:
     @property
     def tensor(self) -> int:
         """Ranks that hold parts of the same parameters and see the same data."""
-        return TENSOR_PARALLEL.get(self.subject, 1)
+        return TENSOR_PARALLEL.get(self.model, 1)
 
     @property
     def data_ranks(self) -> int:
@@ -130,12 +130,12 @@ class Case:
 
     def expert_peers(self, rank: int) -> list[int]:
         """Ranks whose tokens meet the experts of `rank`, itself first."""
-        size = EXPERT_PARALLEL.get(self.subject, 1)
+        size = EXPERT_PARALLEL.get(self.model, 1)
         first = rank // size * size
         return [rank, *(peer for peer in range(first, first + size) if peer != rank)]
 
     def resolved(self, device: Literal["cpu", "cuda"]) -> ResolvedRun:
-        """The run that an engine is built from; the subject stands in for the shape."""
+        """The run that an engine is built from; the toy model stands in for the shape."""
         compute, main, grads, comm = POLICIES[self.policy]
         return ResolvedRun(
             shape=_SHAPE,

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
+from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUG_BY_ID, BUGS, Bug, Change
 from bench.validate.cases import Case
 from bench.validate.mutation import copy_of_core
-from bench.validate.ranks import Nursery
-from bench.validate.session import Place, verdicts
+from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
 
 ALL = "all"
@@ -45,24 +45,24 @@ def parse_bugs(text: str) -> tuple[Bug, ...]:
 class Control:
     """The same cases on the core as it is: a failure there as well is no sign of a bug put back."""
 
-    def __init__(self, nursery: Nursery, place: Place) -> None:
-        self._nursery = nursery
-        self.place = place
+    def __init__(self, fork_server: ForkServer, workers: WorkerSettings) -> None:
+        self._fork_server = fork_server
+        self.workers = workers
         self._passed: dict[str, bool] = {}
 
     def passes(self, case: Case) -> bool:
         """Whether `case` passes without any change; asked once."""
         if case.id not in self._passed:
-            (verdict,) = verdicts(self._nursery, [case], self.place)
+            (verdict,) = verdicts(self._fork_server, [case], self.workers)
             self._passed[case.id] = verdict.state == "passed"
         return self._passed[case.id]
 
 
 def inject(
-    nursery: Nursery,
+    fork_server: ForkServer,
     bugs: Iterable[Bug],
     cases: Sequence[Case],
-    place: Place,
+    workers: WorkerSettings,
     stop: threading.Event,
 ) -> Iterator[BugVerdict]:
     """Each bug's verdict, in order; ends early after `stop`.
@@ -70,7 +70,7 @@ def inject(
     Raises:
         StaleChangeError: the table of bugs has to follow the source.
     """
-    control = Control(nursery, place)
+    control = Control(fork_server, workers)
     for bug in bugs:
         if stop.is_set():
             return
@@ -80,7 +80,7 @@ def inject(
             )
             continue
         start = time.perf_counter()
-        met = _met(nursery, bug.changes, cases, control=control, stop=stop)
+        met = _met(fork_server, bug.changes, cases, control=control, stop=stop)
         noticed = met[-1] if met and met[-1].state == "failed" else None
         if stop.is_set() and noticed is None:
             return
@@ -88,16 +88,19 @@ def inject(
 
 
 def first_failure(
-    nursery: Nursery, changes: Sequence[Change], cases: Sequence[Case], place: Place
+    fork_server: ForkServer,
+    changes: Sequence[Change],
+    cases: Sequence[Case],
+    workers: WorkerSettings,
 ) -> CaseVerdict | None:
     """The first case that fails on a core with `changes` and passes without; None: not noticed."""
-    control = Control(nursery, place)
-    met = _met(nursery, changes, cases, control=control, stop=threading.Event())
+    control = Control(fork_server, workers)
+    met = _met(fork_server, changes, cases, control=control, stop=threading.Event())
     return met[-1] if met and met[-1].state == "failed" else None
 
 
 def _met(
-    nursery: Nursery,
+    fork_server: ForkServer,
     changes: Sequence[Change],
     cases: Sequence[Case],
     *,
@@ -110,7 +113,7 @@ def _met(
     # A neutral name: nothing that runs may tell a changed copy from the original.
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
         copy_of_core(Path(folder), changes)
-        for verdict in verdicts(nursery, cases, control.place, core=Path(folder), stop=stop):
+        for verdict in verdicts(fork_server, cases, control.workers, core=Path(folder), stop=stop):
             if verdict.state == "failed" and not control.passes(by_id[verdict.case]):
                 continue
             met.append(verdict)

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from bench.validate.cases import EXERCISES, Case
+from bench.validate.case_evidence import CaseEvidence
+from bench.validate.cases import SCENARIOS, Case
 from bench.validate.checks import collectives, gradients, memory, weights, wire
-from bench.validate.evidence import Evidence
 from bench.validate.joining import JoiningError
-from bench.validate.ranks import Outcome
+from bench.validate.ranks import CaseOutcome
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
-#: None: the exercise of the case does not ask it.
-Check = Callable[[Evidence], CheckVerdict | None]
+#: None: the scenario of the case does not ask it.
+Check = Callable[[CaseEvidence], CheckVerdict | None]
 
 #: In the order in which they are asked and printed: causes before what follows from them.
 CHECKS: tuple[Check, ...] = (
@@ -47,7 +47,7 @@ _ENDINGS = {
 _LINES_OF_TRACE = 6
 
 
-def judge(case: Case, outcome: Outcome, device: torch.device, seconds: float) -> CaseVerdict:
+def judge(case: Case, outcome: CaseOutcome, device: torch.device, seconds: float) -> CaseVerdict:
     """The verdict of one case."""
     verdict = CaseVerdict(
         case=case.id,
@@ -62,7 +62,7 @@ def judge(case: Case, outcome: Outcome, device: torch.device, seconds: float) ->
     if outcome.kind != "seen":
         checks: tuple[CheckVerdict, ...] = (_unfinished(outcome),)
     else:
-        evidence = Evidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
+        evidence = CaseEvidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
         asked = [_asked(check, evidence) for check in CHECKS]
         checks = tuple(verdict for verdict in asked if verdict is not None)
     failed = any(check.state == "failed" for check in checks)
@@ -71,10 +71,10 @@ def judge(case: Case, outcome: Outcome, device: torch.device, seconds: float) ->
 
 def settings(case: Case) -> dict[str, Any]:
     """Everything that makes the case, for a record."""
-    return dataclasses.asdict(case) | {"does": EXERCISES[case.exercise]}
+    return dataclasses.asdict(case) | {"does": SCENARIOS[case.scenario]}
 
 
-def _asked(check: Check, evidence: Evidence) -> CheckVerdict | None:
+def _asked(check: Check, evidence: CaseEvidence) -> CheckVerdict | None:
     try:
         return check(evidence)
     except JoiningError as error:
@@ -83,13 +83,13 @@ def _asked(check: Check, evidence: Evidence) -> CheckVerdict | None:
         return CheckVerdict(check=name, state="failed", finding=finding)
 
 
-def _unfinished(outcome: Outcome) -> CheckVerdict:
+def _unfinished(outcome: CaseOutcome) -> CheckVerdict:
     lines = [line for line in outcome.text.strip().splitlines() if line.strip(" ^~")]
     last = lines[-1] if lines else outcome.kind
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
-        found=last if outcome.kind == "raised" else f"{outcome.kind}",
-        evidence=tuple(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines),
+        found=last if outcome.kind == "raised" else lines[0] if lines else outcome.kind,
+        evidence=tuple(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines[1:]),
     )
     return CheckVerdict(check="runs to its end", state="failed", finding=finding)

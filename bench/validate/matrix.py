@@ -10,16 +10,16 @@ from itertools import product
 from bench.errors import UsageError
 from bench.spec import POOLS, OuterStrategyName, StrategyName
 from bench.validate.cases import (
-    EXERCISES,
     EXPERT_PARALLEL,
     POLICIES,
+    SCENARIOS,
     STRATEGIES,
     TENSOR_PARALLEL,
     Case,
 )
-from bench.validate.subjects import SUBJECTS
+from bench.validate.toy_models import TOY_MODELS
 
-#: Subjects that were cut over meshes of their own.
+#: Toy models that were cut over meshes of their own.
 PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
 
 #: Inner strategies that an outer axis can shard the optimizer of.
@@ -72,29 +72,29 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, ranks=4, microbatches=2, policy="fp32")
         for policy in ("bf16", "bf16_wire", "bf16_sum"):
             yield replace(plain, policy=policy, microbatches=2)
-        for subject in ("tied", "frozen", "rooted", "recomputed"):
-            yield replace(plain, subject=subject, microbatches=2)
-        yield replace(plain, exercise="again")
-        yield replace(plain, exercise="unmarked", microbatches=2)
-        yield replace(plain, exercise="redirected", policy="fp32")
+        for model in ("tied", "frozen", "rooted", "recomputed"):
+            yield replace(plain, model=model, microbatches=2)
+        yield replace(plain, scenario="again")
+        yield replace(plain, scenario="unmarked", microbatches=2)
+        yield replace(plain, scenario="redirected", policy="fp32")
         yield replace(plain, average=True, microbatches=2)
     sharded = replace(base, strategy="optim_grads_params")
-    for subject in ("cross_tied", "rows", "twice", "unused", "sparse", "scalar"):
-        yield replace(sharded, subject=subject, microbatches=2)
-        yield replace(base, subject=subject, strategy="no_shard", microbatches=2)
-    yield replace(sharded, ranks=4, subject="rows")
-    yield replace(sharded, exercise="reloaded")
-    yield replace(base, exercise="equalised")
+    for model in ("cross_tied", "rows", "twice", "unused", "sparse", "scalar"):
+        yield replace(sharded, model=model, microbatches=2)
+        yield replace(base, model=model, strategy="no_shard", microbatches=2)
+    yield replace(sharded, ranks=4, model="rows")
+    yield replace(sharded, scenario="reloaded")
+    yield replace(base, scenario="equalised")
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True)
-    for subject in ("tied", "cross_tied"):
+    for model in ("tied", "cross_tied"):
         for allocator in POOLS:
-            yield replace(sharded, subject=subject, microbatches=2, allocator=allocator)
+            yield replace(sharded, model=model, microbatches=2, allocator=allocator)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
     yield replace(sharded, allocator="temporary", microbatches=2)
-    yield replace(sharded, subject="recomputed", allocator="max_pool", microbatches=2)
-    yield replace(sharded, subject="uneven", allocator="fixed_pool", microbatches=2)
+    yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
+    yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         yield replace(hybrid, microbatches=3)
@@ -102,29 +102,29 @@ def _quick(engine: str) -> Iterator[Case]:
     hsdp = replace(sharded, ranks=4, outer=2)
     yield replace(hsdp, policy="bf16_wire", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", policy="bf16_wire", microbatches=2)
-    yield replace(hsdp, exercise="equalised")
-    yield replace(hsdp, exercise="unmarked", microbatches=2)
-    yield replace(hsdp, outer_strategy="optim", subject="rooted", gather_group=True)
-    yield replace(hsdp, exercise="again")
+    yield replace(hsdp, scenario="equalised")
+    yield replace(hsdp, scenario="unmarked", microbatches=2)
+    yield replace(hsdp, outer_strategy="optim", model="rooted", gather_group=True)
+    yield replace(hsdp, scenario="again")
     for strategy in ("no_shard", "optim_grads_params"):
-        for subject in ("rowwise", "experts"):
-            apart = replace(base, strategy=strategy, subject=subject, ranks=4)
+        for model in ("rowwise", "experts"):
+            apart = replace(base, strategy=strategy, model=model, ranks=4)
             yield replace(apart, microbatches=2)
             yield replace(apart, average=True)
 
 
 def _full(engine: str) -> Iterator[Case]:
     yield from _quick(engine)
-    for strategy, subject, ranks, count in product(STRATEGIES, SUBJECTS, (1, 2, 4), (1, 3)):
-        if ranks == 1 and subject in PARALLEL:
+    for strategy, model, ranks, count in product(STRATEGIES, TOY_MODELS, (1, 2, 4), (1, 3)):
+        if ranks == 1 and model in PARALLEL:
             continue
-        yield Case(engine, strategy, subject, ranks=ranks, microbatches=count)
+        yield Case(engine, strategy, model, ranks=ranks, microbatches=count)
     for strategy, policy, ranks, count in product(STRATEGIES, POLICIES, (1, 2, 4), (1, 2, 3, 4)):
         yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
-    for strategy, exercise, ranks in product(STRATEGIES, EXERCISES, (1, 2, 4)):
-        yield Case(engine, strategy, exercise=exercise, ranks=ranks, microbatches=2, policy="fp32")
-    for strategy, subject, allocator in product(STRATEGIES, SUBJECTS, POOLS):
-        yield Case(engine, strategy, subject, microbatches=2, allocator=allocator)
+    for strategy, scenario, ranks in product(STRATEGIES, SCENARIOS, (1, 2, 4)):
+        yield Case(engine, strategy, scenario=scenario, ranks=ranks, microbatches=2, policy="fp32")
+    for strategy, model, allocator in product(STRATEGIES, TOY_MODELS, POOLS):
+        yield Case(engine, strategy, model, microbatches=2, allocator=allocator)
     for strategy, ranks in product(STRATEGIES, (2, 4)):
         case = Case(engine, strategy, ranks=ranks, microbatches=2)
         for policy in POLICIES:
@@ -146,12 +146,12 @@ def _full_hybrids(engine: str) -> Iterator[Case]:
         hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
         for count in (1, 2, 3, 4):
             yield replace(hybrid, microbatches=count)
-        for subject in sorted(SUBJECTS.keys() - PARALLEL):
-            yield replace(hybrid, subject=subject, microbatches=2)
+        for model in sorted(TOY_MODELS.keys() - PARALLEL):
+            yield replace(hybrid, model=model, microbatches=2)
         for policy in POLICIES:
             yield replace(hybrid, policy=policy, microbatches=2)
             yield replace(hybrid, policy=policy, microbatches=2, average=True)
-        for exercise in EXERCISES:
-            yield replace(hybrid, exercise=exercise, microbatches=2)
+        for scenario in SCENARIOS:
+            yield replace(hybrid, scenario=scenario, microbatches=2)
         yield replace(hybrid, gather_group=True)
         yield replace(hybrid, overlap=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.validate.cases import CLIP_NORM, POLICIES, Case
-from bench.validate.subjects import build_subject, microbatch
+from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
 
 Named = dict[str, Tensor]
@@ -42,7 +42,7 @@ class RawStep:
 
 
 class Reference:
-    """Plain training of a case's subject. autocast: compute so, instead of casting the weights."""
+    """Plain training of a case's model. autocast: compute so, instead of casting the weights."""
 
     def __init__(self, case: Case, device: torch.device, *, autocast: bool) -> None:
         compute, main, _, _ = (TORCH_DTYPES[name] for name in POLICIES[case.policy])
@@ -52,7 +52,7 @@ class Reference:
         self._device = device
         self._autocasts = autocast and compute != main
         dtype = main if self._autocasts else compute
-        self._model = build_subject(case.subject, torch.float64, device).to(dtype)
+        self._model = build_toy_model(case.model, torch.float64, device).to(dtype)
         self._spy = WeightSpy(self._model)
         self.trainable = [n for n, p in self._model.named_parameters() if p.requires_grad]
         self.shapes = {n: tuple(p.shape) for n, p in self._model.named_parameters()}
@@ -60,7 +60,7 @@ class Reference:
     def initial(self, seed: int = 7) -> Named:
         """Weights that an engine starts from, in the main dtype (frozen ones: as they compute)."""
         start = torch.float64 if self.case.policy == "fp64" else torch.float32
-        model = build_subject(self.case.subject, start, self._device, seed)
+        model = build_toy_model(self.case.model, start, self._device, seed)
         return {
             name: p.detach().to(self.main if p.requires_grad else self.compute).cpu()
             for name, p in model.named_parameters()

@@ -12,18 +12,22 @@ from typing import Literal
 import torch
 
 from bench.resolve.machine import Machine
+from bench.testing.workers import ForkServer
 from bench.validate.applicability import why_not
 from bench.validate.cases import Case
 from bench.validate.judge import judge, settings
-from bench.validate.ranks import Nursery
+from bench.validate.rank import prepare
+from bench.validate.ranks import run_on
 from bench.verdict import CaseVerdict
 
+#: What ranks find loaded.
+MODULES = ("bench.validate.rank",)
 DEFAULT_CASE_SECONDS = 120.0
 DEFAULT_CPU_RANKS = 4
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerSettings:
     """Where cases run: how many ranks at most, on which kind of device, each case how long."""
 
     ranks: int = DEFAULT_CPU_RANKS
@@ -31,7 +35,7 @@ class Place:
     case_seconds: float = DEFAULT_CASE_SECONDS
 
     @classmethod
-    def of_this_machine(cls, ranks: int | None, case_seconds: float) -> Place:
+    def of_this_machine(cls, ranks: int | None, case_seconds: float) -> WorkerSettings:
         """CUDA where there are devices (one rank on each), else four CPU ranks."""
         devices = len(Machine.detect().cuda_devices)
         if devices and torch.cuda.is_available():
@@ -40,9 +44,9 @@ class Place:
 
 
 def verdicts(
-    nursery: Nursery,
+    fork_server: ForkServer,
     cases: Iterable[Case],
-    place: Place,
+    workers: WorkerSettings,
     *,
     core: Path | None = None,
     stop: threading.Event | None = None,
@@ -53,17 +57,17 @@ def verdicts(
     """
     torch.set_num_threads(1)
     machine = Machine.detect()
-    device = torch.device(place.device)
-    with nursery.ranks(place.ranks, core) as ranks:
+    device = torch.device(workers.device)
+    with fork_server.workers(workers.ranks, core, prepare) as ranks:
         for case in cases:
             if stop is not None and stop.is_set():
                 return
-            reason = why_not(case, place.ranks, place.device, machine)
+            reason = why_not(case, workers.ranks, workers.device, machine)
             if reason is not None:
                 yield _not_applicable(case, reason)
                 continue
             start = time.perf_counter()
-            outcome = ranks.run(case, place.case_seconds)
+            outcome = run_on(ranks, case, workers.device, workers.case_seconds)
             yield judge(case, outcome, device, time.perf_counter() - start)
 
 

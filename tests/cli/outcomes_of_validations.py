@@ -21,7 +21,7 @@ ONE = "mfsdp/optim/2/stack/fp64/k1"
 
 
 class NoRanks:
-    """In the place of `bench.validate.ranks.Nursery`."""
+    """In the place of `bench.testing.workers.ForkServer`."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -32,17 +32,19 @@ class NoRanks:
 
 
 def validated(world: World, *arguments: str, state: str = "passed", outcome: str = "caught") -> int:
-    def verdicts(_nursery: object, cases: Any, *_: object, **__: object) -> Iterator[CaseVerdict]:
+    def verdicts(
+        _fork_server: object, cases: Any, *_: object, **__: object
+    ) -> Iterator[CaseVerdict]:
         for case in cases:
             checks = (FAILED,) if state == "failed" else ()
             yield CaseVerdict(case=case.id, engine=case.engine, state=state, checks=checks)
 
-    def inject(_nursery: object, bugs: Any, *_: object) -> Iterator[BugVerdict]:
+    def inject(_fork_server: object, bugs: Any, *_: object) -> Iterator[BugVerdict]:
         for bug in bugs:
             yield BugVerdict(bug=bug.id, title=bug.title, outcome=outcome)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.validate.ranks.Nursery", NoRanks)
+        patch.setattr("bench.testing.workers.ForkServer", NoRanks)
         patch.setattr("bench.validate.session.verdicts", verdicts)
         patch.setattr("bench.validate.injection.inject", inject)
         return world.run("validate", *arguments)
@@ -108,7 +110,7 @@ def _(world: World) -> int:
         yield from ()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.validate.ranks.Nursery", NoRanks)
+        patch.setattr("bench.testing.workers.ForkServer", NoRanks)
         patch.setattr("bench.validate.session.verdicts", interrupted)
         return world.run("validate")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -74,6 +75,25 @@ def test_help_takes_under_half_a_second(cli):
 def test_help_names_every_verb(in_process):
     _, out, _ = in_process("--help")
     assert all(f" {verb} " in out for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "validate", "baseline save"])
+def test_the_help_of_a_verb_has_an_example_and_no_names_of_types(in_process, verb):
+    _, out, _ = in_process(*verb.split(), "--help")
+    assert verb == "baseline" or "Examples:\n    mfsdp-bench " + verb in out
+    options = out.partition("\nOptions:\n")[2]
+    assert not re.findall("<[a-z]+>", options)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_names_the_tool_its_commit_python_and_torch(in_process, option):
+    code, out, _ = in_process(option)
+    assert code == 0
+    assert re.fullmatch(
+        r"mfsdp-bench \d\S* \(commit [0-9a-f]{12}(, with uncommitted changes)?\),"
+        r" Python \d\S*, torch \d\S*\n",
+        out,
+    )
 
 
 def test_plan_starts_no_process(cli):

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.shard.chunk import described_offsets
-from oracle.checkpoints import Layout, Subject, different, subject
+from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.models import build
 from oracle.ranks import RankPool
 
@@ -27,8 +27,8 @@ HFSDP: Layout = (4, "optim_grads", "optim")
 WHOLE: Layout = (4, "no_shard", "none")
 
 
-def trained(layout: Layout, name: str = NAME) -> Subject:
-    source = subject(name, layout)
+def trained(layout: Layout, name: str = NAME) -> TrainedToy:
+    source = toy(name, layout)
     source.train(2)
     return source
 
@@ -38,7 +38,7 @@ def saved_and_loaded(source_layout: Layout, target_layout: Layout, folder: str) 
     source = trained(source_layout)
     state = {"model": source.model.state_dict(), "optimizer": source.optimizer.state_dict()}
     dcp.save(state, checkpoint_id=folder)
-    target = subject(NAME, target_layout, seed=8)
+    target = toy(NAME, target_layout, seed=8)
     target.train(1)  # plain dcp fills state that is there
     state = {"model": target.model.state_dict(), "optimizer": target.optimizer.state_dict()}
     dcp.load(state, checkpoint_id=folder)
@@ -50,7 +50,7 @@ def saved_and_loaded(source_layout: Layout, target_layout: Layout, folder: str) 
 
 def stateful_objects(folder: str) -> list[str]:
     """The same with the model and the optimizer themselves as values."""
-    source, target = trained(FLAT), subject(NAME, HFSDP, seed=8)
+    source, target = trained(FLAT), toy(NAME, HFSDP, seed=8)
     dcp.save({"model": source.model, "optimizer": source.optimizer}, checkpoint_id=folder)
     target.train(1)
     dcp.load({"model": target.model, "optimizer": target.optimizer}, checkpoint_id=folder)
@@ -59,7 +59,7 @@ def stateful_objects(folder: str) -> list[str]:
 
 def saved_in_the_background(folder: str) -> list[str]:
     """`async_save`, which copies the state dicts before it writes them."""
-    source, target = trained(FLAT), subject(NAME, HFSDP, seed=8)
+    source, target = trained(FLAT), toy(NAME, HFSDP, seed=8)
     state = {"model": source.model.state_dict(), "optimizer": source.optimizer.state_dict()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of its threads
@@ -71,7 +71,7 @@ def saved_in_the_background(folder: str) -> list[str]:
 
 def through_torchs_state_dict_functions(folder: str) -> list[str]:
     """`get_state_dict` and `set_state_dict`, with an optimizer that has never stepped."""
-    source, target = trained(FLAT), subject(NAME, HFSDP, seed=8)
+    source, target = trained(FLAT), toy(NAME, HFSDP, seed=8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
         model, optimizer = get_state_dict(source.model, source.optimizer)

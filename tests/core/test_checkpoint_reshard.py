@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mfsdp_core import load_checkpoint, save_checkpoint
-from oracle.checkpoints import LAYOUTS, Layout, Subject, different, subject
+from oracle.checkpoints import LAYOUTS, Layout, TrainedToy, different, toy
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes
@@ -23,9 +23,9 @@ SAMPLE: list[Layout] = [
 ]
 
 
-def saved(name: str, layout: Layout, parent: str) -> tuple[Subject, dict[str, Any]]:
+def saved(name: str, layout: Layout, parent: str) -> tuple[TrainedToy, dict[str, Any]]:
     """A trained model of `layout`, saved by each of its replicas, and what it consisted of."""
-    source = subject(name, layout)
+    source = toy(name, layout)
     source.train(2)
     wanted = source.whole()
     wanted["output"] = source.output()
@@ -38,7 +38,7 @@ def reshard_failures(name: str, layouts: list[Layout], parent: str) -> list[str]
     wanted = {layout: saved(name, layout, parent)[1] for layout in layouts}
     failures = []
     for target_layout in layouts:
-        target = subject(name, target_layout, seed=8)
+        target = toy(name, target_layout, seed=8)
         for source_layout, expected in wanted.items():
             folder = Path(parent) / f"{'-'.join(map(str, source_layout))}-0"
             extra = load_checkpoint(folder, target.model, target.optimizer)

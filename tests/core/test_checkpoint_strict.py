@@ -17,7 +17,7 @@ from torch import nn
 
 from mfsdp_core import fully_shard_model, gather_full, load_checkpoint, save_checkpoint
 from mfsdp_core.errors import CheckpointError, ConfigurationError, MfsdpError, StateDictError
-from oracle.checkpoints import Layout, different, subject
+from oracle.checkpoints import Layout, different, toy
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes
@@ -52,13 +52,13 @@ def refusal(
     folder: str, change: Callable[[Path], Any] | None, error: type[MfsdpError], **target: Any
 ) -> tuple[str, list[str]]:
     """Message of a refused load, and what it changed nevertheless."""
-    source = subject(NAME, LAYOUT)
+    source = toy(NAME, LAYOUT)
     source.train(1)
     save_checkpoint(folder, source.model, source.optimizer)
     if change is not None and dist.get_rank() == 0:
         change(Path(folder))
     dist.barrier()
-    found = subject(target.pop("name", NAME), LAYOUT, seed=8, **target)
+    found = toy(target.pop("name", NAME), LAYOUT, seed=8, **target)
     found.train(1)
     before = found.whole()
     with pytest.raises(error) as caught:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mfsdp_core import load_checkpoint, save_checkpoint
 from mfsdp_core.errors import CheckpointError
-from oracle.checkpoints import Layout, Subject, different, subject
+from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.killed_saver import NAME
 from oracle.models import build
 from oracle.ranks import RankFailureError, RankPool
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.processes
 LAYOUT: Layout = (4, "optim_grads_params", "none")
 
 
-def saved_then_changed(folder: str) -> tuple[Subject, dict[str, torch.Tensor]]:
+def saved_then_changed(folder: str) -> tuple[TrainedToy, dict[str, torch.Tensor]]:
     """A model that has been saved and has moved on, and what it was when it was saved."""
-    source = subject(NAME, LAYOUT)
+    source = toy(NAME, LAYOUT)
     source.train(1)
     save_checkpoint(folder, source.model, source.optimizer)
     kept = source.whole()
@@ -38,7 +38,7 @@ def saved_then_changed(folder: str) -> tuple[Subject, dict[str, torch.Tensor]]:
 
 def differences_from_the_saved(folder: str) -> list[str]:
     """Weights of the checkpoint in `folder` that are not those that were saved first."""
-    target = subject(NAME, LAYOUT, seed=8)
+    target = toy(NAME, LAYOUT, seed=8)
     load_checkpoint(folder, target.model)
     wanted = {f"module.{key}": value.flatten() for key, value in build(NAME).state_dict().items()}
     return different(target.whole(), wanted)
@@ -57,7 +57,7 @@ def full_disk(folder: str) -> tuple[str, list[str], list[str], list[str]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     dist.barrier()
     left = sorted(path.name for path in Path(folder).parent.iterdir())
-    target = subject(NAME, LAYOUT, seed=8)
+    target = toy(NAME, LAYOUT, seed=8)
     load_checkpoint(folder, target.model, target.optimizer)
     bad = different(target.whole(), kept)
     save_checkpoint(folder, source.model, source.optimizer, overwrite=True)

@@ -46,15 +46,15 @@ def decoupled(strategy: str, main_grads: torch.dtype, **arguments: Any) -> Shard
 
 def handed_over(strategy: str, main_grads: torch.dtype) -> dict[str, Any]:
     """What an optimizer finds after one cycle, and after the next one has begun."""
-    subject = decoupled(strategy, main_grads)
-    resting = subject.model.ledger.bytes_by_category()
-    subject.run_cycle(2)
-    found = dict(subject.parameters())
-    after = subject.model.ledger.bytes_by_category()
+    toy = decoupled(strategy, main_grads)
+    resting = toy.model.ledger.bytes_by_category()
+    toy.run_cycle(2)
+    found = dict(toy.parameters())
+    after = toy.model.ledger.bytes_by_category()
     coupled = {name: p.grad for name, p in found.items()}
     shards = {name: p.decoupled_grad for name, p in found.items()}
-    whole = subject._joined(shards)
-    subject.model.zero_grad_buffer()
+    whole = toy._joined(shards)
+    toy.model.zero_grad_buffer()
     return {
         "grad": [value for value in coupled.values() if value is not None],
         "dtypes": {value.dtype for value in shards.values()},
@@ -78,15 +78,15 @@ def test_the_gradient_arrives_in_its_own_dtype_and_without_a_copy(
 
 
 def trained(strategy: str, clip_norm: float) -> tuple[dict[str, torch.Tensor], list[float]]:
-    subject = shard(NAME, strategy, 2, torch.float64, use_decoupled_grad=True)
-    optimizer = fully_shard_optimizer(ReadsDecoupled(subject.model.parameters(), lr=0.1))
+    toy = shard(NAME, strategy, 2, torch.float64, use_decoupled_grad=True)
+    optimizer = fully_shard_optimizer(ReadsDecoupled(toy.model.parameters(), lr=0.1))
     norms = []
     for cycle in range(3):
-        subject.run_cycle(2, cycle)
-        norms.append(float(clip_grad_norm_(subject.model, clip_norm)))
+        toy.run_cycle(2, cycle)
+        norms.append(float(clip_grad_norm_(toy.model, clip_norm)))
         optimizer.step()
         optimizer.zero_grad()
-    return subject.full_parameters(), norms
+    return toy.full_parameters(), norms
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -105,12 +105,12 @@ def test_training_and_clipping_on_decoupled_gradients_follow_the_reference(
 
 def buckets(strategy: str, disable: bool) -> tuple[int, int, float]:
     """Buckets gathered or reduced in a cycle, parameters, and the error of the gradient."""
-    subject = shard(NAME, strategy, 2, torch.float64, disable_bucketing=disable)
-    subject.run_cycle(2)
-    parameters = sum(isinstance(p, nn.Parameter) for _, p in subject.parameters())
-    names = {record.bucket for record in subject.model.wire_log}
+    toy = shard(NAME, strategy, 2, torch.float64, disable_bucketing=disable)
+    toy.run_cycle(2)
+    parameters = sum(isinstance(p, nn.Parameter) for _, p in toy.parameters())
+    names = {record.bucket for record in toy.model.wire_log}
     error = relative_difference(
-        subject.full_gradient(), expected_gradient(NAME, 2, 2, torch.float64, 0)
+        toy.full_gradient(), expected_gradient(NAME, 2, 2, torch.float64, 0)
     )
     return len(names), parameters, error
 

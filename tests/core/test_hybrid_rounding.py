@@ -40,13 +40,13 @@ def whole_difference(found: Named, expected: Named) -> float:
 
 def differences_from_one_process(inner: str, outer: str, dtype: torch.dtype) -> list[float]:
     """In a rank: for 1 to 4 microbatches."""
-    subject = hybrid(inner, outer, OUTER, dtype, NAME)
+    toy = hybrid(inner, outer, OUTER, dtype, NAME)
     found = []
     for microbatches in range(1, 5):
-        subject.run_cycle(microbatches, cycle=microbatches)
+        toy.run_cycle(microbatches, cycle=microbatches)
         expected = expected_gradient(NAME, WORLD, microbatches, dtype, microbatches)
-        found.append(whole_difference(subject.full_gradient(), expected))
-        subject.model.zero_grad_buffer()
+        found.append(whole_difference(toy.full_gradient(), expected))
+        toy.model.zero_grad_buffer()
     return found
 
 
@@ -80,11 +80,11 @@ def distances(
 ) -> dict[str, float]:
     """In a rank: distance from the emulation in ulps of the communication dtype, by parameter."""
     policy = MixedPrecisionPolicy(F32, main, comm)
-    subject = hybrid(
+    toy = hybrid(
         inner, outer, OUTER, compute, NAME, mixed_precision_policy=policy, transport=transport
     )
-    subject.run_cycle(MICROBATCHES)
-    found = subject.full_gradient()
+    toy.run_cycle(MICROBATCHES)
+    found = toy.full_gradient()
     expected = emulated(inner, outer, compute, main, comm, transport == "native")
     return {key: ulp_distance(found[key], expected[key], comm) for key in expected}
 

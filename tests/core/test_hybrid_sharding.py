@@ -29,16 +29,16 @@ SHAPES = [(2, 2), (4, 1), (1, 4)]
 
 
 def gathered_rows(inner: str, outer: str) -> bool:
-    """Whether `gather_full` puts the rows of weights and optimizer state in their places (R13)."""
-    subject = hybrid(inner, outer, name="conv_linear")
-    optimizer = torch.optim.Adam(subject.model.parameters(), lr=0.01)
+    """Whether `gather_full` puts rows of weights and optimizer state where they belong (R13)."""
+    toy = hybrid(inner, outer, name="conv_linear")
+    optimizer = torch.optim.Adam(toy.model.parameters(), lr=0.01)
     fully_shard_optimizer(optimizer)
-    subject.run_cycle(1)
+    toy.run_cycle(1)
     optimizer.step()
-    wanted = subject.full_parameters()
-    good = all(torch.equal(gather_full(p), wanted[key]) for key, p in subject.parameters())
-    moments = {key: optimizer.state[p]["exp_avg"] for key, p in subject.parameters()}
-    expected = subject._joined(moments)
+    wanted = toy.full_parameters()
+    good = all(torch.equal(gather_full(p), wanted[key]) for key, p in toy.parameters())
+    moments = {key: optimizer.state[p]["exp_avg"] for key, p in toy.parameters()}
+    expected = toy._joined(moments)
     return good and all(torch.equal(gather_full(m), expected[key]) for key, m in moments.items())
 
 
@@ -46,24 +46,24 @@ def gradient_errors(inner: str, outer: str, shape: int, name: str) -> list[float
     """Errors for 1 to 4 microbatches, two cycles each, in all three ways to end a cycle."""
     errors = []
     for style in ("no_sync", "auto_sync", "finish"):
-        subject = hybrid(inner, outer, shape, name=name)
+        toy = hybrid(inner, outer, shape, name=name)
         for cycle, microbatches in enumerate((1, 2, 3, 4)):
-            subject.run_cycle(microbatches, cycle=cycle, style=style)
+            toy.run_cycle(microbatches, cycle=cycle, style=style)
             expected = expected_gradient(name, WORLD, microbatches, torch.float64, cycle)
-            errors.append(relative_difference(subject.full_gradient(), expected))
-            subject.model.zero_grad_buffer()
+            errors.append(relative_difference(toy.full_gradient(), expected))
+            toy.model.zero_grad_buffer()
     return errors
 
 
 def training_error(inner: str, outer: str, dtype: torch.dtype) -> float:
     """Largest difference of a parameter after three clipped AdamW steps of two microbatches."""
-    subject = hybrid(inner, outer, dtype=dtype)
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(subject.model.parameters(), lr=0.01))
+    toy = hybrid(inner, outer, dtype=dtype)
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(toy.model.parameters(), lr=0.01))
     module = build(NAME, dtype)
     reference = torch.optim.AdamW(module.parameters(), lr=0.01)
     for cycle in range(3):
-        subject.run_cycle(2, cycle=cycle)
-        norm = clip_grad_norm_(subject.model, 0.5)
+        toy.run_cycle(2, cycle=cycle)
+        norm = clip_grad_norm_(toy.model, 0.5)
         optimizer.step()
         optimizer.zero_grad()
         for rank in range(WORLD):
@@ -75,19 +75,19 @@ def training_error(inner: str, outer: str, dtype: torch.dtype) -> float:
         reference.step()
         reference.zero_grad()
     wanted = {name: p.detach() for name, p in module.named_parameters()}
-    return relative_difference(subject.full_parameters(), wanted)
+    return relative_difference(toy.full_parameters(), wanted)
 
 
 def collectives_per_bucket(inner: str, outer: str, microbatches: int) -> dict[str, float]:
     """Collectives of the second cycle, by operation and group, per unit bucket (the root aside)."""
-    subject = hybrid(inner, outer)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.01))
+    toy = hybrid(inner, outer)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.01))
     for cycle in range(2):
-        subject.model.wire_log.clear()
-        subject.run_cycle(microbatches, cycle=cycle)
+        toy.model.wire_log.clear()
+        toy.run_cycle(microbatches, cycle=cycle)
         optimizer.step()
         optimizer.zero_grad()
-    records = [r for r in subject.model.wire_log if not r.bucket.startswith("(root)")]
+    records = [r for r in toy.model.wire_log if not r.bucket.startswith("(root)")]
     counted = Counter(f"{r.operation} {r.group}" for r in records)
     buckets = len({r.bucket for r in records})
     return {key: count / buckets for key, count in counted.items()}
@@ -101,28 +101,28 @@ def bytes_at_rest(inner: str, outer: str, policy: MixedPrecisionPolicy) -> dict[
 
 def outer_wire_dtypes(inner: str, outer: str) -> set[tuple[str, str]]:
     policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.bfloat16)
-    subject = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
-    subject.model.wire_log.clear()
-    subject.run_cycle(2)
+    toy = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
+    toy.model.wire_log.clear()
+    toy.run_cycle(2)
     kinds = ("reduce_scatter", "all_reduce")
-    return {(r.group, r.dtype) for r in subject.model.wire_log if r.operation in kinds}
+    return {(r.group, r.dtype) for r in toy.model.wire_log if r.operation in kinds}
 
 
 def late_accumulation(inner: str) -> str:
-    subject = hybrid(inner, "no_shard")
-    subject.run_cycle(1)
+    toy = hybrid(inner, "no_shard")
+    toy.run_cycle(1)
     with pytest.raises(GradAlreadyReducedError) as error:
-        subject.backward()
-    subject.model.zero_grad_buffer()
+        toy.backward()
+    toy.model.zero_grad_buffer()
     return str(error.value)
 
 
 def adam_on_replicas() -> bool:
-    subject = hybrid("no_shard", "no_shard")
-    optimizer = fully_shard_optimizer(torch.optim.Adam(subject.model.parameters(), foreach=False))
-    subject.run_cycle(1)
+    toy = hybrid("no_shard", "no_shard")
+    optimizer = fully_shard_optimizer(torch.optim.Adam(toy.model.parameters(), foreach=False))
+    toy.run_cycle(1)
     optimizer.step()
-    return all(bool(torch.isfinite(gather_full(p)).all()) for p in subject.model.parameters())
+    return all(bool(torch.isfinite(gather_full(p)).all()) for p in toy.model.parameters())
 
 
 def refusals() -> list[str]:
@@ -148,12 +148,12 @@ def communication_bytes_at_rest(inner: str, outer: str) -> list[int]:
         main_grads_dtype=torch.float32,
         grad_comm_dtype=torch.bfloat16,
     )
-    subject = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
+    toy = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
     held = []
     for cycle in range(2):
-        subject.run_cycle(2, cycle)
-        held.append(subject.model.ledger.bytes_by_category()["communication_buffers"])
-        subject.model.zero_grad_buffer()
+        toy.run_cycle(2, cycle)
+        held.append(toy.model.ledger.bytes_by_category()["communication_buffers"])
+        toy.model.zero_grad_buffer()
     return held
 
 

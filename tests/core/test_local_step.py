@@ -21,17 +21,17 @@ NAME = "aligned_stack"
 
 def trained(build: str, options: dict[str, Any], *, local: bool) -> tuple[Any, dict[str, Any]]:
     """Three steps of two ranks; the whole parameters and the optimizer's state dict."""
-    subject = shard(NAME, "optim_grads_params", 2, torch.float32)
-    optimizer = getattr(torch.optim, build)(subject.model.parameters(), **options)
+    toy = shard(NAME, "optim_grads_params", 2, torch.float32)
+    optimizer = getattr(torch.optim, build)(toy.model.parameters(), **options)
     if not local:
         # A hook may look at parameters, so the step keeps its DTensors.
         optimizer.register_step_pre_hook(lambda *_: None)
     fully_shard_optimizer(optimizer)
     for step in range(3):
-        subject.run_cycle(1, step)
+        toy.run_cycle(1, step)
         optimizer.step()
         optimizer.zero_grad()
-    return subject.full_parameters(), optimizer.state_dict()
+    return toy.full_parameters(), optimizer.state_dict()
 
 
 def equal_to_the_dispatcher(build: str, options: dict[str, Any]) -> list[bool]:
@@ -114,12 +114,12 @@ def test_a_step_in_pieces_equals_the_step_as_a_whole_bit_by_bit(
 def state_kept_in_place() -> list[bool]:
     """Whether pieces leave the optimizer the very state tensors that it had."""
     local_step.PIECE_ELEMENTS, whole = 16, local_step.PIECE_ELEMENTS
-    subject = shard(NAME, "optim_grads_params", 2, torch.float32)
-    optimizer = torch.optim.AdamW(subject.model.parameters(), lr=0.1)
+    toy = shard(NAME, "optim_grads_params", 2, torch.float32)
+    optimizer = torch.optim.AdamW(toy.model.parameters(), lr=0.1)
     fully_shard_optimizer(optimizer)
     seen = []
     for step in range(3):
-        subject.run_cycle(1, step)
+        toy.run_cycle(1, step)
         optimizer.step()
         optimizer.zero_grad()
         seen.append([id(v) for state in optimizer.state.values() for v in state.values()])
@@ -146,10 +146,10 @@ class Watching(torch.optim.SGD):
 
 
 def seen_by_a_class_of_its_own() -> list[bool]:
-    subject = shard(NAME, "optim_grads_params", 2, torch.float32)
-    optimizer = Watching(subject.model.parameters())
+    toy = shard(NAME, "optim_grads_params", 2, torch.float32)
+    optimizer = Watching(toy.model.parameters())
     fully_shard_optimizer(optimizer)
-    subject.run_cycle(1)
+    toy.run_cycle(1)
     optimizer.step()
     return optimizer.seen
 
@@ -161,12 +161,12 @@ def test_an_optimizer_of_an_unknown_class_sees_dtensors(ranks: RankPool) -> None
 
 
 def after_a_step_that_raises() -> list[bool]:
-    subject = shard(NAME, "optim_grads_params", 2, torch.float32)
-    parameters = list(subject.model.parameters())
+    toy = shard(NAME, "optim_grads_params", 2, torch.float32)
+    parameters = list(toy.model.parameters())
     plain = torch.nn.Parameter(torch.ones(2))
     plain.grad = torch.ones(2)
     optimizer = torch.optim.AdamW([*parameters, plain], lr=0.1)
-    subject.run_cycle(1)
+    toy.run_cycle(1)
     LocalStep(optimizer, optimizer.step)()
     before = {k: type(v) for k, v in optimizer.state[parameters[0]].items()}
 

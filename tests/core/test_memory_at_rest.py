@@ -41,12 +41,12 @@ UNEVEN = ["conv_linear", "frozen", "tied_embedding"]
 
 
 def predicted(
-    name: str, strategy: tuple[str, str], place: Coordinate, dtypes: Dtypes, **moment: Any
+    name: str, strategy: tuple[str, str], coordinate: Coordinate, dtypes: Dtypes, **when: Any
 ) -> MemoryModel:
     compute, *policy = dtypes
     names = PolicyNames(*(None if dtype is None else name_of(dtype) for dtype in policy))
     return memory_at_rest(
-        facts_of(name, compute), parse_strategy(*strategy), place, names, **moment
+        facts_of(name, compute), parse_strategy(*strategy), coordinate, names, **when
     )
 
 
@@ -55,29 +55,29 @@ def policy_of(dtypes: Dtypes) -> MixedPrecisionPolicy:
 
 
 def differences(
-    subject: Sharded,
+    toy: Sharded,
     strategy: tuple[str, str],
-    place: Coordinate,
+    coordinate: Coordinate,
     dtypes: Dtypes,
     allocation: AllocationConfig | None = None,
 ) -> Iterator[str]:
-    """Train one step; say where the ledger and the model disagree, at each moment of it."""
+    """Train one step; say where the ledger and the model disagree, at each of its stages."""
 
-    def compare(moment: str, **arguments: Any) -> Iterator[str]:
+    def compare(when: str, **arguments: Any) -> Iterator[str]:
         expected = predicted(
-            subject.name, strategy, place, dtypes, allocation=allocation, **arguments
+            toy.name, strategy, coordinate, dtypes, allocation=allocation, **arguments
         )
-        found = subject.model.ledger.bytes_by_category()
+        found = toy.model.ledger.bytes_by_category()
         if found != expected.bytes_by_category():
             yield (
-                f"{subject.name} {strategy} {place} {dtypes} {moment}: ledger {found}, "
+                f"{toy.name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, "
                 f"model {expected.bytes_by_category()} = {expected.bytes_by_line()}"
             )
 
     yield from compare("as built")
-    trainable = [p for p in subject.model.parameters() if p.requires_grad]
+    trainable = [p for p in toy.model.parameters() if p.requires_grad]
     optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
-    subject.run_cycle(1)
+    toy.run_cycle(1)
     yield from compare("with gradients", gradients_attached=True)
     optimizer.step()
     optimizer.zero_grad()
@@ -86,7 +86,7 @@ def differences(
 
 def on_one_axis(strategy: str, group_size: int, cases: list[Dtypes]) -> list[str]:
     """In a rank."""
-    place = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
+    coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
     return [
         line
         for name in TOYS
@@ -94,7 +94,7 @@ def on_one_axis(strategy: str, group_size: int, cases: list[Dtypes]) -> list[str
         for line in differences(
             shard(name, strategy, group_size, dtypes[0], mixed_precision_policy=policy_of(dtypes)),
             (strategy, "no_shard"),
-            place,
+            coordinate,
             dtypes,
         )
     ]
@@ -102,7 +102,7 @@ def on_one_axis(strategy: str, group_size: int, cases: list[Dtypes]) -> list[str
 
 def with_pools(group_size: int, dtypes: Dtypes, allocation: AllocationConfig) -> list[str]:
     """In a rank."""
-    place = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
+    coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
     return [
         line
         for name in ("unequal_units", "conv_linear")
@@ -117,7 +117,7 @@ def with_pools(group_size: int, dtypes: Dtypes, allocation: AllocationConfig) ->
                 **arguments_of(allocation),
             ),
             (strategy, "no_shard"),
-            place,
+            coordinate,
             dtypes,
             allocation=allocation,
         )
@@ -135,10 +135,10 @@ def arguments_of(allocation: AllocationConfig) -> dict[str, Any]:
 def handed_over_decoupled(group_size: int, strategy: str) -> list[str]:
     """In a rank: BF16 main gradients for FP32 main weights, which would be cast otherwise."""
     dtypes: Dtypes = (B16, F32, B16, B16)
-    place = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
+    coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
     found = []
     for decoupled in (False, True):
-        subject = shard(
+        toy = shard(
             "conv_linear",
             strategy,
             group_size,
@@ -146,17 +146,17 @@ def handed_over_decoupled(group_size: int, strategy: str) -> list[str]:
             mixed_precision_policy=policy_of(dtypes),
             use_decoupled_grad=decoupled,
         )
-        subject.run_cycle(1)
+        toy.run_cycle(1)
         names = PolicyNames("float32", "bfloat16", "bfloat16", decoupled)
         expected = memory_at_rest(
             facts_of("conv_linear", B16),
             parse_strategy(strategy, "no_shard"),
-            place,
+            coordinate,
             names,
             gradients_attached=True,
         )
-        if subject.model.ledger.bytes_by_category() != expected.bytes_by_category():
-            found.append(f"{decoupled}: {subject.model.ledger.bytes_by_category()}, {expected}")
+        if toy.model.ledger.bytes_by_category() != expected.bytes_by_category():
+            found.append(f"{decoupled}: {toy.model.ledger.bytes_by_category()}, {expected}")
         if ("cast gradient" in expected.bytes_by_line()) == decoupled:
             found.append(f"{decoupled}: {expected.bytes_by_line()}")
     return found
@@ -172,7 +172,7 @@ def on_two_axes(
 ) -> list[str]:
     """In a rank."""
     axes = hybrid_mesh(outer_size)
-    place = Coordinate(
+    coordinate = Coordinate(
         axes.get_local_rank("inner"),
         axes.size(1),
         axes.get_local_rank("outer"),
@@ -194,7 +194,7 @@ def on_two_axes(
                 **({} if allocation is None else arguments_of(allocation)),
             ),
             (inner, outer),
-            place,
+            coordinate,
             dtypes,
             allocation,
         )

@@ -29,54 +29,54 @@ def operations(counts: Counter[tuple[str, str]]) -> Counter[str]:
 
 
 def reductions_inside_no_sync(strategy: str) -> int:
-    subject = shard(NAME, strategy, 2)
-    with subject.collectives() as counts, subject.model.no_sync():
-        subject.backward()
-    subject.model.finish_grad_sync()
+    toy = shard(NAME, strategy, 2)
+    with toy.collectives() as counts, toy.model.no_sync():
+        toy.backward()
+    toy.model.finish_grad_sync()
     return operations(counts)["all_reduce"] + operations(counts)["reduce_scatter"]
 
 
 def presence_of_gradients(strategy: str) -> list[bool]:
     """Whether `.grad` is there: after a backward, after the finish, after zero_grad."""
-    subject = shard(NAME, strategy, 2)
+    toy = shard(NAME, strategy, 2)
 
     def present() -> bool:
-        there = {p.grad is not None for _, p in subject.parameters()}
+        there = {p.grad is not None for _, p in toy.parameters()}
         assert len(there) == 1
         return there.pop()
 
-    subject.model.set_model_auto_sync(False)
-    subject.backward()
+    toy.model.set_model_auto_sync(False)
+    toy.backward()
     seen = [present()]
-    subject.model.finish_grad_sync()
+    toy.model.finish_grad_sync()
     seen.append(present())
-    subject.model.zero_grad_buffer()
+    toy.model.zero_grad_buffer()
     return [*seen, present()]
 
 
 def second_reduction(strategy: str) -> str:
-    subject = shard(NAME, strategy, 2)
-    subject.run_cycle(1)
+    toy = shard(NAME, strategy, 2)
+    toy.run_cycle(1)
     with pytest.raises(GradAlreadyReducedError) as error:
-        subject.run_cycle(1)
+        toy.run_cycle(1)
     return str(error.value)
 
 
 def after_the_error(strategy: str) -> float:
     """Gradient error of a cycle that follows a refused one and a `zero_grad_buffer`."""
-    subject = shard(NAME, strategy, 2, torch.float64)
-    subject.run_cycle(1)
+    toy = shard(NAME, strategy, 2, torch.float64)
+    toy.run_cycle(1)
     with pytest.raises(GradAlreadyReducedError):
-        subject.run_cycle(1)
-    subject.model.zero_grad_buffer()
-    subject.run_cycle(2, cycle=1)
+        toy.run_cycle(1)
+    toy.model.zero_grad_buffer()
+    toy.run_cycle(2, cycle=1)
     expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
-    return relative_difference(subject.full_gradient(), expected)
+    return relative_difference(toy.full_gradient(), expected)
 
 
 def error_after_a_failure(strategy: str, phase: str) -> float:
     """Gradient error of a cycle that follows a pass in which a hook of the second unit raised."""
-    subject = shard(NAME, strategy, 2, torch.float64)
+    toy = shard(NAME, strategy, 2, torch.float64)
 
     def fail(*_: Any) -> None:
         raise ArithmeticError(phase)
@@ -84,58 +84,58 @@ def error_after_a_failure(strategy: str, phase: str) -> float:
     def fail_backward(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
         output.register_hook(fail)
 
-    unit = subject.model.module.blocks[1]
+    unit = toy.model.module.blocks[1]
     hook = unit.register_forward_hook(fail if phase == "forward" else fail_backward)
     with pytest.raises(ArithmeticError):
-        subject.backward()
+        toy.backward()
     hook.remove()
-    subject.model.zero_grad_buffer()
-    subject.run_cycle(2, cycle=1)
+    toy.model.zero_grad_buffer()
+    toy.run_cycle(2, cycle=1)
     expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
-    return relative_difference(subject.full_gradient(), expected)
+    return relative_difference(toy.full_gradient(), expected)
 
 
 def error_with_evaluation_between(strategy: str) -> float:
     """Forward passes without gradients, and one whose loss is never used, between microbatches."""
-    subject = shard(NAME, strategy, 2, torch.float64)
-    with subject.model.no_sync():
-        subject.backward(0)
+    toy = shard(NAME, strategy, 2, torch.float64)
+    with toy.model.no_sync():
+        toy.backward(0)
         with torch.no_grad():
-            subject.forward(5)
-        subject.forward(6)
-    subject.backward(1)
-    subject.model.finish_grad_sync()
+            toy.forward(5)
+        toy.forward(6)
+    toy.backward(1)
+    toy.model.finish_grad_sync()
     expected = expected_gradient(NAME, 2, 2, torch.float64)
-    return relative_difference(subject.full_gradient(), expected)
+    return relative_difference(toy.full_gradient(), expected)
 
 
 def bytes_at_rest(strategy: str) -> list[dict[str, int]]:
     """What the core holds after each of two full cycles of bf16 compute on fp32 main weights."""
     policy = MixedPrecisionPolicy(grad_comm_dtype=torch.float32)
-    subject = shard(NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
+    toy = shard(NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
     held = []
     for cycle in range(2):
-        subject.run_cycle(2, cycle)
+        toy.run_cycle(2, cycle)
         optimizer.step()
         optimizer.zero_grad()
-        held.append(subject.model.ledger.bytes_by_category())
+        held.append(toy.model.ledger.bytes_by_category())
     return held
 
 
 def finished_by_backward_alone() -> list[bool]:
     """Whether a backward pass finishes the gradient: inside and after `sync`, by prior state."""
-    subject = shard(NAME, 3, 2)
+    toy = shard(NAME, 3, 2)
     finished = []
 
     def note() -> None:
-        subject.backward()
-        finished.append(all(p.grad is not None for _, p in subject.parameters()))
-        subject.model.zero_grad_buffer()
+        toy.backward()
+        finished.append(all(p.grad is not None for _, p in toy.parameters()))
+        toy.model.zero_grad_buffer()
 
     for before in (False, True):
-        subject.model.set_model_auto_sync(before)
-        with subject.model.sync():
+        toy.model.set_model_auto_sync(before)
+        with toy.model.sync():
             note()
         note()
     return finished
@@ -143,11 +143,11 @@ def finished_by_backward_alone() -> list[bool]:
 
 def error_inside_sync(strategy: str) -> float:
     """Inside `sync()` a backward pass alone leaves a finished gradient."""
-    subject = shard(NAME, strategy, 2, torch.float64)
-    with subject.model.sync():
-        subject.backward()
+    toy = shard(NAME, strategy, 2, torch.float64)
+    with toy.model.sync():
+        toy.backward()
     expected = expected_gradient(NAME, 2, 1, torch.float64)
-    return relative_difference(subject.full_gradient(), expected)
+    return relative_difference(toy.full_gradient(), expected)
 
 
 def plain_loop(strategy: str) -> tuple[list[float], float]:
@@ -162,10 +162,10 @@ def plain_loop(strategy: str) -> tuple[list[float], float]:
         fsdp_unit_modules=[Block],
         zero_dp_strategy=strategy,
     )
-    subject = Sharded(NAME, 4, torch.float32, model)
+    toy = Sharded(NAME, 4, torch.float32, model)
     losses = []
     for _ in range(8):
-        losses.append(subject.backward())
+        losses.append(toy.backward())
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
@@ -180,27 +180,27 @@ def communication_peak_bytes(strategy: str, comm: torch.dtype) -> int:
         main_params_dtype=torch.float32, main_grads_dtype=torch.float32, grad_comm_dtype=comm
     )
     # Direct exchange needs memory for what arrives, whatever the dtypes.
-    subject = shard(NAME, strategy, 2, mixed_precision_policy=policy, transport="native")
-    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
+    toy = shard(NAME, strategy, 2, mixed_precision_policy=policy, transport="native")
+    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
     for cycle in range(2):
-        subject.run_cycle(2, cycle)
+        toy.run_cycle(2, cycle)
         optimizer.step()
         optimizer.zero_grad()
-    peaks: dict[str, int] = subject.model.ledger.peak_bytes_by_category()
+    peaks: dict[str, int] = toy.model.ledger.peak_bytes_by_category()
     return peaks["communication_buffers"]
 
 
 def step_keywords() -> list[bool]:
     """Whether gradients are there after steps and zero_grads with the keywords of the wrapper."""
-    subject = shard(NAME, 3, 2)
-    optimizer: Any = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
-    (parameter, *_) = subject.model.parameters()
-    before = subject.full_parameters()
-    subject.backward()
+    toy = shard(NAME, 3, 2)
+    optimizer: Any = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
+    (parameter, *_) = toy.model.parameters()
+    before = toy.full_parameters()
+    toy.backward()
     optimizer.step(sync_grad_before_optimizer_step=False)
-    unchanged = relative_difference(subject.full_parameters(), before) == 0
+    unchanged = relative_difference(toy.full_parameters(), before) == 0
     optimizer.step(sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)
-    changed = relative_difference(subject.full_parameters(), before) > 0
+    changed = relative_difference(toy.full_parameters(), before) > 0
     optimizer.zero_grad(set_to_none=True, zero_grad_buffer=True)
     return [unchanged, changed, parameter.grad is None]
 

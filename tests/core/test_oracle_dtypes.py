@@ -43,7 +43,7 @@ def distances(
     policy = MixedPrecisionPolicy(
         main_params_dtype=torch.float32, main_grads_dtype=main, grad_comm_dtype=comm
     )
-    subject = shard(
+    toy = shard(
         "linear_stack",
         strategy,
         group_size,
@@ -51,14 +51,14 @@ def distances(
         mixed_precision_policy=policy,
         transport=transport,
     )
-    subject.run_cycle(MICROBATCHES)
+    toy.run_cycle(MICROBATCHES)
     raw = raw_gradients(
         build("linear_stack", compute), "linear_stack", group_size, MICROBATCHES, compute
     )
     # The sum of an all-reduce travels once more, and in the communication dtype.
     rounds_sum = transport == "native" or strategy == "no_shard"
     expected = EMULATED[strategy](raw, main, comm, rounds_sum=rounds_sum)
-    found = subject.full_gradient()
+    found = toy.full_gradient()
     return {key: ulp_distance(found[key], expected[key], comm) for key in expected}
 
 

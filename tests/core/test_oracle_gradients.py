@@ -24,39 +24,39 @@ def gradient_errors(
     """Relative difference by number of microbatches, each with a fresh model."""
     errors = {}
     for microbatches in (1, 2, 3, 4):
-        subject = shard(name, strategy, group_size, dtype)
-        subject.run_cycle(microbatches, style=style)
+        toy = shard(name, strategy, group_size, dtype)
+        toy.run_cycle(microbatches, style=style)
         expected = expected_gradient(name, group_size, microbatches, dtype)
-        errors[microbatches] = relative_difference(subject.full_gradient(), expected)
+        errors[microbatches] = relative_difference(toy.full_gradient(), expected)
     return errors
 
 
 def errors_of_three_cycles(name: str, strategy: str, group_size: int) -> list[float]:
-    subject = shard(name, strategy, group_size, torch.float64)
+    toy = shard(name, strategy, group_size, torch.float64)
     errors = []
     for cycle in (0, 1, 2):
-        subject.run_cycle(2, cycle)
+        toy.run_cycle(2, cycle)
         expected = expected_gradient(name, group_size, 2, torch.float64, cycle)
-        errors.append(relative_difference(subject.full_gradient(), expected))
-        subject.model.zero_grad_buffer()
+        errors.append(relative_difference(toy.full_gradient(), expected))
+        toy.model.zero_grad_buffer()
     return errors
 
 
 def error_with(arguments: dict[str, Any], strategy: str, group_size: int, divisor: float) -> float:
     """Gradient error where the sum over ranks is expected divided by `divisor`."""
-    subject = shard("root_owned", strategy, group_size, torch.float64, **arguments)
-    subject.run_cycle(3)
+    toy = shard("root_owned", strategy, group_size, torch.float64, **arguments)
+    toy.run_cycle(3)
     expected = expected_gradient("root_owned", group_size, 3, torch.float64)
     scaled = {key: value * group_size / divisor for key, value in expected.items()}
-    return relative_difference(subject.full_gradient(), scaled)
+    return relative_difference(toy.full_gradient(), scaled)
 
 
 def rows_put_together(strategy: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Gradients by `gather_full`, and by hand from every rank's rows."""
-    subject = shard("conv_linear", strategy, 4, torch.float64)
-    subject.run_cycle(1)
-    by_hand = subject.full_gradient()
-    return [(gather_full(p.grad), by_hand[key]) for key, p in subject.parameters()]
+    toy = shard("conv_linear", strategy, 4, torch.float64)
+    toy.run_cycle(1)
+    by_hand = toy.full_gradient()
+    return [(gather_full(p.grad), by_hand[key]) for key, p in toy.parameters()]
 
 
 def every_model_in_both_dtypes() -> list[Any]:

@@ -27,21 +27,21 @@ def training_errors(
     name: str, strategy: str, group_size: int, clip_norm: float | None
 ) -> tuple[float, float]:
     """Relative difference of the parameters after all steps, and largest one of the norms."""
-    subject = shard(name, strategy, group_size, torch.float64)
-    trainable = [p for p in subject.model.parameters() if p.requires_grad]
+    toy = shard(name, strategy, group_size, torch.float64)
+    trainable = [p for p in toy.model.parameters() if p.requires_grad]
     optimizer = fully_shard_optimizer(adamw(trainable))
     norms = []
     for step in range(STEPS):
-        subject.run_cycle(MICROBATCHES, cycle=step)
+        toy.run_cycle(MICROBATCHES, cycle=step)
         bound = float("inf") if clip_norm is None else clip_norm
-        norms.append(float(clip_grad_norm_(subject.model, bound)))
+        norms.append(float(clip_grad_norm_(toy.model, bound)))
         optimizer.step()
         optimizer.zero_grad()
     expected, expected_norms = reference.train(
         name, group_size, MICROBATCHES, STEPS, adamw, clip_norm=clip_norm
     )
     worst_norm = max(abs(a / b - 1) for a, b in zip(norms, expected_norms, strict=True))
-    return reference.relative_difference(subject.full_parameters(), expected), worst_norm
+    return reference.relative_difference(toy.full_parameters(), expected), worst_norm
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ def counts_of_second_cycle(
     strategy: str, microbatches: int, dtype: torch.dtype, policy: dict[str, torch.dtype | None]
 ) -> Counts:
     """Counts of a full cycle (k microbatches and a step), in the steady state."""
-    subject = shard(
+    toy = shard(
         "aligned_stack", strategy, 2, dtype, mixed_precision_policy=MixedPrecisionPolicy(**policy)
     )
-    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=0.1))
+    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
     for cycle in (0, 1):
-        with subject.collectives() as counts:
-            subject.run_cycle(microbatches, cycle)
+        with toy.collectives() as counts:
+            toy.run_cycle(microbatches, cycle)
             optimizer.step()
             optimizer.zero_grad()
             # The weights refreshed by the step may be gathered by the next forward pass.

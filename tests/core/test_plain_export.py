@@ -22,7 +22,7 @@ from mfsdp_core import (
     save_safetensors,
 )
 from mfsdp_core.errors import CheckpointError, StateDictError
-from oracle.checkpoints import LAYOUTS, Layout, different, subject
+from oracle.checkpoints import LAYOUTS, Layout, different, toy
 from oracle.models import Block, build
 from oracle.ranks import RankPool, mesh
 
@@ -48,7 +48,7 @@ class Scaled(nn.Module):
 
 def exported_wrongly(name: str, layout: Layout) -> list[str]:
     """What of the exported state dict is not the bare module's; the other ranks export nothing."""
-    source = subject(name, layout)
+    source = toy(name, layout)
     found = export_state_dict(source.model)
     if dist.get_rank(source.model.checkpoint_group) > 0:
         return list(found)
@@ -58,7 +58,7 @@ def exported_wrongly(name: str, layout: Layout) -> list[str]:
 
 
 def written_and_read(name: str, layout: Layout, parent: str, max_file_bytes: int) -> list[str]:
-    source, target = subject(name, layout), subject(name, layout, seed=8)
+    source, target = toy(name, layout), toy(name, layout, seed=8)
     folder = source.folder(parent)
     save_safetensors(folder, source.model, max_file_bytes=max_file_bytes)
     stored: dict[str, torch.Tensor] = {}
@@ -91,7 +91,7 @@ def scalars_and_buffers(strategy: str, folder: str) -> tuple[float, list[int]]:
 
 
 def half_precision(folder: str) -> list[str]:
-    source = subject("linear_stack", SAMPLE[0])
+    source = toy("linear_stack", SAMPLE[0])
     save_safetensors(folder, source.model, dtype=torch.bfloat16)
     stored = safetensors.torch.load_file(f"{folder}/model.safetensors")
     wanted = {key: v.to(torch.bfloat16) for key, v in build("linear_stack").state_dict().items()}
@@ -99,7 +99,7 @@ def half_precision(folder: str) -> list[str]:
 
 
 def refusals(folder: str) -> list[tuple[str, list[str]]]:
-    source = subject("linear_stack", SAMPLE[0])
+    source = toy("linear_stack", SAMPLE[0])
     whole = export_state_dict(source.model)
     first = next(iter(build("linear_stack").state_dict()))
     if dist.get_rank() == 0:
@@ -138,7 +138,7 @@ def without_the_package(folder: str) -> str:
     sys.modules["safetensors"] = None  # type: ignore[assignment]
     try:
         with pytest.raises(CheckpointError) as caught:
-            save_safetensors(folder, subject("linear_stack", SAMPLE[0]).model)
+            save_safetensors(folder, toy("linear_stack", SAMPLE[0]).model)
     finally:
         sys.modules.update(modules)
     return str(caught.value)

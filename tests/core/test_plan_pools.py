@@ -106,8 +106,8 @@ def test_a_fixed_pool_serves_the_most_frequent_signature_without_waste(units, sl
 def test_neighbouring_units_have_different_homes(units, slots):
     plan = plan_pool("max_pool", requests(units), slots)
     homes = [plan.homes[f"u{u}"] for u in range(len(units))]
-    for place in range(len(homes)):
-        window = homes[place : place + plan.slots]
+    for index in range(len(homes)):
+        window = homes[index : index + plan.slots]
         assert len(set(window)) == len(window)
 
 

@@ -29,7 +29,7 @@ def models(draw: st.DrawFn) -> list[ParameterFacts]:
         units = draw(st.lists(st.sampled_from(UNITS), min_size=1, max_size=3))
         parameters.append(
             ParameterFacts(
-                names=tuple(f"{unit}.p{index}.{place}" for place, unit in enumerate(units)),
+                names=tuple(f"{unit}.p{index}.{number}" for number, unit in enumerate(units)),
                 units=tuple(units),
                 shape=draw(SHAPE),
                 dtype=draw(st.sampled_from(["float32", "bfloat16"])),

@@ -31,15 +31,15 @@ def freed_by_deletion(strategy: str) -> tuple[int, int, int, bool]:
     """In a rank: bytes beyond those of the start (at rest, after `del`), ledger, model alive."""
     start = live_tensor_bytes()
     policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.bfloat16)
-    subject = shard("frozen", strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(subject.model.parameters()))
-    subject.run_cycle(2)
+    toy = shard("frozen", strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(toy.model.parameters()))
+    toy.run_cycle(2)
     optimizer.step()
     optimizer.zero_grad()
-    model = weakref.ref(subject.model)
-    held = sum(subject.model.ledger.bytes_by_category().values())
+    model = weakref.ref(toy.model)
+    held = sum(toy.model.ledger.bytes_by_category().values())
     at_rest = live_tensor_bytes() - start
-    del subject, optimizer
+    del toy, optimizer
     return at_rest, live_tensor_bytes() - start, held, model() is not None
 
 

@@ -23,34 +23,34 @@ def policy(comm: torch.dtype, main: torch.dtype = torch.float32) -> MixedPrecisi
 def reduction_dtypes(strategy: str) -> list[set[str]]:
     """Dtypes of the reductions in three cycles: fp32, changed to bf16, changed back."""
     seen = []
-    subject = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
+    toy = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
     for cycle, comm in enumerate((torch.float32, torch.bfloat16, torch.float32)):
-        subject.model.reset_mixed_precision_policy(policy(comm))
-        with subject.collectives() as counts:
-            subject.run_cycle(2, cycle)
+        toy.model.reset_mixed_precision_policy(policy(comm))
+        with toy.collectives() as counts:
+            toy.run_cycle(2, cycle)
         seen.append({dtype for op, dtype in counts if op != "all_gather"})
-        subject.model.zero_grad_buffer()
+        toy.model.zero_grad_buffer()
     return seen
 
 
 def refusals(strategy: str) -> list[str]:
-    subject = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
+    toy = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
     messages = []
 
     def change_while_reductions_are_under_way(_gradient: torch.Tensor) -> None:
         with pytest.raises(PolicyChangeError) as live:
-            subject.model.reset_mixed_precision_policy(policy(torch.bfloat16))
+            toy.model.reset_mixed_precision_policy(policy(torch.bfloat16))
         messages.append(str(live.value))
 
     def watch(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
         output.register_hook(change_while_reductions_are_under_way)
 
     with pytest.raises(PolicyChangeError) as main_dtype:
-        subject.model.reset_mixed_precision_policy(policy(torch.float32, main=torch.bfloat16))
+        toy.model.reset_mixed_precision_policy(policy(torch.float32, main=torch.bfloat16))
     messages.append(str(main_dtype.value))
-    subject.model.module.blocks[0].register_forward_hook(watch)
-    with subject.model.sync():
-        subject.backward()
+    toy.model.module.blocks[0].register_forward_hook(watch)
+    with toy.model.sync():
+        toy.backward()
     return messages
 
 

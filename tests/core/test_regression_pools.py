@@ -17,7 +17,7 @@ NAME = "unequal_units"
 
 def prefetched_units(allocator: str) -> tuple[float, list[str]]:
     """Gradient error of the second of two cycles, and the units gathered ahead in it, in order."""
-    subject = shard(NAME, "optim_grads_params", 2, torch.float64, allocator=allocator)
+    toy = shard(NAME, "optim_grads_params", 2, torch.float64, allocator=allocator)
     seen: list[str] = []
     buckets: list[str] = []
 
@@ -30,35 +30,35 @@ def prefetched_units(allocator: str) -> tuple[float, list[str]]:
             seen.append(unit)
         buckets.append(event.bucket)
 
-    subject.model.events.subscribe(follow)
+    toy.model.events.subscribe(follow)
     for cycle in range(2):
-        subject.model.zero_grad_buffer()
+        toy.model.zero_grad_buffer()
         seen.clear()
-        subject.run_cycle(1, cycle=cycle)
+        toy.run_cycle(1, cycle=cycle)
     expected = expected_gradient(NAME, 2, 1, torch.float64, 1)
-    return relative_difference(subject.full_gradient(), expected), seen
+    return relative_difference(toy.full_gradient(), expected), seen
 
 
 def fallback_storages() -> tuple[float, bool, set[str]]:
     """Gradient error over two cycles; whether weights without a slot kept theirs; those units."""
-    subject = shard(NAME, "optim_grads_params", 2, torch.float64, allocator="fixed_pool")
-    plan = subject.model.pool_plan["units"]
+    toy = shard(NAME, "optim_grads_params", 2, torch.float64, allocator="fixed_pool")
+    plan = toy.model.pool_plan["units"]
     outside = {u["unit"] for u in plan if u["placement"] == "storage_resize"}
-    units = {unit.name: unit for unit in subject.model._context.units}
+    units = {unit.name: unit for unit in toy.model._context.units}
     raws = [m.raw for name in sorted(outside) for g in units[name].groups for m in g.parameters]
     storages = [raw.untyped_storage()._cdata for raw in raws]
     error = 0.0
     for cycle in range(2):
-        subject.model.zero_grad_buffer()
-        subject.run_cycle(2, cycle=cycle)
+        toy.model.zero_grad_buffer()
+        toy.run_cycle(2, cycle=cycle)
         expected = expected_gradient(NAME, 2, 2, torch.float64, cycle)
-        error = max(error, relative_difference(subject.full_gradient(), expected))
+        error = max(error, relative_difference(toy.full_gradient(), expected))
     return error, storages == [raw.untyped_storage()._cdata for raw in raws], outside
 
 
 def test_r6_the_root_takes_no_slot_of_a_pool_for_a_unit_ahead(ranks: RankPool) -> None:
-    forward = [f"blocks.{place}" for place in range(1, 6)]
-    backward = [f"blocks.{place}" for place in range(4, -1, -1)]
+    forward = [f"blocks.{index}" for index in range(1, 6)]
+    backward = [f"blocks.{index}" for index in range(4, -1, -1)]
     for error, units in ranks.run(prefetched_units, "max_pool"):
         assert error < 1e-12
         assert units == [*forward, *backward]

@@ -18,17 +18,17 @@ pytestmark = pytest.mark.processes
 
 def outputs_and_hook_calls(strategy: str) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Output of the sharded model, of the bare one, and how often a hook on the root ran."""
-    subject = shard("root_owned", strategy, 2, torch.float64)
+    toy = shard("root_owned", strategy, 2, torch.float64)
     calls = []
-    subject.model.module.register_forward_hook(lambda *_: calls.append(1))
+    toy.model.module.register_forward_hook(lambda *_: calls.append(1))
     inputs = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6)
     # The second cycle starts after a release of everything that may be released.
     for cycle in (0, 1):
-        subject.run_cycle(1, cycle)
-        subject.model.zero_grad_buffer()
+        toy.run_cycle(1, cycle)
+        toy.model.zero_grad_buffer()
     calls.clear()
     with torch.no_grad():
-        found = subject.model(inputs).clone()
+        found = toy.model(inputs).clone()
         expected = build("root_owned", torch.float64)(inputs)
     return found, expected, len(calls)
 

@@ -23,17 +23,17 @@ ALLOCATORS = ("temporary", "storage_resize", "fixed_pool", "max_pool")
 BF16_COMM = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
 
 
-def trained(subject: Sharded, steps: int, microbatches: int = 2) -> list[torch.Tensor]:
+def trained(toy: Sharded, steps: int, microbatches: int = 2) -> list[torch.Tensor]:
     """Losses of all microbatches, then the local parameters after `steps` AdamW steps."""
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(subject.model.parameters(), lr=1e-2))
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(toy.model.parameters(), lr=1e-2))
     losses = []
     for step in range(steps):
         for j in range(microbatches):
-            with subject.model.sync() if j == microbatches - 1 else subject.model.no_sync():
-                losses.append(subject.backward(j, step))
+            with toy.model.sync() if j == microbatches - 1 else toy.model.no_sync():
+                losses.append(toy.backward(j, step))
         optimizer.step()
         optimizer.zero_grad()
-    return [torch.tensor(losses), *(p.detach().to_local() for p in subject.model.parameters())]
+    return [torch.tensor(losses), *(p.detach().to_local() for p in toy.model.parameters())]
 
 
 def different_from_default(strategy: str, policy: Any) -> dict[str, int]:
@@ -42,48 +42,48 @@ def different_from_default(strategy: str, policy: Any) -> dict[str, int]:
     plain = trained(shard(NAME, strategy, 2, **arguments), 3)
     found = {}
     for allocator, slots in (*((name, 2) for name in ALLOCATORS), ("max_pool", 4)):
-        subject = shard(NAME, strategy, 2, allocator=allocator, pool_slots=slots, **arguments)
-        pairs = zip(trained(subject, 3), plain, strict=True)
+        toy = shard(NAME, strategy, 2, allocator=allocator, pool_slots=slots, **arguments)
+        pairs = zip(trained(toy, 3), plain, strict=True)
         found[f"{allocator} {slots}"] = sum(not torch.equal(a, b) for a, b in pairs)
     return found
 
 
 def gradient_errors(name: str, allocator: str) -> list[float]:
-    subject = shard(name, "optim_grads_params", 2, torch.float64, allocator=allocator)
+    toy = shard(name, "optim_grads_params", 2, torch.float64, allocator=allocator)
     errors = []
     for cycle in range(2):
-        subject.run_cycle(2, cycle=cycle)
+        toy.run_cycle(2, cycle=cycle)
         expected = expected_gradient(name, 2, 2, torch.float64, cycle)
-        errors.append(relative_difference(subject.full_gradient(), expected))
-        subject.model.zero_grad_buffer()
+        errors.append(relative_difference(toy.full_gradient(), expected))
+        toy.model.zero_grad_buffer()
     return errors
 
 
-def pointers(subject: Sharded) -> list[Any]:
-    return [pool.data_pointers() for pool in subject.model._context.allocators.pools.values()]
+def pointers(toy: Sharded) -> list[Any]:
+    return [pool.data_pointers() for pool in toy.model._context.allocators.pools.values()]
 
 
-def slots_over_steps(subject: Sharded) -> tuple[bool, list[str], list[Any]]:
+def slots_over_steps(toy: Sharded) -> tuple[bool, list[str], list[Any]]:
     """Whether the addresses of 20 steps are those of the start; pooled roles; weights' addresses.
 
     The last: for every unit, the set of addresses at which its first bucket has been.
     """
-    allocators = subject.model._context.allocators
-    start, same = pointers(subject), []
+    allocators = toy.model._context.allocators
+    start, same = pointers(toy), []
     seen: dict[str, set[int]] = {}
-    groups = {g.plan.name: g for u in subject.model._context.units for g in u.groups}
-    units = subject.model.pool_plan["units"]
+    groups = {g.plan.name: g for u in toy.model._context.units for g in u.groups}
+    units = toy.model.pool_plan["units"]
     served = {u["bucket"]: u["placement"] == "pool" for u in units}
 
     def follow(event: Event) -> None:
-        same.append(pointers(subject) == start) if event.operation == "reduce_scatter" else None
+        same.append(pointers(toy) == start) if event.operation == "reduce_scatter" else None
         if event.kind == "materialise" and served[event.bucket]:
             data = groups[event.bucket].weights.full.data
             seen.setdefault(event.bucket, set()).add(data.data_ptr())
 
-    subject.model.events.subscribe(follow)
-    trained(subject, 20)
-    return all(same), sorted(allocators.pools), [len(places) for places in seen.values()]
+    toy.model.events.subscribe(follow)
+    trained(toy, 20)
+    return all(same), sorted(allocators.pools), [len(addresses) for addresses in seen.values()]
 
 
 def flat_slots(allocator: str) -> tuple[bool, list[str], list[Any]]:
@@ -91,7 +91,7 @@ def flat_slots(allocator: str) -> tuple[bool, list[str], list[Any]]:
 
 
 def hybrid_slots(allocator: str) -> tuple[bool, list[str], list[Any]]:
-    subject = hybrid(
+    toy = hybrid(
         "optim_grads_params",
         "optim",
         name=NAME,
@@ -99,22 +99,22 @@ def hybrid_slots(allocator: str) -> tuple[bool, list[str], list[Any]]:
         mixed_precision_policy=BF16_COMM,
         allocator=allocator,
     )
-    return slots_over_steps(subject)
+    return slots_over_steps(toy)
 
 
 def peaks(allocator: str) -> tuple[int, int]:
     """Highest bytes of compute weights and of communication buffers in a training step."""
-    subject = shard(NAME, 3, 2, allocator=allocator, transport="native")
-    subject.run_cycle(2)
-    held = subject.model.ledger.peak_bytes_by_category()
+    toy = shard(NAME, 3, 2, allocator=allocator, transport="native")
+    toy.run_cycle(2)
+    held = toy.model.ledger.peak_bytes_by_category()
     return held["compute_weights"], held["communication_buffers"]
 
 
 def plan_of(allocator: str, policy: Any = None) -> dict[str, Any]:
     arguments = {} if policy is None else {"mixed_precision_policy": policy}
-    subject = shard(NAME, 3, 2, allocator=allocator, **arguments)
-    subject.run_cycle(1)
-    found: dict[str, Any] = subject.model.pool_plan
+    toy = shard(NAME, 3, 2, allocator=allocator, **arguments)
+    toy.run_cycle(1)
+    found: dict[str, Any] = toy.model.pool_plan
     return found
 
 
@@ -142,10 +142,10 @@ def test_slots_keep_their_addresses_over_20_steps_with_accumulation(
     ranks: RankPool, allocator: str, run: Any
 ) -> None:
     outer = ["outer_bucket"] if run is hybrid_slots else []
-    for same, roles, places in ranks.run(run, allocator):
+    for same, roles, addresses in ranks.run(run, allocator):
         assert same
         assert roles == ["compute_weights", "grad_bucket", *outer]
-        assert places == [1] * len(places)
+        assert addresses == [1] * len(addresses)
 
 
 def test_allocators_differ_in_memory(ranks: RankPool) -> None:
@@ -178,10 +178,10 @@ def test_gradient_pools_are_planned_in_the_dtype_of_the_wire(ranks: RankPool) ->
 
 
 def changed_dtype() -> str:
-    subject = shard(NAME, 3, 2, allocator="max_pool")
+    toy = shard(NAME, 3, 2, allocator="max_pool")
     wanted = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
     try:
-        subject.model.reset_mixed_precision_policy(wanted)
+        toy.model.reset_mixed_precision_policy(wanted)
     except PolicyChangeError as error:
         return str(error)
     return ""
@@ -194,18 +194,18 @@ def test_pools_keep_the_dtype_that_they_were_planned_for(ranks: RankPool) -> Non
 
 def fallback_bytes(persistent: bool) -> tuple[set[str], int]:
     """Where the odd unit's weights are, and what is left of them after a step beyond the pool."""
-    subject = shard(
+    toy = shard(
         NAME, 3, 2, allocator="fixed_pool", fsdp_db_use_persist_buf_on_alloc_fail=persistent
     )
-    subject.run_cycle(1)
-    plan = subject.model.pool_plan
+    toy.run_cycle(1)
+    plan = toy.model.pool_plan
     outside = [
         u for u in plan["units"] if u["role"] == "compute_weights" and u["placement"] != "pool"
     ]
-    allocators = subject.model._context.allocators
-    held = subject.model.ledger.bytes_by_category()["compute_weights"]
+    allocators = toy.model._context.allocators
+    held = toy.model.ledger.bytes_by_category()["compute_weights"]
     pool = allocators.pools["compute_weights"].plan.size_bytes
-    root = sum(g.weights.full.data.nbytes for g in subject.model._context.root.groups)
+    root = sum(g.weights.full.data.nbytes for g in toy.model._context.root.groups)
     expected = sum(u["bytes"] for u in outside) if persistent else 0
     return {u["placement"] for u in outside}, held - pool - root - expected
 
@@ -221,8 +221,8 @@ def test_units_that_fit_no_slot_resize_their_storage_or_keep_it_as_configured(
 
 def out_of_order() -> str:
     """Error of a model whose units all stay open, since the last registered one runs first."""
-    subject = shard("linear_stack", 2, 2, allocator="max_pool")
-    model = subject.model
+    toy = shard("linear_stack", 2, 2, allocator="max_pool")
+    model = toy.model
     blocks = model.module.blocks
     order = [blocks[2], blocks[0], blocks[1]]
     model.module.forward = lambda x: model.module.head(order[2](order[1](order[0](x))))
@@ -242,7 +242,7 @@ def test_a_gradient_pool_of_open_buckets_is_exhausted_with_their_names(ranks: Ra
 def with_prefetch(arguments: dict[str, Any]) -> tuple[bool, int]:
     """Whether training is bit-equal to the default's, and the most units resident at once."""
     plain = trained(shard(NAME, 3, 2), 2)
-    subject = shard(NAME, 3, 2, **arguments)
+    toy = shard(NAME, 3, 2, **arguments)
     held: set[str] = set()
     most = 0
 
@@ -255,8 +255,8 @@ def with_prefetch(arguments: dict[str, Any]) -> tuple[bool, int]:
             held.discard(unit)
         most = max(most, len(held))
 
-    subject.model.events.subscribe(follow)
-    found = trained(subject, 2)
+    toy.model.events.subscribe(follow)
+    found = trained(toy, 2)
     return all(torch.equal(a, b) for a, b in zip(found, plain, strict=True)), most
 
 

@@ -107,8 +107,8 @@ class Skipping(nn.Module):
         self.units = nn.ModuleList(self.Unit() for _ in range(3))
 
     def forward(self, x: Tensor, path: tuple[int, ...]) -> Tensor:
-        for place in path:
-            x = x + self.units[place](x)
+        for index in path:
+            x = x + self.units[index](x)
         return x.square().sum()
 
 
@@ -180,7 +180,7 @@ def test_weights_that_leave_a_module_called_without_its_unit_are_refused(ranks: 
 
 
 def error_of_toy(name: str, strategy: str, bucketing: bool) -> float:
-    subject = shard(
+    toy = shard(
         name,
         strategy,
         2,
@@ -188,9 +188,9 @@ def error_of_toy(name: str, strategy: str, bucketing: bool) -> float:
         enable_fine_grained_param_gather=True,
         disable_bucketing=not bucketing,
     )
-    subject.run_cycle(2)
+    toy.run_cycle(2)
     expected = expected_gradient(name, 2, 2, torch.float64)
-    return relative_difference(subject.full_gradient(), expected)
+    return relative_difference(toy.full_gradient(), expected)
 
 
 @pytest.mark.processes
@@ -297,7 +297,7 @@ def test_nothing_stays_gathered_after_a_step(ranks: RankPool, style: str) -> Non
 
 def gathered_bytes_at_most(by_module: bool) -> int:
     """Most bytes of compute weights at once, without gathering ahead."""
-    subject = shard(
+    toy = shard(
         "linear_stack",
         3,
         2,
@@ -305,8 +305,8 @@ def gathered_bytes_at_most(by_module: bool) -> int:
         disable_bucketing=True,
         enable_fine_grained_param_gather=by_module,
     )
-    subject.run_cycle(1)
-    return int(subject.model.ledger.peak_bytes_by_category()["compute_weights"])
+    toy.run_cycle(1)
+    return int(toy.model.ledger.peak_bytes_by_category()["compute_weights"])
 
 
 @pytest.mark.processes

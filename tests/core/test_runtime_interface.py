@@ -29,7 +29,7 @@ NAME = "aligned_stack"
 
 def scaled_error(strategy: str, per_token: bool, in_collective: bool, factor: float) -> float:
     """Error of the gradient, times `factor` by scale_gradients, against `factor` x reference."""
-    subject = shard(
+    toy = shard(
         NAME,
         strategy,
         2,
@@ -37,26 +37,26 @@ def scaled_error(strategy: str, per_token: bool, in_collective: bool, factor: fl
         calculate_per_token_loss=per_token,
         average_in_collective=in_collective,
     )
-    subject.run_cycle(2)
-    subject.model.scale_gradients(factor)
+    toy.run_cycle(2)
+    toy.model.scale_gradients(factor)
     weight = factor * (2 if per_token else 1)
     expected = expected_gradient(NAME, 2, 2, torch.float64, 0)
     scaled = {name: gradient * weight for name, gradient in expected.items()}
-    return relative_difference(subject.full_gradient(), scaled)
+    return relative_difference(toy.full_gradient(), scaled)
 
 
 def after_loading(strategy: str, compute: torch.dtype) -> tuple[bool, bool, list[str]]:
     """Load whole fp32 tensors: main weights equal them, compute weights equal their cast."""
     policy = MixedPrecisionPolicy(main_params_dtype=torch.float32)
-    subject = shard(NAME, strategy, 2, compute, mixed_precision_policy=policy)
+    toy = shard(NAME, strategy, 2, compute, mixed_precision_policy=policy)
     wanted = build(NAME, torch.float32, seed=99)
     state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
-    subject.model.load_state_dict(state)
-    found = subject.full_parameters()
+    toy.model.load_state_dict(state)
+    found = toy.full_parameters()
     main = all(torch.equal(found[name], value) for name, value in wanted.state_dict().items())
     value = batch(NAME, 0, 0, compute)
     with torch.no_grad():
-        compute_equal = torch.equal(subject.model(value), wanted.to(compute)(value))
+        compute_equal = torch.equal(toy.model(value), wanted.to(compute)(value))
     refused = []
     first = next(iter(state))
     for broken in (
@@ -65,10 +65,10 @@ def after_loading(strategy: str, compute: torch.dtype) -> tuple[bool, bool, list
         {**state, first: torch.zeros(3, 3)},
     ):
         with pytest.raises(StateDictError) as error:
-            subject.model.load_state_dict(broken)
+            toy.model.load_state_dict(broken)
         refused.append(str(error.value))
     with pytest.raises(LifecycleError, match="assign"):
-        subject.model.load_state_dict(state, assign=True)
+        toy.model.load_state_dict(state, assign=True)
     return main, compute_equal, refused
 
 
@@ -157,26 +157,26 @@ def fused_gradient_error(strategy: str) -> float:
 def around_start_grad_sync(strategy: str) -> tuple[list[int], bool, float]:
     """Reductions issued by: an unmarked backward pass, the start, a second start, the finish;
     whether the start attached gradients; the error of the gradient."""
-    subject = shard(NAME, strategy, 2, torch.float64)
+    toy = shard(NAME, strategy, 2, torch.float64)
     issued = []
 
     def count() -> None:
         kinds = {"all_reduce", "reduce_scatter"}
-        total = sum(record.operation in kinds for record in subject.model.wire_log)
+        total = sum(record.operation in kinds for record in toy.model.wire_log)
         issued.append(total - sum(issued))
 
-    with subject.model.no_sync():
-        subject.backward()
+    with toy.model.no_sync():
+        toy.backward()
     count()
-    subject.model.start_grad_sync()
+    toy.model.start_grad_sync()
     count()
-    attached = any(p.grad is not None for _, p in subject.parameters())
-    subject.model.start_grad_sync()
+    attached = any(p.grad is not None for _, p in toy.parameters())
+    toy.model.start_grad_sync()
     count()
-    subject.model.finish_grad_sync()
+    toy.model.finish_grad_sync()
     count()
     expected = expected_gradient(NAME, 2, 1, torch.float64)
-    return issued, attached, relative_difference(subject.full_gradient(), expected)
+    return issued, attached, relative_difference(toy.full_gradient(), expected)
 
 
 def groups_of_a_sharded_optimizer() -> tuple[list[float], list[int]]:
@@ -211,11 +211,11 @@ def refused_optimizers() -> list[str]:
 
 
 def warned_double_reduction() -> list[str]:
-    subject = shard(NAME, 1, 2, on_double_reduction="warn")
-    subject.run_cycle(1)
+    toy = shard(NAME, 1, 2, on_double_reduction="warn")
+    toy.run_cycle(1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        subject.run_cycle(1)
+        toy.run_cycle(1)
     return sorted({str(w.message) for w in caught if w.category is RuntimeWarning})
 
 
@@ -288,15 +288,15 @@ def test_the_warning_of_upstream_can_be_had_instead_of_the_error(ranks: RankPool
 def clipped_without_a_mark(style: str) -> tuple[float, float, float]:
     """Norm of an accumulated gradient that nobody has finished, the reference's, and the error
     of the clipped gradient."""
-    subject = shard(NAME, "optim", 2, torch.float64)
+    toy = shard(NAME, "optim", 2, torch.float64)
     for j in range(3):
-        subject.backward(j)
+        toy.backward(j)
     whole = style == "model"
-    norm = clip_grad_norm_(subject.model if whole else list(subject.model.parameters()), 0.5)
+    norm = clip_grad_norm_(toy.model if whole else list(toy.model.parameters()), 0.5)
     expected = expected_gradient(NAME, 2, 3, torch.float64, 0)
     wanted = torch.stack([g.norm() for g in expected.values()]).norm()
     clipped = {name: g * (0.5 / (wanted + 1e-6)) for name, g in expected.items()}
-    error = relative_difference(subject.full_gradient(), clipped)
+    error = relative_difference(toy.full_gradient(), clipped)
     return float(norm), float(wanted), error
 
 
@@ -311,14 +311,14 @@ def test_clipping_finishes_a_gradient_that_nobody_has_marked_as_last(
 
 def frozen_outputs_after_loading(strategy: str) -> bool:
     """Whether a frozen weight that was loaded after a forward pass is what the next one uses."""
-    subject = shard("frozen", strategy, 4)
+    toy = shard("frozen", strategy, 4)
     value = batch("frozen", 0, 0, torch.float32)
     with torch.no_grad():
-        subject.model(value)
+        toy.model(value)
         wanted = build("frozen", seed=8)
         state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
-        subject.model.load_state_dict(state)
-        return torch.equal(subject.model(value), wanted(value))
+        toy.model.load_state_dict(state)
+        return torch.equal(toy.model(value), wanted(value))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -330,15 +330,15 @@ def test_loading_reaches_the_compute_copies_of_frozen_weights(
 
 def half_loaded(strategy: str) -> list[bool]:
     """Whether weights are untouched after a state dict with a wrong shape, or a missing name."""
-    subject = shard("linear_stack", strategy, 4)
-    before = subject.full_parameters()
+    toy = shard("linear_stack", strategy, 4)
+    before = toy.full_parameters()
     whole = {f"module.{k}": v for k, v in build("linear_stack", seed=8).state_dict().items()}
     (*_, last) = whole
     unchanged = []
     for broken in ({**whole, last: torch.zeros(7)}, {k: whole[k] for k in whole if k != last}):
         with pytest.raises(StateDictError):
-            subject.model.load_state_dict(broken)
-        after = subject.full_parameters()
+            toy.model.load_state_dict(broken)
+        after = toy.full_parameters()
         unchanged.append(all(torch.equal(after[name], before[name]) for name in before))
     return unchanged
 

@@ -37,10 +37,10 @@ class Recomputing(nn.Module):
 
 
 def events_of_a_step(prefetch: bool) -> list[tuple[str, str]]:
-    subject = shard(NAME, 3, 2, overlap_param_gather=prefetch)
+    toy = shard(NAME, 3, 2, overlap_param_gather=prefetch)
     seen: list[Event] = []
-    subject.model.events.subscribe(seen.append)
-    subject.run_cycle(1)
+    toy.model.events.subscribe(seen.append)
+    toy.run_cycle(1)
     kinds = ("prefetch", "release", "collective")
     return [
         (event.operation or event.kind, event.bucket)
@@ -61,27 +61,27 @@ def recomputed(strategy: str, reentrant: bool) -> tuple[float, dict[str, int]]:
         sync_model_each_microbatch=False,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
     )
-    subject = Sharded(NAME, 2, torch.float64, model)
+    toy = Sharded(NAME, 2, torch.float64, model)
     at_rest = model.ledger.bytes_by_category()
-    subject.run_cycle(2)
+    toy.run_cycle(2)
     after = model.ledger.bytes_by_category()
     grown = {name: after[name] - at_rest[name] for name in after}
     expected = expected_gradient(NAME, 2, 2, torch.float64, 0)
-    return relative_difference(subject.full_gradient(), expected), grown
+    return relative_difference(toy.full_gradient(), expected), grown
 
 
 def shapes_outside_a_pass(strategy: str) -> list[bool]:
     """Whether modules show shards: before, after a forward, after a backward pass."""
-    subject = shard(NAME, strategy, 2)
+    toy = shard(NAME, strategy, 2)
 
     def shards() -> bool:
-        kinds = {type(p).__name__ for p in subject.model.parameters()}
+        kinds = {type(p).__name__ for p in toy.model.parameters()}
         return all("Parameter" in kind or "DTensor" in kind for kind in kinds) and all(
-            hasattr(p.data, "device_mesh") for p in subject.model.parameters()
+            hasattr(p.data, "device_mesh") for p in toy.model.parameters()
         )
 
     seen = [shards()]
-    value = subject.forward()
+    value = toy.forward()
     seen.append(shards())
     value.backward()
     return [*seen, shards()]
@@ -129,11 +129,11 @@ def _seeded(seed: int) -> torch.Generator:
 
 def output_of_fixed_batch(strategy: str) -> bool:
     """Whether inference between steps uses current weights, as a reference module does."""
-    subject = shard(NAME, strategy, 2, torch.float64)
+    toy = shard(NAME, strategy, 2, torch.float64)
     module = build(NAME, torch.float64)
     value = batch(NAME, 0, 0, torch.float64)
     with torch.no_grad():
-        return torch.equal(subject.model(value), module(value))
+        return torch.equal(toy.model(value), module(value))
 
 
 def test_the_next_unit_is_gathered_while_one_computes(ranks: RankPool) -> None:
@@ -185,7 +185,7 @@ def test_inference_computes_what_the_bare_module_computes(ranks: RankPool, strat
 
 def most_units_at_once() -> int:
     """Units whose compute weights exist at the same time, at most, over a training step."""
-    subject = shard(NAME, 3, 2)
+    toy = shard(NAME, 3, 2)
     held: set[str] = set()
     most = 0
 
@@ -197,8 +197,8 @@ def most_units_at_once() -> int:
             held.discard(event.bucket)
         most = max(most, len(held))
 
-    subject.model.events.subscribe(follow)
-    subject.run_cycle(2)
+    toy.model.events.subscribe(follow)
+    toy.run_cycle(2)
     return most
 
 

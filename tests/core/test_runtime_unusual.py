@@ -34,22 +34,20 @@ NAME = "aligned_stack"
 
 def bf16_gradients_of_two_cycles(strategy: str) -> tuple[float, list[float]]:
     """Length of a clipped SGD step, and gradient errors of two cycles with `.grad` a cast copy."""
-    subject = shard(
-        NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy()
-    )
-    optimizer = fully_shard_optimizer(torch.optim.SGD(subject.model.parameters(), lr=1.0))
+    toy = shard(NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy())
+    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=1.0))
     errors = []
     for cycle in range(2):
-        subject.run_cycle(1, cycle)
+        toy.run_cycle(1, cycle)
         expected = expected_gradient(NAME, 2, 1, torch.bfloat16, cycle)
         if cycle == 0:  # the weights move between cycles
-            errors.append(relative_difference(subject.full_gradient(), expected))
-        before = subject.full_parameters()
-        gradient = subject.full_gradient()
-        clip_grad_norm_(subject.model, 1e-3)
+            errors.append(relative_difference(toy.full_gradient(), expected))
+        before = toy.full_parameters()
+        gradient = toy.full_gradient()
+        clip_grad_norm_(toy.model, 1e-3)
         optimizer.step()
         optimizer.zero_grad()
-        moved = {key: before[key] - value for key, value in subject.full_parameters().items()}
+        moved = {key: before[key] - value for key, value in toy.full_parameters().items()}
         length = torch.stack([value.norm() for value in moved.values()]).norm()
         norm = torch.stack([value.norm() for value in gradient.values()]).norm()
         scaled = {key: value * (1e-3 / norm) for key, value in gradient.items()}
@@ -174,36 +172,36 @@ def error_against_one_process(factory: Any, strategy: str) -> float:
 def after_a_failed_pass() -> tuple[bool, float, bool]:
     """Backward of a second forward after the first one's backward raised; shards after a failed
     forward; then a retry without zero_grad."""
-    subject = shard(NAME, 2, 2, torch.float64)
-    first, second = subject.forward(0), subject.forward(1)
+    toy = shard(NAME, 2, 2, torch.float64)
+    first, second = toy.forward(0), toy.forward(1)
 
     def fail(*_: Any) -> None:
         raise ArithmeticError
 
-    hook = subject.model.module.blocks[1].register_forward_pre_hook(fail)
+    hook = toy.model.module.blocks[1].register_forward_pre_hook(fail)
     with pytest.raises(ArithmeticError):
-        subject.forward()
+        toy.forward()
     hook.remove()
-    shown = all(hasattr(p.data, "device_mesh") for p in subject.model.parameters())
+    shown = all(hasattr(p.data, "device_mesh") for p in toy.model.parameters())
     first.register_hook(fail)
     with pytest.raises(ArithmeticError):
         first.backward()
     second.backward()
-    subject.model.finish_grad_sync()
-    gradients = all(p.grad is not None for p in subject.model.parameters())
-    subject.model.zero_grad_buffer()
-    subject.run_cycle(2, cycle=1)
+    toy.model.finish_grad_sync()
+    gradients = all(p.grad is not None for p in toy.model.parameters())
+    toy.model.zero_grad_buffer()
+    toy.run_cycle(2, cycle=1)
     expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
-    return shown, relative_difference(subject.full_gradient(), expected), gradients
+    return shown, relative_difference(toy.full_gradient(), expected), gradients
 
 
 def refused_changes() -> list[str]:
-    subject = shard(NAME, 3, 2)
+    toy = shard(NAME, 3, 2)
     messages = []
     for change in (
-        subject.model.double,
-        lambda: copy.deepcopy(subject.model),
-        lambda: (subject.model.module.last.requires_grad_(False), subject.forward()),
+        toy.model.double,
+        lambda: copy.deepcopy(toy.model),
+        lambda: (toy.model.module.last.requires_grad_(False), toy.forward()),
     ):
         with pytest.raises(LifecycleError) as error:
             change()
@@ -226,17 +224,17 @@ def saved_and_copied(strategy: str) -> bool:
 
 
 def alive_after_deletion(strategy: str) -> list[bool]:
-    subject = shard(NAME, strategy, 2)
-    optimizer = fully_shard_optimizer(torch.optim.Adam(subject.model.parameters()))
-    subject.run_cycle(1)
+    toy = shard(NAME, strategy, 2)
+    optimizer = fully_shard_optimizer(torch.optim.Adam(toy.model.parameters()))
+    toy.run_cycle(1)
     optimizer.step()
-    model = subject.model
+    model = toy.model
     watched = [
         weakref.ref(model),
         weakref.ref(model.module),
         weakref.ref(model._context.units[0].groups[0].weights),
     ]
-    del model, subject, optimizer
+    del model, toy, optimizer
     gc.collect()
     return [reference() is not None for reference in watched]
 

@@ -85,12 +85,12 @@ def test_gradients_of_one_cycle_are_all_scaled_once(
 
 
 def landings(transport: str) -> list[str]:
-    subject = shard("linear_stack", "no_shard", 2, transport=transport)
-    subject.run_cycle(1)
-    subject.model.zero_grad_buffer()
+    toy = shard("linear_stack", "no_shard", 2, transport=transport)
+    toy.run_cycle(1)
+    toy.model.zero_grad_buffer()
     seen: list[Event] = []
-    subject.model.events.subscribe(seen.append, kinds=("collective", "land"))
-    subject.run_cycle(1)
+    toy.model.events.subscribe(seen.append, kinds=("collective", "land"))
+    toy.run_cycle(1)
     return [event.kind for event in seen]
 
 

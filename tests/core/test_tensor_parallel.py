@@ -92,14 +92,14 @@ def joined(shape: str, inner: str, outer: str, shards: Named) -> Named:
     root = root_mesh(shape)
     sizes = (1, *root.mesh.shape[-2:]) if root.mesh_dim_names[0] == "spare" else root.mesh.shape
     own = root.mesh[root.get_local_rank(0)] if root.mesh_dim_names[0] == "spare" else root.mesh
-    places = own.view(sizes)
-    places = places if outer == "optim" else places[:1]
-    places = places if inner != "no_shard" else places[:, :1]
+    coordinates = own.view(sizes)
+    coordinates = coordinates if outer == "optim" else coordinates[:1]
+    coordinates = coordinates if inner != "no_shard" else coordinates[:, :1]
     whole = {}
     for key in shards:
         columns = [
-            torch.cat([pieces[rank][key] for rank in places[:, :, t].T.flatten().tolist()])
-            for t in range(places.shape[2])
+            torch.cat([pieces[rank][key] for rank in coordinates[:, :, t].T.flatten().tolist()])
+            for t in range(coordinates.shape[2])
         ]
         dim = cut_dim(key)
         whole[key] = columns[0] if dim is None else torch.cat(columns, dim)

@@ -115,17 +115,17 @@ def both_accounts(strategy: str) -> tuple[float, bool]:
     """Gradient difference between the transports, and whether they logged the same."""
     logs, gradients = [], []
     for transport in ("native", "point_to_point"):
-        subject = shard("linear_stack", strategy, 2, torch.float64, transport=transport)
-        subject.model.wire_log.clear()
-        subject.run_cycle(3)
-        logs.append(list(subject.model.wire_log))
-        gradients.append(subject.full_gradient())
+        toy = shard("linear_stack", strategy, 2, torch.float64, transport=transport)
+        toy.model.wire_log.clear()
+        toy.run_cycle(3)
+        logs.append(list(toy.model.wire_log))
+        gradients.append(toy.full_gradient())
     return relative_difference(*gradients), logs[0] == logs[1]
 
 
 def default_transport(strategy: str) -> str:
-    subject = shard("linear_stack", strategy, 4)
-    (first, *_) = [g for unit in subject.model._context.units for g in unit.groups]
+    toy = shard("linear_stack", strategy, 4)
+    (first, *_) = [g for unit in toy.model._context.units for g in unit.groups]
     return type(first.gradients._communicator).__name__
 
 

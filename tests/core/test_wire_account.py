@@ -29,16 +29,16 @@ def gathers_of_unit(name: str, unit: str) -> int:
     return 3 if name == "used_twice" and unit == "twice" else 2
 
 
-def traffic_of_second_cycle(subject: Sharded, microbatches: int) -> Traffic:
+def traffic_of_second_cycle(toy: Sharded, microbatches: int) -> Traffic:
     """In a rank: what the wire log recorded, in the steady state."""
-    trainable = [p for p in subject.model.parameters() if p.requires_grad]
+    trainable = [p for p in toy.model.parameters() if p.requires_grad]
     optimizer = fully_shard_optimizer(torch.optim.SGD(trainable, lr=0.01))
     for cycle in range(2):
-        subject.model.wire_log.clear()
-        subject.run_cycle(microbatches, cycle)
+        toy.model.wire_log.clear()
+        toy.run_cycle(microbatches, cycle)
         optimizer.step()
         optimizer.zero_grad()
-    log = subject.model.wire_log
+    log = toy.model.wire_log
     assert log.sent_bytes == sum(record.sent_bytes for record in log)
     return Counter((r.operation, r.group, r.dtype, r.payload_bytes, r.bucket) for r in log)
 
@@ -50,12 +50,12 @@ def differences(case: Case, names: list[str]) -> list[str]:
     for name in names:
         arguments: dict[str, Any] = {"name": name, "mixed_precision_policy": policy}
         if case.outer is None:
-            subject = shard(
+            toy = shard(
                 strategy=case.inner, group_size=case.inner_size, dtype=case.compute, **arguments
             )
         else:
-            subject = hybrid(case.inner, case.outer, case.outer_size, case.compute, **arguments)
-        sent = traffic_of_second_cycle(subject, case.microbatches)
+            toy = hybrid(case.inner, case.outer, case.outer_size, case.compute, **arguments)
+        sent = traffic_of_second_cycle(toy, case.microbatches)
         expected = expected_traffic(
             facts_of(name, case.compute), case, partial(gathers_of_unit, name)
         )

@@ -30,7 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     for file in (
         "bench/worker/rank.py",
         "bench/loop.py",
-        "bench/spec.py",
+        "bench/spec/run.py",
         "bench/store/atomic.py",
         "bench/cli/main.py",
         "bench/models/llama.py",

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from validate_mutants import UNLISTED
 
+from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUGS, Bug, Change
 from bench.validate.injection import first_failure, parse_bugs
 from bench.validate.matrix import cases
 from bench.validate.mutation import copy_of_core
-from bench.validate.ranks import Nursery
-from bench.validate.session import Place
+from bench.validate.session import MODULES, WorkerSettings
 
 pytestmark = pytest.mark.processes
 
@@ -21,8 +21,8 @@ SAMPLE = ("R2", "R8")
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as made:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(modules=MODULES) as made:
         yield made
 
 
@@ -32,8 +32,8 @@ def test_a_bug_is_asked_for_by_its_number() -> None:
 
 
 @pytest.mark.parametrize("bug", parse_bugs(",".join(SAMPLE)), ids=lambda bug: bug.id)
-def test_a_sample_of_historical_bugs_is_noticed(nursery: Nursery, bug: Bug) -> None:
-    assert first_failure(nursery, bug.changes, QUICK, Place()) is not None
+def test_a_sample_of_historical_bugs_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
+    assert first_failure(fork_server, bug.changes, QUICK, WorkerSettings()) is not None
 
 
 @pytest.mark.parametrize("name", UNLISTED)
@@ -41,21 +41,21 @@ def test_a_bug_on_no_list_still_fits_the_source(name: str, tmp_path) -> None:
     copy_of_core(tmp_path, UNLISTED[name])
 
 
-def test_a_change_that_changes_nothing_is_not_noticed(nursery: Nursery) -> None:
+def test_a_change_that_changes_nothing_is_not_noticed(fork_server: ForkServer) -> None:
     harmless = Change("runtime/grad_pipeline.py", "IN_FLIGHT = 1\n", "IN_FLIGHT = 2\n")
     sample = [case for case in QUICK if case.ranks == 2 and case.policy == "fp64"][:3]
-    assert first_failure(nursery, (harmless,), sample, Place()) is None
+    assert first_failure(fork_server, (harmless,), sample, WorkerSettings()) is None
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("bug", [b for b in BUGS if b.changes], ids=lambda bug: bug.id)
-def test_every_historical_bug_is_noticed(nursery: Nursery, bug: Bug) -> None:
-    assert first_failure(nursery, bug.changes, QUICK, Place()) is not None
+def test_every_historical_bug_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
+    assert first_failure(fork_server, bug.changes, QUICK, WorkerSettings()) is not None
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", UNLISTED)
-def test_every_bug_on_no_list_is_noticed(nursery: Nursery, name: str) -> None:
-    assert first_failure(nursery, UNLISTED[name], QUICK, Place()) is not None
+def test_every_bug_on_no_list_is_noticed(fork_server: ForkServer, name: str) -> None:
+    assert first_failure(fork_server, UNLISTED[name], QUICK, WorkerSettings()) is not None

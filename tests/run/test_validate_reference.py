@@ -87,7 +87,7 @@ def test_cases_are_selected_by_id_by_a_part_or_by_a_pattern() -> None:
     every = cases("mfsdp", full=False)
     exact = "mfsdp/optim/2/stack/fp64/k1"
     assert [case.id for case in select(every, [exact])] == [exact]
-    assert {case.subject for case in select(every, ["/tied/"])} == {"tied"}
+    assert {case.model for case in select(every, ["/tied/"])} == {"tied"}
     assert all(case.outer == 2 for case in select(every, ["*2x2h*"]))
     with pytest.raises(UsageError, match="matches none"):
         select(every, ["tide"])

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
     "bench/__init__.py",
-    "bench/spec.py",
+    "bench/spec",
     "bench/record.py",
     "bench/verdict.py",
     "bench/errors.py",

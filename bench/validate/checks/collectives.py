@@ -12,9 +12,9 @@ from collections import Counter
 from math import prod
 
 from bench.engines.inspection import BucketContents
+from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.verdicts import failed, not_applicable, passed
-from bench.validate.evidence import Evidence, at
+from bench.validate.checks.check_verdict import failed, not_applicable, passed
 from bench.verdict import CheckVerdict, Finding
 
 #: Padding of a buffer above what its largest parameter alone would need (DESIGN.md, section 3).
@@ -25,7 +25,7 @@ EXPERTS_APART = "experts are sharded over a mesh of their own, which the table d
 Counts = Counter[tuple[str, str]]
 
 
-def counts(evidence: Evidence) -> CheckVerdict | None:
+def counts(evidence: CaseEvidence) -> CheckVerdict | None:
     """Collectives of every bucket and step, by operation and axis."""
     check = "collective counts"
     if not evidence.updated_steps:
@@ -59,18 +59,18 @@ def _agree(found: Counts, expected: Counts, step: int) -> bool:
     return found == expected or (step == 0 and not (found - expected - loaded or expected - found))
 
 
-def _why_not(evidence: Evidence) -> str | None:
-    if evidence.case.subject in EXPERT_PARALLEL:
+def _why_not(evidence: CaseEvidence) -> str | None:
+    if evidence.case.model in EXPERT_PARALLEL:
         return EXPERTS_APART
     lacking = evidence.seen[0].lacking
     if "log" in lacking or "buckets" in lacking:
         return lacking.get("log") or lacking["buckets"]
-    if evidence.case.subject == "twice":
+    if evidence.case.model == "twice":
         return "a unit that runs twice may be gathered two to four times"
     return None
 
 
-def expected_counts(evidence: Evidence, bucket: BucketContents, step: int) -> Counts:
+def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -> Counts:
     """From the module's table; an axis of one rank communicates nothing."""
     case, k = evidence.case, evidence.case.microbatches
     trainable = bucket.parameters[0] in evidence.trainable
@@ -95,7 +95,7 @@ def expected_counts(evidence: Evidence, bucket: BucketContents, step: int) -> Co
 
 
 def is_root(bucket: BucketContents) -> bool:
-    """Whether its parameters are the root's, by the subjects' names: blocks are units."""
+    """Whether its parameters are the root's, by the toy models' names: blocks are units."""
     return not all(name.startswith("blocks.") for name in bucket.parameters) or (
         bucket.name.startswith("(root)")
     )
@@ -106,11 +106,11 @@ def _words(found: Counts) -> str:
     return ", ".join(parts) or "no collective"
 
 
-def volume(evidence: Evidence) -> CheckVerdict:
+def volume(evidence: CaseEvidence) -> CheckVerdict:
     """Every parameter lies in one buffer, which is no larger than the padding rule allows."""
     check = "buffers"
     one = evidence.seen[0]
-    if evidence.case.subject in EXPERT_PARALLEL:
+    if evidence.case.model in EXPERT_PARALLEL:
         return not_applicable(check, EXPERTS_APART)
     if "buckets" in one.lacking:
         return not_applicable(check, one.lacking["buckets"])
@@ -141,7 +141,7 @@ def volume(evidence: Evidence) -> CheckVerdict:
     return passed(check, f"largest padding {worst:.0%}")
 
 
-def _allowed_elements(evidence: Evidence, bucket: BucketContents) -> tuple[int, float]:
+def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[int, float]:
     case = evidence.case
     slices = case.inner * (case.outer if case.outer_strategy == "optim" else 1)
     shapes = [evidence.reference.shapes[name] for name in bucket.parameters]
@@ -154,7 +154,7 @@ def _allowed_elements(evidence: Evidence, bucket: BucketContents) -> tuple[int, 
     return used, used * (1 + alone + PADDING_BUDGET)
 
 
-def _payloads(evidence: Evidence, bucket: BucketContents) -> Finding | None:
+def _payloads(evidence: CaseEvidence, bucket: BucketContents) -> Finding | None:
     """Inner collectives move the whole buffer, outer ones all of it or an inner slice."""
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
     for step in evidence.steps:

@@ -8,20 +8,20 @@ from torch import Tensor
 from bench.engines.inspection import Piece
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
+from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
-from bench.validate.evidence import Evidence, at
-from bench.validate.exercise import CLIPPED_STEP
+from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed, relative
 from bench.validate.reference import clip_coefficient, norm_of
+from bench.validate.scenario import CLIPPED_STEP
 from bench.verdict import CheckVerdict
 
 _NORM_SLACK = 10
 
 
-def gradients(evidence: Evidence) -> CheckVerdict:
+def gradients(evidence: CaseEvidence) -> CheckVerdict:
     """Every parameter, step and rank against the mean over ranks of the sum over microbatches."""
     check = "gradients"
-    if evidence.seen[0].refusal and evidence.case.exercise == "again":
+    if evidence.seen[0].refusal and evidence.case.scenario == "again":
         return passed(check, f"the further pass was refused: {evidence.seen[0].refusal[:100]}")
     worst = 0.0
     for step in evidence.steps:
@@ -39,7 +39,7 @@ def gradients(evidence: Evidence) -> CheckVerdict:
     return passed(check, f"largest difference {worst:.2g} of the {rule}")
 
 
-def _rounds(evidence: Evidence) -> bool:
+def _rounds(evidence: CaseEvidence) -> bool:
     return any(
         evidence.expected_gradient(evidence.trainable[0], step)[1] is not None
         for step in evidence.steps
@@ -47,7 +47,7 @@ def _rounds(evidence: Evidence) -> bool:
 
 
 def _excess(
-    evidence: Evidence,
+    evidence: CaseEvidence,
     name: str,
     pieces: list[Piece | None],
     rank: int,
@@ -76,7 +76,7 @@ def _excess(
 
 
 def _rows(
-    evidence: Evidence, name: str, pieces: list[Piece | None], rank: int, whole: Tensor
+    evidence: CaseEvidence, name: str, pieces: list[Piece | None], rank: int, whole: Tensor
 ) -> Tensor | None:
     """The rows of `whole` that the piece of `rank` stands for; None if the pieces do not fit."""
     own = pieces[rank]
@@ -90,7 +90,7 @@ def _rows(
         return None
 
 
-def _told(evidence: Evidence, name: str, step: int, rank: int) -> CheckVerdict:
+def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> CheckVerdict:
     expected, slack = evidence.expected_gradient(name, step)
     pieces = evidence.gradient_pieces(name, step)
     piece = pieces[rank]
@@ -123,7 +123,7 @@ def _told(evidence: Evidence, name: str, step: int, rank: int) -> CheckVerdict:
     return failed("gradients", finding, f"relative difference {off:.2g}, allowed {allowed}")
 
 
-def _explained(evidence: Evidence, step: int, rank: int, name: str) -> Attribution | None:
+def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attribution | None:
     """From the parameter alone if it has elements enough, else from its bucket's."""
     bucket = evidence.bucket_of(name)
     companions = [n for n in evidence.trainable if n != name and evidence.bucket_of(n) == bucket]
@@ -154,7 +154,7 @@ def _explained(evidence: Evidence, step: int, rank: int, name: str) -> Attributi
     return None
 
 
-def _rows_of_another(evidence: Evidence, name: str, step: int, rank: int) -> tuple[str, ...]:
+def _rows_of_another(evidence: CaseEvidence, name: str, step: int, rank: int) -> tuple[str, ...]:
     """Whether these are another rank's rows."""
     expected, _ = evidence.expected_gradient(name, step)
     pieces = evidence.gradient_pieces(name, step)
@@ -178,13 +178,13 @@ def _worst_element(found: Tensor, expected: Tensor) -> int | None:
     return int(torch.nan_to_num(difference, nan=float("inf")).argmax())
 
 
-def norm_and_clipping(evidence: Evidence) -> CheckVerdict | None:
+def norm_and_clipping(evidence: CaseEvidence) -> CheckVerdict | None:
     """The norm before clipping on every rank, and what clipping leaves."""
     check = "norm and clipping"
     step = CLIPPED_STEP
     if step not in evidence.steps or evidence.seen[0].steps[step].clipped is None:
         return None
-    if evidence.case.tensor > 1 or evidence.case.subject in EXPERT_PARALLEL:
+    if evidence.case.tensor > 1 or evidence.case.model in EXPERT_PARALLEL:
         return not_applicable(check, "the norm counts the parts and experts of all ranks")
     whole = norm_of(evidence.gradients(step))
     allowed = _NORM_SLACK * evidence.tolerance

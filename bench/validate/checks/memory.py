@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
+from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
+from bench.validate.checks.check_verdict import failed, not_applicable, passed
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.checks.pools import pools_bytes
-from bench.validate.checks.verdicts import failed, not_applicable, passed
-from bench.validate.evidence import Evidence, at
-from bench.validate.exercise import NOISE_BYTES
+from bench.validate.scenario import NOISE_BYTES
 from bench.verdict import CheckVerdict, Finding
 
 _STATE_SCALAR_BYTES = 4
 
 
-def at_rest(evidence: Evidence) -> CheckVerdict | None:
+def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
     """The engine's ledger after each step against the table of the strategies, to the byte."""
     check = "memory at rest"
     if not evidence.updated_steps:
         return None
-    if evidence.case.subject in EXPERT_PARALLEL:
+    if evidence.case.model in EXPERT_PARALLEL:
         return not_applicable(check, EXPERTS_APART)
     lacking = evidence.seen[0].lacking
     if "ledger" in lacking or "buckets" in lacking:
@@ -48,7 +48,7 @@ def at_rest(evidence: Evidence) -> CheckVerdict | None:
     return passed(check, f"{buffers} B per rank beside the optimizer's, to the byte")
 
 
-def _bucket_bytes(evidence: Evidence, bucket: BucketContents) -> int:
+def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     """Section 1.2 of the specification for one buffer, padding included."""
     case = evidence.case
     compute, main, grads, _ = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
@@ -71,10 +71,10 @@ def _bucket_bytes(evidence: Evidence, bucket: BucketContents) -> int:
     return weights + (owned * main if separate else 0) + accumulator * grads
 
 
-def no_growth(evidence: Evidence) -> CheckVerdict | None:
+def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
     """Tensors that exist at rest do not become more from one step to the next."""
     check = "no growth"
-    if evidence.case.exercise not in ("train", "equalised"):
+    if evidence.case.scenario not in ("train", "equalised"):
         return None
     for rank, one in enumerate(evidence.seen):
         later = [step.live_bytes for step in one.steps]
@@ -93,10 +93,10 @@ def no_growth(evidence: Evidence) -> CheckVerdict | None:
     return passed(check, f"{evidence.seen[0].steps[-1].live_bytes} B after every step")
 
 
-def freed(evidence: Evidence) -> CheckVerdict | None:
+def freed(evidence: CaseEvidence) -> CheckVerdict | None:
     """A deleted engine leaves no tensor behind."""
     check = "freed after deletion"
-    if evidence.case.exercise != "train":
+    if evidence.case.scenario != "train":
         return None
     for rank, one in enumerate(evidence.seen):
         if one.left_bytes > NOISE_BYTES:

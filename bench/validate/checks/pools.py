@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
 from bench.spec import POOLS, AllocatorName, EngineSpec
+from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import POLICIES
 from bench.validate.checks.collectives import is_root
-from bench.validate.evidence import Evidence
 
 
-def pools_bytes(evidence: Evidence) -> int:
+def pools_bytes(evidence: CaseEvidence) -> int:
     """Bytes of all pools of a case: weights, gradients, and the outer reduction's buckets.
 
     A pool serves what comes and goes: weights that are gathered for every use, gradients that are

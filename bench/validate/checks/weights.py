@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.verdicts import failed, not_applicable, numbers, passed, relative
-from bench.validate.evidence import Evidence, at
+from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed, relative
 from bench.validate.reference import Named
 from bench.verdict import CheckVerdict, Finding
 
@@ -15,14 +15,14 @@ _LOSS_SLACK = 20
 _PEERS = "the loss of a rank holds what its experts make of other ranks' tokens"
 
 
-def initial_weights(evidence: Evidence) -> CheckVerdict:
+def initial_weights(evidence: CaseEvidence) -> CheckVerdict:
     """The engine starts from the values that its model had."""
     check = "initial weights"
     case = evidence.case
     sharded = case.strategy != "no_shard"
-    if case.exercise == "equalised" and sharded:
+    if case.scenario == "equalised" and sharded:
         return not_applicable(check, "every row keeps the value of the rank that owns it")
-    wanted = evidence.reference.initial(_OTHER_SEED if case.exercise == "reloaded" else 7)
+    wanted = evidence.reference.initial(_OTHER_SEED if case.scenario == "reloaded" else 7)
     for name, expected in wanted.items():
         found = evidence.initial[name]
         if not torch.equal(found.to(expected.dtype), expected):
@@ -31,7 +31,7 @@ def initial_weights(evidence: Evidence) -> CheckVerdict:
     return passed(check, "bit-equal")
 
 
-def replicas(evidence: Evidence) -> CheckVerdict | None:
+def replicas(evidence: CaseEvidence) -> CheckVerdict | None:
     """Ranks that hold the same piece of a main weight hold the same bits, after every step."""
     check = "replicas"
     compared = 0
@@ -56,7 +56,7 @@ def replicas(evidence: Evidence) -> CheckVerdict | None:
     return passed(check, f"{compared} comparisons, bit-equal")
 
 
-def optimizer_step(evidence: Evidence) -> CheckVerdict | None:
+def optimizer_step(evidence: CaseEvidence) -> CheckVerdict | None:
     """Weights after each step against torch's AdamW, fed with the gradients that were found."""
     check = "optimizer step"
     if not evidence.updated_steps:
@@ -77,7 +77,7 @@ def optimizer_step(evidence: Evidence) -> CheckVerdict | None:
     return passed(check, f"relative difference {worst:.1e}, allowed {evidence.tolerance:g}")
 
 
-def _changed(evidence: Evidence, step: int, name: str, expected: Named, off: float) -> Finding:
+def _changed(evidence: CaseEvidence, step: int, name: str, expected: Named, off: float) -> Finding:
     before, found = evidence.before(step)[name], evidence.weights[step][name]
     lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
     if name not in evidence.trainable:
@@ -94,7 +94,7 @@ def _changed(evidence: Evidence, step: int, name: str, expected: Named, off: flo
     )
 
 
-def computed_weights(evidence: Evidence) -> CheckVerdict:
+def computed_weights(evidence: CaseEvidence) -> CheckVerdict:
     """What modules read in a step: the main weights in the compute dtype, alike on all ranks."""
     check = "computed weights"
     for step in evidence.steps:
@@ -115,7 +115,7 @@ def computed_weights(evidence: Evidence) -> CheckVerdict:
     return passed(check, "bit-equal on all ranks and in all microbatches")
 
 
-def _read(evidence: Evidence, step: int, name: str, rank: int, wanted: Named) -> Finding | None:
+def _read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named) -> Finding | None:
     found = evidence.seen[rank].steps[step].computed.get(name)
     expected = wanted[name]
     if found is not None and found.shape == expected.shape and torch.equal(found, expected):
@@ -142,10 +142,10 @@ def _read(evidence: Evidence, step: int, name: str, rank: int, wanted: Named) ->
     )
 
 
-def losses(evidence: Evidence) -> CheckVerdict:
+def losses(evidence: CaseEvidence) -> CheckVerdict:
     """The loss of every microbatch of every rank."""
     check = "losses"
-    if evidence.case.subject in EXPERT_PARALLEL:
+    if evidence.case.model in EXPERT_PARALLEL:
         return not_applicable(check, _PEERS)
     compute = evidence.reference.compute
     allowed = _LOSS_SLACK * torch.finfo(compute).eps
@@ -162,7 +162,7 @@ def losses(evidence: Evidence) -> CheckVerdict:
     return passed(check, f"within {allowed:.0e}")
 
 
-def gathered_weights(evidence: Evidence) -> CheckVerdict | None:
+def gathered_weights(evidence: CaseEvidence) -> CheckVerdict | None:
     """The engine's own whole weights against those put together here."""
     check = "gathered weights"
     if evidence.seen[0].whole is None:
@@ -188,10 +188,10 @@ def gathered_weights(evidence: Evidence) -> CheckVerdict | None:
     return passed(check, "bit-equal")
 
 
-def strict_loading(evidence: Evidence) -> CheckVerdict | None:
+def strict_loading(evidence: CaseEvidence) -> CheckVerdict | None:
     """A state dict that lacks a parameter is refused."""
     check = "strict loading"
-    if evidence.case.exercise != "reloaded":
+    if evidence.case.scenario != "reloaded":
         return None
     for rank, one in enumerate(evidence.seen):
         if one.refusal is None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.spec import DtypeName
+from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import POLICIES
-from bench.validate.checks.verdicts import failed, not_applicable, passed
-from bench.validate.evidence import Evidence, at
+from bench.validate.checks.check_verdict import failed, not_applicable, passed
 from bench.validate.observation import Sent
 from bench.validate.wire_tap import ring_bytes
 from bench.verdict import CheckVerdict
@@ -24,7 +24,7 @@ def payloads(sent: Iterable[Sent]) -> list[Sent]:
     return [s for s in sent if s.elements > 1 and not s.dtype.startswith(("int", "bool"))]
 
 
-def dtypes(evidence: Evidence) -> CheckVerdict | None:
+def dtypes(evidence: CaseEvidence) -> CheckVerdict | None:
     """Weights travel in the compute dtype, gradients in the dtype of the policy."""
     check = "wire dtypes"
     if len(evidence.seen) == 1:
@@ -65,7 +65,7 @@ def _torch_name(dtype: DtypeName) -> str:
     return str(TORCH_DTYPES[dtype]).removeprefix("torch.")
 
 
-def order(evidence: Evidence) -> CheckVerdict | None:
+def order(evidence: CaseEvidence) -> CheckVerdict | None:
     """All ranks issue the same collectives in the same order."""
     check = "wire order"
     if len(evidence.seen) == 1:
@@ -76,12 +76,12 @@ def order(evidence: Evidence) -> CheckVerdict | None:
         for rank in list(evidence.ranks)[1:]:
             other = evidence.seen[rank].steps[step]
             for ours, theirs in ((first.log, other.log), (first.sent, other.sent)):
-                place = _difference(ours, theirs)
+                index = _difference(ours, theirs)
                 count += len(ours)
-                if place is not None:
+                if index is not None:
                     finding = at(
-                        step, rank=rank, expected=f"as rank 0, number {place + 1}: "
-                        f"{_entry(ours, place)}", found=_entry(theirs, place),
+                        step, rank=rank, expected=f"as rank 0, number {index + 1}: "
+                        f"{_entry(ours, index)}", found=_entry(theirs, index),
                         evidence=(*evidence.wire_lines(step, None), *evidence.wire_lines(
                             step, None, rank)),
                     )  # fmt: skip
@@ -90,17 +90,17 @@ def order(evidence: Evidence) -> CheckVerdict | None:
 
 
 def _difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
-    for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
-            return place
+            return index
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-def _entry(entries: Sequence[object], place: int) -> str:
-    return str(entries[place]) if place < len(entries) else "nothing"
+def _entry(entries: Sequence[object], index: int) -> str:
+    return str(entries[index]) if index < len(entries) else "nothing"
 
 
-def accounts(evidence: Evidence) -> CheckVerdict | None:
+def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
     """Bytes: the engine's meter and its log against what was seen on the wire, dtype by dtype."""
     check = "wire accounts"
     if len(evidence.seen) == 1:
@@ -134,7 +134,7 @@ def accounts(evidence: Evidence) -> CheckVerdict | None:
     return passed(check, f"{total} B in all steps and ranks, as metered")
 
 
-def groups(evidence: Evidence) -> CheckVerdict | None:
+def groups(evidence: CaseEvidence) -> CheckVerdict | None:
     """Gathers on a process group of their own, where that was asked for."""
     check = "gather group"
     case = evidence.case

@@ -134,8 +134,8 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.before(x)
-        for place, unit in enumerate(self.units):
-            if self.style == "outside" and place == 1:
+        for index, unit in enumerate(self.units):
+            if self.style == "outside" and index == 1:
                 # Modules of the second unit, which does not run itself.
                 x = x + unit.second(torch.tanh(unit.first(x)))  # type: ignore[operator]
             else:

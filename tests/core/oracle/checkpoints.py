@@ -39,7 +39,7 @@ def all_four() -> Any:
 
 
 @dataclass
-class Subject:
+class TrainedToy:
     """A sharded model with its optimizer. replica: which of the equal groups this rank is in."""
 
     name: str
@@ -78,13 +78,13 @@ class Subject:
         return {name: value.reshape(-1).clone() for name, value in found.items()}
 
 
-def subject(
+def toy(
     name: str,
     layout: Layout,
     seed: int = 7,
     optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
     **arguments: Any,
-) -> Subject:
+) -> TrainedToy:
     """The toy model `name` under `layout`, with an optimizer that has not stepped."""
     size, inner, outer = layout
     where: dict[str, Any] = {"device_mesh": mesh(size), "dp_shard_dim": "dp"}
@@ -109,7 +109,7 @@ def subject(
     options: dict[str, Any] = {"lr": 0.05}
     if optimizer is torch.optim.SGD:
         options["momentum"] = 0.9
-    return Subject(name, layout, model, fully_shard_optimizer(optimizer(trainable, **options)))
+    return TrainedToy(name, layout, model, fully_shard_optimizer(optimizer(trainable, **options)))
 
 
 def different(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:

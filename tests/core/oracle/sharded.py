@@ -1,4 +1,4 @@
-"""The only place where tests build and drive the implementation under test. Runs inside a rank."""
+"""The only module where tests build and drive the implementation under test. Runs inside a rank."""
 
 from __future__ import annotations
 

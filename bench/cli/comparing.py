@@ -1,0 +1,91 @@
+"""`compare`: the command line in front of `reports.comparisons` and the verdicts of the gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.cli import console, exit_codes, gating
+from bench.errors import NotComparableError, NothingMeasuredError, UsageError
+from bench.store import ResultsStore
+from reports.comparisons.compare import compare
+from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
+from reports.gates import gate_text
+from reports.gates.gate import gate
+from reports.gates.noise import calibrations
+from reports.gates.pairing import sides_of_arms, sides_of_sweeps
+from reports.gates.policy import Policy
+from reports.gates.target_verdicts import judge_targets, target_table
+from reports.gates.target_verdicts import to_data as targets_to_data
+from reports.renderers import markdown, terminal
+from sweeps.suggest import did_you_mean
+
+_FORMATS = {"table": to_terminal, "md": to_markdown}
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What `compare` was asked for; `ignore` are settings to set aside when cells are matched.
+
+    head: None compares the arms of `base`.
+    """
+
+    base: str
+    head: str | None
+    ignore: tuple[str, ...]
+    form: str
+    as_json: bool
+    policy: Path | None = None
+
+
+def show_comparison(results: Path, asked: Comparing) -> int:
+    """Print a comparison.
+
+    Raises:
+        UsageError: an unknown name or format.
+        NothingMeasuredError: a side has no finished run.
+        NotComparableError: nothing of the two sides can be compared.
+    """
+    if asked.form not in _FORMATS:
+        raise UsageError(
+            f"--format: expected one of {', '.join(_FORMATS)}, found {asked.form!r}"
+            f"{did_you_mean(asked.form, _FORMATS)}"
+        )
+    policy = gating.read_policy(asked.policy)
+    store = ResultsStore.open(results, create=False)
+    if asked.head is None:
+        return _show_arms(store, asked, policy)
+    comparison = compare(store, asked.base, asked.head, ignore=asked.ignore)
+    sides = sides_of_sweeps(store, asked.base, asked.head, asked.ignore)
+    judged = gate(sides, policy, calibrations(store))
+    now = datetime.now(UTC)
+    if asked.as_json:
+        verdicts = gate_text.to_data(judged, now)
+        console.data_json(to_data(comparison) | {"verdicts": verdicts})
+    else:
+        console.data(_FORMATS[asked.form](comparison).rstrip("\n"))
+        console.data("\n" + gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+    return exit_codes.OK
+
+
+def _show_arms(store: ResultsStore, asked: Comparing, policy: Policy) -> int:
+    sides = sides_of_arms(store, asked.base, None, None)
+    if not sides.pairs:
+        reasons = "; ".join(f"{cell}: {why}" for cell, why in sides.failed[:5])
+        raise NothingMeasuredError(f"{asked.base} has nothing to compare: {reasons}")
+    judged = gate(sides, policy, calibrations(store))
+    if judged.nothing_comparable:
+        reasons = "; ".join(f"{cell}: {why}" for cell, why in judged.sides.not_comparable[:5])
+        raise NotComparableError(f"the arms of {asked.base} cannot be compared: {reasons}")
+    now = datetime.now(UTC)
+    targets = judge_targets(store, asked.base) if asked.base in store.sweeps() else []
+    if asked.as_json:
+        verdicts = gate_text.to_data(judged, now)
+        console.data_json(verdicts | {"targets": targets_to_data(targets)})
+        return exit_codes.OK
+    console.data(gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+    if targets:
+        render = markdown.table if asked.form == "md" else terminal.table
+        console.data("\n" + render(target_table(targets)).rstrip("\n"))
+    return exit_codes.OK

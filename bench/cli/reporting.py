@@ -1,0 +1,58 @@
+"""`report`: where a report goes, and the command line in front of `reports.build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.cli import console, exit_codes
+from bench.errors import UsageError
+from bench.store import ResultsStore
+from reports.build import ReportPaths, write_report
+
+
+def write_reports(
+    results: Path, sweeps: list[str], out: Path | None, reference: str | None, *, as_json: bool
+) -> int:
+    """Write one report on `sweeps` (all of the folder if empty) and print where it is.
+
+    A report in which nothing was measured is written all the same, with the reasons; the exit code
+    says so.
+    """
+    store = ResultsStore.open(results, create=False)
+    names = sweeps or store.sweeps()
+    if not names:
+        raise UsageError(f"{results} holds no sweep yet; `mfsdp-bench run` makes one")
+    paths = write_report(
+        store, names, out or default_report_folder(store, names), reference=reference
+    )
+    if as_json:
+        console.data_json(
+            {
+                "html": str(paths.html),
+                "markdown": str(paths.markdown),
+                "measured_cells": paths.measured_cells,
+                "planned_cells": paths.planned_cells,
+            }
+        )
+    else:
+        console.data(str(paths.html))
+    return report_code(paths)
+
+
+def report_code(paths: ReportPaths) -> int:
+    """3 and a remark where no cell was measured, else 0."""
+    if paths.measured_cells:
+        return exit_codes.OK
+    console.note(f"nothing was measured in any of {paths.planned_cells} cells; the report says why")
+    return exit_codes.NOTHING_MEASURED
+
+
+def default_report_folder(store: ResultsStore, sweeps: list[str]) -> Path:
+    """`RESULTS/reports/<sweep>`, or `<sweep>-and-<n>-more`."""
+    more = f"-and-{len(sweeps) - 1}-more" if len(sweeps) > 1 else ""
+    return store.root / "reports" / f"{sweeps[0]}{more}"
+
+
+def write_sweep_report(store: ResultsStore, sweep: str) -> ReportPaths:
+    """The report on one sweep, in its usual place."""
+    return write_report(store, [sweep], default_report_folder(store, [sweep]))

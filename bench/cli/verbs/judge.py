@@ -1,0 +1,134 @@
+"""`compare`, `gate` and `noise`: verdicts, and what they rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli.options import (
+    DEFAULT_RESULTS,
+    ArmOption,
+    JsonOption,
+    OnlyOption,
+    PolicyOption,
+    ResultsOption,
+    SetOption,
+    SkipOption,
+)
+
+
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A sweep or cell to compare with.")],
+    head: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HEAD]", help="The sweep or cell to judge; left out: the arms of BASE."
+        ),
+    ] = None,
+    *,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="PATH", help="A setting or section to set aside."),
+    ] = None,
+    policy: PolicyOption = None,
+    form: Annotated[str, typer.Option("--format", metavar="[table|md]")] = "table",
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Compare two sweeps, cells or runs, or the arms of one sweep.
+
+    A cell is written SWEEP:CELL.
+    """
+    from bench.cli import comparing
+
+    asked = comparing.Comparing(base, head, tuple(ignore or ()), form, json, policy)
+    return comparing.show_comparison(results, asked)
+
+
+def gate(  # noqa: PLR0913 - every option of the command line is a parameter
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep id, or a sweep file.")],
+    *,
+    arm: ArmOption = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="SWEEP", help="Another sweep as base.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="NAME", help="A baseline, or its file.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="ARM", help="The arm to compare with.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="ARM", help="The arm to judge.")
+    ] = None,
+    policy: PolicyOption = None,
+    confirm: Annotated[
+        int,
+        typer.Option("--confirm", metavar="N", min=0, help="More blocks to run before it fails."),
+    ] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Undecided is exit code 4.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown.")
+    ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Annotations and the step summary of GitHub Actions.")
+    ] = False,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Judge a sweep; the exit code is the verdict.
+
+    It is compared with its other arm, with another sweep or with a baseline. Exit codes: 0 passed,
+    1 regressed, 3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
+    """
+    from bench.cli import gating
+
+    asked = gating.Gating(
+        sweep,
+        tuple(arm or ()),
+        against,
+        baseline,
+        base,
+        head,
+        policy,
+        confirm,
+        strict,
+        junit,
+        markdown,
+        github,
+        json,
+    )
+    return gating.run_gate(results, asked)
+
+
+def noise(
+    sweep: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SWEEP.yaml]", help="What to calibrate with; none: show."),
+    ] = None,
+    *,
+    repeat: Annotated[
+        int,
+        typer.Option("--repeat", metavar="N", min=1, max=1000, help="Blocks of two runs per cell."),
+    ] = 10,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Measure how far equal code seems to differ here (A/A).
+
+    Without SWEEP, show what has been measured before.
+    """
+    from bench.cli import calibrating, planning
+
+    if sweep is None:
+        return calibrating.show_noise(results, as_json=json)
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat)
+    return calibrating.run_noise(request, results, as_json=json)

@@ -1,0 +1,93 @@
+"""`plan` and `run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bench.cli.options import (
+    DEFAULT_RESULTS,
+    ArmOption,
+    InterleaveOption,
+    JsonOption,
+    OnlyOption,
+    RepeatOption,
+    ResultsOption,
+    SetOption,
+    SkipOption,
+    SweepFileArgument,
+)
+
+
+def plan(
+    sweep: SweepFileArgument,
+    *,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    repeat: RepeatOption = None,
+    arm: ArmOption = None,
+    interleave: InterleaveOption = False,
+    json: JsonOption = False,
+) -> int:
+    """Show the cells of a sweep, and why others are pruned.
+
+    Starts no process. SWEEP is a file, or the name of a sweep that comes with the tool.
+    """
+    from bench.cli import planning
+
+    arms = tuple(arm or ())
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    return planning.show_plan(request, as_json=json)
+
+
+def run(  # noqa: PLR0913 - every option of the command line is a parameter
+    sweep: SweepFileArgument,
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    repeat: RepeatOption = None,
+    arm: ArmOption = None,
+    interleave: InterleaveOption = False,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, help="Seed of the order of interleaved arms."),
+    ] = None,
+    block_retries: Annotated[
+        int,
+        typer.Option(
+            "--block-retries",
+            metavar="N",
+            min=0,
+            help="How often a block is started again after a fault.",
+        ),
+    ] = 2,
+    force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run failed cells again.")
+    ] = False,
+    max_failures: Annotated[
+        int | None,
+        typer.Option("--max-failures", metavar="N", min=1, help="Stop after N failed runs."),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the report and print its path at the end.")
+    ] = False,
+    json: JsonOption = False,
+) -> int:
+    """Run what is missing of a sweep.
+
+    Finished runs of the same configuration and code are kept. The table of results goes to
+    stdout, progress and remarks to stderr.
+    """
+    from bench.cli import planning, running
+
+    arms = tuple(arm or ())
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    options = running.Options(
+        results, force, retry_failed, max_failures, report, json, block_retries, seed
+    )
+    return running.run_sweep(request, options)

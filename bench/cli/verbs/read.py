@@ -1,0 +1,78 @@
+"""`status`, `show`, `logs` and `report`: what a results folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli.options import (
+    DEFAULT_RESULTS,
+    JsonOption,
+    ResultsOption,
+    RunArgument,
+)
+
+
+def status(
+    sweep: Annotated[
+        str | None, typer.Argument(metavar="[SWEEP]", help="A sweep id; all if left out.")
+    ] = None,
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Show which runs of a sweep are done, failed or missing."""
+    from bench.cli import statuses
+
+    return statuses.show_status(results, sweep, as_json=json)
+
+
+def show(
+    run: RunArgument, *, results: ResultsOption = DEFAULT_RESULTS, json: JsonOption = False
+) -> int:
+    """Show one run: its configuration, how it ended and its numbers.
+
+    Takes the id of a validation as well.
+    """
+    from bench.cli import single_run
+
+    return single_run.show_run(results, run, as_json=json)
+
+
+def logs(
+    run: RunArgument,
+    *,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")
+    ] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Print what the processes of a run printed."""
+    from bench.cli import single_run
+
+    return single_run.show_logs(results, run, rank, as_json=json)
+
+
+def report(
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")
+    ] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Where to write; RESULTS/reports/... if left out."
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", metavar="CELL", help="The cell to compare with.")
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Write a report (HTML and Markdown) and print its path."""
+    from bench.cli import reporting
+
+    return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)

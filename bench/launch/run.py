@@ -1,0 +1,137 @@
+"""`launch`: one run, from its folder to its final status, whatever starts its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
+from bench.launch.command import WORKER_MODULE
+from bench.launch.environment import collect_environment
+from bench.launch.heartbeat import Heartbeat
+from bench.launch.local.launcher import LocalLauncher
+from bench.launch.outcome import Outcome, classify, gather_evidence
+from bench.launch.protocol import Launcher, Order
+from bench.launch.rank_code import RankCode, own_code
+from bench.launch.watch import Ending, Limits, Watch
+from bench.record import RunStatus
+from bench.spec import ResolvedRun
+from bench.store import RunFolder, StoreFullError
+from bench.store.reading import read_record
+from bench.store.run_folder import utc_now
+
+_DEFAULT_LIMITS = Limits()
+_LOCAL = LocalLauncher()
+
+
+def launch(
+    resolved: ResolvedRun,
+    folder: RunFolder,
+    *,
+    stop: threading.Event,
+    on_step: Callable[[int], None] | None = None,
+    worker_module: str = WORKER_MODULE,
+    limits: Limits = _DEFAULT_LIMITS,
+    code: RankCode | None = None,
+    launcher: Launcher = _LOCAL,
+) -> RunStatus:
+    """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
+
+    Takes the folder over and closes it. Whatever happens to the ranks is a state, not an exception.
+
+    Args:
+        resolved: the run.
+        folder: a fresh folder of the store.
+        stop: set it (Ctrl-C) to end the run as interrupted.
+        on_step: called in this thread with the number of steps that all ranks have finished.
+        worker_module: what each rank runs, as `python -m`.
+        limits: times of the watch.
+        code: what the ranks must import; None is the code of this process.
+        launcher: what starts the processes.
+
+    Raises:
+        StoreFullError: the status could not be written; every process is gone all the same.
+    """
+    code = code or own_code()
+    ranks = resolved.launch.ranks
+    with folder:
+        folder.write_environment(collect_environment(resolved, folder.path, code))
+        expect_code(resolved, folder, code, worker_module)
+        try:
+            order = Order(resolved, folder.path, code, worker_module)
+            outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
+        except Exception as error:
+            _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
+            raise
+        outcome = _judged(folder, outcome)
+        proofs = read_proofs(folder, ranks)
+        # The reader falls back to runtime.json, so this copy must not cost a full disk the status.
+        with contextlib.suppress(StoreFullError):
+            environment = collect_environment(resolved, folder.path, code)
+            folder.write_environment(environment | {"runtime": keep_proofs(folder, proofs)})
+        return _write_final(folder, outcome, verdict(proofs, ranks))
+
+
+def _run(
+    order: Order,
+    folder: RunFolder,
+    launcher: Launcher,
+    *,
+    stop: threading.Event,
+    on_step: Callable[[int], None] | None,
+    limits: Limits,
+) -> Outcome:
+    """Start the job, wait, end whatever is left, and say what happened."""
+    launch = order.resolved.launch
+    heartbeat = Heartbeat([folder.steps_path(r) for r in range(launch.ranks)], time.monotonic())
+    job = launcher.start(order)
+    ending: Ending | None = None
+    try:
+        ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
+    except KeyboardInterrupt:
+        stop.set()
+        ending = Ending("interrupted", "stopped by Ctrl-C")
+    finally:
+        job.cancel(limits.grace_seconds)
+    end = job.wait(0.0)
+    if ending is not None:
+        return Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
+    heartbeat.poll(time.monotonic())
+    evidence = gather_evidence(
+        folder, end, steps=heartbeat.steps, steps_expected=order.resolved.train.steps
+    )
+    return classify(evidence)
+
+
+def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:
+    """`unstable` instead of `ok` where no steady state was reached; keeps the summary beside it."""
+    if outcome.state != "ok":
+        return outcome
+    from bench.derive.summary import summarise
+
+    status = folder.status.model_copy(update={"state": "ok"})
+    record = replace(read_record(folder.path, folder.run_id), status=status)
+    summary = summarise(record)
+    with contextlib.suppress(StoreFullError):
+        folder.write_summary(summary)
+    if not status.comparable_in_time or summary.steady is None or summary.steady.stable:
+        return outcome
+    return replace(outcome, state="unstable", reason=summary.steady.reason)
+
+
+def _write_final(folder: RunFolder, outcome: Outcome, proof: Verdict | None) -> RunStatus:
+    status = folder.status.model_copy(
+        update={
+            "state": outcome.state,
+            "reason": outcome.reason,
+            "failed_rank": outcome.failed_rank,
+            "exit_code": outcome.exit_code,
+            "ended_utc": utc_now(),
+            "code_proof": proof,
+        }
+    )
+    folder.write_status(status)
+    return status

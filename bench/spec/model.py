@@ -1,0 +1,113 @@
+"""The model of a run: as asked for, and as an architecture with nothing left open."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from bench.spec.names import Frozen, Recompute
+
+
+class ModelSpec(Frozen):
+    """A preset of `bench.resolve.presets`, with single fields replaced where they are not None.
+
+    pattern, experts, experts_per_token: of the hybrid family only; see `HybridShape`.
+    """
+
+    preset: str = "debug"
+    layers: int | None = Field(default=None, ge=1)
+    hidden: int | None = Field(default=None, ge=1)
+    ffn_hidden: int | None = Field(default=None, ge=1)
+    heads: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    vocab: int | None = Field(default=None, ge=2)
+    tie_embeddings: bool | None = None
+    pattern: str | None = None
+    experts: int | None = Field(default=None, ge=1)
+    experts_per_token: int | None = Field(default=None, ge=1)
+    recompute: Recompute = "none"
+
+
+class HybridShape(Frozen):
+    """What a hybrid of block kinds has besides the numbers of `ModelShape`; counts in elements.
+
+    pattern: one letter of `BLOCK_LETTERS` per block (attention is without rotary embedding).
+    mamba_groups: groups of heads that share B and C. state: size of the state per channel. chunk:
+    tokens that the scan takes at once. expert_hidden, shared_expert_hidden: widths of a routed
+    expert and of the one that every token visits (0: none). routed_scale: factor on the output of
+    the routed experts.
+    """
+
+    pattern: str
+    mamba_heads: int
+    mamba_head_dim: int
+    mamba_groups: int
+    state: int
+    conv_kernel: int = 4
+    chunk: int = 128
+    experts: int
+    experts_per_token: int
+    expert_hidden: int
+    shared_expert_hidden: int
+    routed_scale: float = 1.0
+
+    @property
+    def mamba_inner(self) -> int:
+        """Channels inside a Mamba block."""
+        return self.mamba_heads * self.mamba_head_dim
+
+    @property
+    def mamba_convolved(self) -> int:
+        """Channels that pass the convolution: the inner ones, B and C."""
+        return self.mamba_inner + 2 * self.mamba_groups * self.state
+
+
+class ModelShape(Frozen):
+    """A decoder's architecture; every count in elements, not bytes.
+
+    A Llama where `hybrid` is None. In a hybrid, `layers` is the number of blocks and `ffn_hidden`
+    the width of its `-` blocks, and feed-forward and experts are not gated.
+    """
+
+    preset: str
+    layers: int
+    hidden: int
+    ffn_hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tie_embeddings: bool
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    hybrid: HybridShape | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of distinct parameters (a tied embedding counts once)."""
+        embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
+        return self._block_parameters() + embeddings + self.hidden
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the four projections of one attention."""
+        query = self.heads * self.head_dim
+        kv = self.kv_heads * self.head_dim
+        return self.hidden * (query + 2 * kv) + query * self.hidden
+
+    def _block_parameters(self) -> int:
+        hidden, hybrid = self.hidden, self.hybrid
+        if hybrid is None:
+            layer = self.attention_weights + 3 * hidden * self.ffn_hidden + 2 * hidden
+            return self.layers * layer
+        inner, convolved = hybrid.mamba_inner, hybrid.mamba_convolved
+        mamba = hidden * (inner + convolved + hybrid.mamba_heads) + inner * hidden + inner
+        mamba += convolved * (hybrid.conv_kernel + 1) + 3 * hybrid.mamba_heads
+        expert_widths = hybrid.experts * hybrid.expert_hidden + hybrid.shared_expert_hidden
+        each = {
+            "M": mamba,
+            "*": self.attention_weights,
+            "E": hidden * hybrid.experts + 2 * hidden * expert_widths,
+            "-": 2 * hidden * self.ffn_hidden,
+        }
+        # One norm before every block.
+        return sum(each[letter] + hidden for letter in hybrid.pattern)

@@ -1,0 +1,36 @@
+"""Words that settings are written in, and the base of everything that holds settings."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+DtypeName = Literal["fp64", "fp32", "bf16", "fp16"]
+EngineName = Literal["single", "ddp", "fsdp2", "mfsdp"]
+StrategyName = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
+OuterStrategyName = Literal["no_shard", "optim"]
+Recompute = Literal["none", "full", "selective"]
+DataKind = Literal["text", "markov", "random"]
+DeviceType = Literal["cpu", "cuda"]
+AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
+#: Allocators whose slots exist from the start.
+POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
+TransportName = Literal["auto", "native", "point_to_point"]
+Profile = Literal["none", "memory"]
+NcclRecord = Literal["none", "evidence"]
+
+
+BLOCK_LETTERS: Final = {
+    "M": "Mamba-2",
+    "*": "attention",
+    "E": "experts",
+    "-": "feed-forward",
+}
+"""Blocks of a hybrid (state space, attention, mixture of experts), in Nemotron-H's notation."""
+
+
+class Frozen(BaseModel):
+    """Immutable, and an unknown key is an error rather than a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

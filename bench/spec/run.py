@@ -1,0 +1,191 @@
+"""One run: as the user wrote it, and resolved, with nothing left open."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import Field
+
+from bench.spec.engine import EngineSpec
+from bench.spec.model import ModelShape, ModelSpec
+from bench.spec.names import (
+    DataKind,
+    DeviceType,
+    DtypeName,
+    Frozen,
+    NcclRecord,
+    Profile,
+    Recompute,
+    StrategyName,
+)
+
+
+class DataSpec(Frozen):
+    """Where tokens come from; `path` (file or folder, `text` only) None is the standard library."""
+
+    kind: DataKind = "markov"
+    path: str | None = None
+    seed: int = 0
+
+
+class DtypeSpec(Frozen):
+    """Compute dtype and the three dtypes of `MixedPrecisionPolicy`; None follows its rules."""
+
+    compute: DtypeName = "fp32"
+    main_params: DtypeName | None = "fp32"
+    main_grads: DtypeName | None = None
+    grad_comm: DtypeName | None = None
+
+
+class TrainSpec(Frozen):
+    """Batch, length and optimizer. Batches count sequences; `seq_len` counts tokens.
+
+    state_dtype (of the moments) and master_weights (a second copy of every weight inside the
+    optimizer) are settings of `precision_aware_adamw`, which also reads decoupled gradients.
+    checkpoint_every: save weights and optimizer state after every that many steps, and record what
+    it took; None never saves.
+    """
+
+    steps: int = Field(default=20, ge=1)
+    global_batch: int = Field(default=8, ge=1)
+    micro_batch: int = Field(default=2, ge=1)
+    seq_len: int = Field(default=64, ge=1)
+    optimizer: Literal["adamw", "sgd", "precision_aware_adamw"] = "adamw"
+    state_dtype: DtypeName = "fp32"
+    master_weights: bool = False
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    lr: float = Field(default=3e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    seed: int = 1234
+
+
+class LaunchSpec(Frozen):
+    """Processes and their environment. The two limits do not change a result and are not hashed."""
+
+    ranks: int = Field(default=2, ge=1)
+    device: DeviceType = "cpu"
+    threads_per_rank: int = Field(default=1, ge=1)
+    env: dict[str, str] = Field(default_factory=dict)
+    timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
+    hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
+
+
+class MeasureSpec(Frozen):
+    """What is measured beside time. A profiled run is not comparable in time.
+
+    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps.
+    """
+
+    profile: Profile = "none"
+    nccl: NcclRecord = "none"
+
+    @property
+    def comparable_in_time(self) -> bool:
+        """Whether nothing slows the run down."""
+        return self.profile == "none" and self.nccl == "none"
+
+
+#: (section, setting, default): left out of a run's name at their default, so that runs from before
+#: the setting existed keep theirs.
+_LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
+    ("shape", "hybrid", None),
+    ("measure", "nccl", "none"),
+    ("engine", "decoupled_grad", False),
+    ("engine", "separate_gather_group", False),
+    ("engine", "pool_slots", 2),
+    ("engine", "fine_grained_gather", None),
+    ("engine", "fine_grained_gather", False),
+    ("train", "state_dtype", "fp32"),
+    ("train", "master_weights", False),
+    ("train", "checkpoint_every", None),
+)
+
+
+class RunSpec(Frozen):
+    """One run as the user wrote it; every section may be left out."""
+
+    model: ModelSpec = ModelSpec()
+    data: DataSpec = DataSpec()
+    engine: EngineSpec = EngineSpec()
+    dtypes: DtypeSpec = DtypeSpec()
+    train: TrainSpec = TrainSpec()
+    launch: LaunchSpec = LaunchSpec()
+    measure: MeasureSpec = MeasureSpec()
+
+
+class ResolvedDtypes(Frozen):
+    """Dtypes with nothing left open. `main_params` None: the compute weights are the main ones."""
+
+    compute: DtypeName
+    main_params: DtypeName | None
+    main_grads: DtypeName
+    grad_comm: DtypeName
+
+
+class ResolvedRun(Frozen):
+    """A run that can start: every choice made, checked against the machine it will run on.
+
+    `data_parallel` is the number of ranks that split the global batch (1 for `single`, whose one
+    rank consumes all of it); `microbatches` is per rank and step:
+    `global_batch == data_parallel * micro_batch * microbatches`.
+    """
+
+    shape: ModelShape
+    recompute: Recompute
+    data: DataSpec
+    engine: EngineSpec
+    dtypes: ResolvedDtypes
+    train: TrainSpec
+    launch: LaunchSpec
+    measure: MeasureSpec
+    data_parallel: int
+    microbatches: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch."""
+        return self.train.global_batch * self.train.seq_len
+
+    @property
+    def strategy(self) -> StrategyName:
+        """The sharding strategy; resolution has filled it in."""
+        if self.engine.strategy is None:
+            raise ValueError("a ResolvedRun without a strategy: build it with bench.resolve")
+        return self.engine.strategy
+
+    def canonical_json(self) -> str:
+        """The text that is hashed: sorted keys, no host, no limit that cannot change a result."""
+        document = self.model_dump(mode="json")
+        for limit in ("timeout_seconds", "hang_seconds"):
+            del document["launch"][limit]
+        for section, setting, default in _LATER_SETTINGS:
+            if document[section].get(setting, ...) == default:
+                del document[section][setting]
+        return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def config_hash(self) -> str:
+        """First 12 hex digits of the SHA-256 of `canonical_json`."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:12]
+
+    @property
+    def slug(self) -> str:
+        """Readable start of the folder name, as `tiny-mfsdp-optim-bf16-2xcpu`."""
+        parts = [self.shape.preset, self.engine.name]
+        if self.engine.name != "single":
+            parts.append(self.strategy)
+        if self.engine.outer_size > 1:
+            kind = "hfsdp" if self.engine.outer_strategy == "optim" else "hsdp"
+            parts.append(f"{kind}{self.engine.outer_size}")
+        parts.append(self.dtypes.compute)
+        if self.dtypes.grad_comm != self.dtypes.compute:
+            parts.append(f"comm_{self.dtypes.grad_comm}")
+        parts.append(f"{self.launch.ranks}x{self.launch.device}")
+        return "-".join(parts)

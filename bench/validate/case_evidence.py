@@ -1,0 +1,172 @@
+"""What was seen of a case beside what should have been, computed once and shared by all checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.inspection import Piece
+from bench.spec import DtypeName
+from bench.validate import joining, rounding
+from bench.validate.cases import POLICIES, Case
+from bench.validate.observation import Seen
+from bench.validate.reference import Named, RawStep, Reference, ReferenceOptimizer
+from bench.validate.scenario import REDIRECTED
+from bench.verdict import Finding
+
+#: ||difference|| / ||expected|| that one step of right arithmetic stays within, by main dtype.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+class CaseEvidence:
+    """A case, what its ranks saw, and the reference.
+
+    Raises (from its properties):
+        JoiningError: pieces that do not fit together.
+    """
+
+    def __init__(
+        self, case: Case, seen: Sequence[Seen], device: torch.device, *, autocast: bool
+    ) -> None:
+        self.case = case
+        self.seen = seen
+        self.reference = Reference(case, device, autocast=autocast)
+        self.tolerance = TOLERANCE[self.reference.main]
+        self._raw: dict[int, RawStep] = {}
+
+    @property
+    def ranks(self) -> range:
+        """All ranks of the case."""
+        return range(len(self.seen))
+
+    @property
+    def steps(self) -> range:
+        """Steps that every rank has."""
+        return range(min(len(one.steps) for one in self.seen))
+
+    @property
+    def updated_steps(self) -> range:
+        """Steps that the optimizer has taken."""
+        return range(0) if self.case.scenario == "again" else self.steps
+
+    @property
+    def trainable(self) -> list[str]:
+        """Parameters that have a gradient."""
+        return self.reference.trainable
+
+    @property
+    def reduces_every_microbatch(self) -> bool:
+        """Whether the strategy has no room for a whole gradient."""
+        return self.case.strategy in ("optim_grads", "optim_grads_params")
+
+    @cached_property
+    def initial(self) -> Named:
+        """Whole main weights before the first step, as they were found."""
+        return self.whole([one.initial for one in self.seen])
+
+    @cached_property
+    def weights(self) -> list[Named]:
+        """Whole main weights after each step, as they were found."""
+        return [self.whole([one.steps[s].weights for one in self.seen]) for s in self.steps]
+
+    def before(self, step: int) -> Named:
+        """Whole main weights that `step` began with, as they were found."""
+        return self.initial if step == 0 else self.weights[step - 1]
+
+    def raw(self, step: int) -> RawStep:
+        """g[r, j] of `step`."""
+        if step not in self._raw:
+            count = self.case.microbatches + (self.case.scenario == "again")
+            self._raw[step] = self.reference.step(self.before(step), step, count)
+        return self._raw[step]
+
+    def wire_dtype(self, step: int) -> DtypeName:
+        """Dtype in which gradients are to travel in `step`."""
+        if self.case.scenario == "redirected":
+            return REDIRECTED[step]
+        return POLICIES[self.case.policy][3]
+
+    def expected_gradient(self, name: str, step: int) -> tuple[Tensor, Tensor | None]:
+        """The gradient, FP64; with a slack per element where dtypes differ on the way."""
+        compute, _, grads, _ = (TORCH_DTYPES[d] for d in POLICIES[self.case.policy])
+        wire = TORCH_DTYPES[self.wire_dtype(step)]
+        if compute == grads == wire:
+            return self.raw(step).mean(name), None
+        outer = self.case.outer
+        model = rounding.Model(grads, wire, self.case.inner, outer, self.reduces_every_microbatch)
+        return rounding.expected(self.raw(step).contributions(name), model)
+
+    def gradient_pieces(self, name: str, step: int) -> list[Piece | None]:
+        """Before clipping, of all ranks."""
+        return [one.steps[step].gradients.get(name) for one in self.seen]
+
+    def gradients(self, step: int, *, clipped: bool = False) -> dict[str, Tensor | None]:
+        """Whole gradients, as they were found; None where no rank has one."""
+        found: dict[str, Tensor | None] = {}
+        for name in self.trainable:
+            per_rank = [
+                (one.steps[step].clipped or {} if clipped else one.steps[step].gradients).get(name)
+                for one in self.seen
+            ]
+            pieces = [piece for piece in per_rank if piece is not None]
+            complete = len(pieces) == len(per_rank)
+            shape = self.reference.shapes[name]
+            found[name] = joining.joined(name, pieces, shape) if complete else None
+        return found
+
+    def whole(self, pieces: Sequence[dict[str, Piece]]) -> Named:
+        """Every parameter, put together."""
+        shapes = self.reference.shapes
+        absent = [name for name in shapes if any(name not in of_rank for of_rank in pieces)]
+        if absent:
+            raise joining.JoiningError(f"no weights of {', '.join(absent)} on some rank")
+        return {
+            name: joining.joined(name, [of_rank[name] for of_rank in pieces], shape)
+            for name, shape in shapes.items()
+        }
+
+    def optimizer(self) -> ReferenceOptimizer:
+        """A fresh reference optimizer at the initial weights."""
+        return ReferenceOptimizer(self.case, self.initial, self.trainable)
+
+    def bucket_of(self, name: str) -> str | None:
+        """The engine's buffer that holds `name`, if it tells."""
+        for bucket in self.seen[0].buckets:
+            if name in bucket.parameters:
+                return bucket.name
+        return None
+
+    def wire_lines(self, step: int, name: str | None, rank: int = 0) -> tuple[str, ...]:
+        """What the engine logged, or else what was seen, of a step (of one parameter's bucket)."""
+        found = self.seen[rank].steps[step]
+        bucket = self.bucket_of(name) if name else None
+        lines = [
+            f"{e.operation} {e.dtype} {e.payload_bytes} B over {e.group} ({e.group_size} ranks), "
+            f"bucket {e.bucket}"
+            for e in found.log
+            if bucket is None or e.bucket == bucket
+        ] or [f"{s.operation} {s.dtype} {s.payload_bytes} B, {s.ranks} ranks" for s in found.sent]
+        return _counted(lines, f"rank {rank}, step {step + 1}: ")
+
+
+def _counted(lines: Sequence[str], prefix: str, most: int = 8) -> tuple[str, ...]:
+    """Equal neighbours as one line with a count."""
+    grouped: list[tuple[str, int]] = []
+    for line in lines:
+        if grouped and grouped[-1][0] == line:
+            grouped[-1] = (line, grouped[-1][1] + 1)
+        else:
+            grouped.append((line, 1))
+    shown = [prefix + (f"{n} x {line}" if n > 1 else line) for line, n in grouped[:most]]
+    if len(grouped) > most:
+        shown.append(f"{prefix}... and {len(grouped) - most} more")
+    return tuple(shown)
+
+
+def at(step: int, **fields: object) -> Finding:
+    """A finding in a step that is counted from 0 here and from 1 for people."""
+    return Finding.model_validate({"step": step + 1, **fields})

@@ -1,0 +1,316 @@
+"""One case in one rank: drive the engine, and write down what is there. Judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from bench.engines.inspection import Inspectable, Inspection, Piece
+from bench.engines.registry import build_engine
+from bench.errors import UnsupportedError
+from bench.models.meshes import DATA, EXPERT, TENSOR
+from bench.spec import DtypeName, ResolvedRun
+from bench.validate.cases import CLIP_NORM, EXPERT_PARALLEL, STEPS, Case
+from bench.validate.observation import Seen, StepSeen
+from bench.validate.toy_models import build_toy_model, microbatch
+from bench.validate.weight_spy import WeightSpy
+from bench.validate.wire_tap import WireTap
+
+CLIPPED_STEP = 1
+#: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
+NOISE_BYTES = 256
+_SETTLING_SECONDS = 1.0
+#: Wire dtypes of the steps of the scenario `redirected`.
+REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16", "fp32")
+#: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
+_ABSENT = {"wire": "log", "buckets": "buckets", "held_bytes": "ledger"}
+
+
+class Bench:
+    """The engine under test, its toy model and the instruments on it."""
+
+    def __init__(self, case: Case, rank: int, device: torch.device) -> None:
+        resolved = case.resolved("cuda" if device.type == "cuda" else "cpu")
+        self.case = case
+        self.rank = rank
+        self.device = device
+        seed = 7 + (rank if case.scenario == "equalised" else 0)
+        model = build_toy_model(case.model, starting_dtype(case), device, seed)
+        self.spy = WeightSpy(model)
+        _cut_over_meshes(model, case, device)
+        self.engine: Any = _engine(case.engine)(model, resolved, device)
+        if not isinstance(self.engine, Inspectable):
+            raise UnsupportedError(
+                "no-inspection",
+                f"{type(self.engine).__name__} has no inspection() (bench/engines/inspection.py)",
+            )
+        self.inspection: Inspection = self.engine.inspection()
+        self.tap = WireTap()
+        self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
+        self._logged = 0
+        self._accounted = 0
+
+    def accumulate(self, step: int, *, mark_last: bool = True) -> StepSeen:
+        """All microbatches of a step, up to gradients that were looked at."""
+        found = StepSeen()
+        count = self.case.microbatches
+        for index in range(count):
+            self.spy.begin(index)
+            is_last = mark_last and index == count - 1
+            found.losses.append(self.backward(step, index, is_last=is_last))
+        if not mark_last:
+            self.inspection.finish_gradients()
+        found.gradients = copied(self.inspection.gradients())
+        found.computed = {name: value.cpu() for name, value in self.spy.seen.items()}
+        found.changed = list(self.spy.changed)
+        return found
+
+    def backward(self, step: int, index: int, *, is_last: bool) -> float:
+        """One microbatch; its loss."""
+        drawn = [
+            microbatch(self.case.data_rank(rank), index, step, self.device)
+            for rank in self.case.expert_peers(self.rank)
+        ]
+        tokens, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+
+    def finish(self, step: int, found: StepSeen) -> None:
+        """Clip (in one of the steps), step, and look at what is left at rest."""
+        if step == CLIPPED_STEP:
+            norm = self.engine.clip_grad_norm(CLIP_NORM)
+            found.norm = None if norm is None else float(norm)
+            found.clipped = copied(self.inspection.gradients())
+        self.engine.optimizer_step()
+        found.weights = self.weights()
+        self.engine.zero_grad()
+        self.look_at_rest(found)
+
+    def look_at_rest(self, found: StepSeen) -> None:
+        """Wire and memory, after a step."""
+        found.sent = self.tap.take()
+        with self.noting("log"):
+            log = self.inspection.wire()
+            found.log, self._logged = log[self._logged :], len(log)
+        sent = self.engine.wire_bytes()
+        if sent is not None:
+            found.accounted_bytes, self._accounted = sent - self._accounted, sent
+        with self.noting("ledger"):
+            found.held_bytes = self.inspection.held_bytes()
+
+    def forget_wire(self) -> None:
+        """What was sent so far belongs to no step."""
+        self.look_at_rest(StepSeen())
+
+    def weights(self) -> dict[str, Piece]:
+        """Copies of this rank's rows of the main weights."""
+        return {name: copied_piece(piece) for name, piece in self.inspection.weights().items()}
+
+    def look_once(self) -> None:
+        """What does not change from step to step."""
+        self.seen.initial = self.weights()
+        with self.noting("buckets"):
+            self.seen.buckets = self.inspection.buckets()
+
+    @contextlib.contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Keep the reason where the engine has no counterpart for `what`."""
+        try:
+            yield
+        except UnsupportedError as refusal:
+            self.seen.lacking[what] = refusal.reason
+
+
+def run_case(case: Case, rank: int, device: torch.device) -> Seen:
+    """Run `case` as rank `rank` of its process group, which exists.
+
+    Raises:
+        UnsupportedError: the engine cannot do it, by its own account.
+    """
+    start = time.process_time()
+    set_aside()
+    before = live_bytes()
+    bench = Bench(case, rank, device)
+    with bench.tap:
+        bench.look_once()
+        _SCENARIOS[case.scenario](bench)
+    seen = bench.seen
+    del bench
+    gc.collect()
+    seen.left_bytes = settled_bytes(seen, before + NOISE_BYTES) - before
+    seen.cpu_seconds = time.process_time() - start
+    return seen
+
+
+def starting_dtype(case: Case) -> torch.dtype:
+    """Dtype of the model that an engine is built from: FP32, or FP64 where everything is."""
+    return torch.float64 if case.policy == "fp64" else torch.float32
+
+
+def _cut_over_meshes(model: nn.Module, case: Case, device: torch.device) -> None:
+    """Cut the toy model by tensor parallelism, or spread its experts, where the case says so."""
+    if case.tensor > 1:
+        shape = (case.data_ranks, case.tensor)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, TENSOR))
+        model.cut(mesh)  # type: ignore[operator]
+    elif case.model in EXPERT_PARALLEL:
+        size = EXPERT_PARALLEL[case.model]
+        shape = (case.ranks // size, size)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, EXPERT))
+        model.spread(mesh)  # type: ignore[operator]
+
+
+def _engine(name: str) -> Callable[[nn.Module, ResolvedRun, torch.device], Any]:
+    """The factory of an engine of the registry, or of one given as `package.module:factory`."""
+    if ":" not in name:
+        return build_engine
+    module, _, factory = name.partition(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module), factory))
+
+
+# -- scenarios ---------------------------------------------------------------------------------
+
+
+def _train(bench: Bench) -> None:
+    for step in range(STEPS):
+        found = bench.accumulate(step)
+        bench.finish(step, found)
+        usual = bench.seen.steps[-1].live_bytes if step else sys.maxsize
+        found.live_bytes = settled_bytes([bench.seen, found], usual)
+        bench.seen.steps.append(found)
+    bench.seen.whole = {n: w.detach().cpu() for n, w in bench.inspection.whole_weights().items()}
+
+
+def _unmarked(bench: Bench) -> None:
+    for step in range(STEPS):
+        found = bench.accumulate(step, mark_last=False)
+        bench.finish(step, found)
+        bench.seen.steps.append(found)
+
+
+def _again(bench: Bench) -> None:
+    """The gradients seen are those of the step's microbatches and of one more."""
+    found = bench.accumulate(0)
+    try:
+        found.losses.append(bench.backward(0, bench.case.microbatches, is_last=True))
+        found.gradients = copied(bench.inspection.gradients())
+    except Exception as error:
+        bench.seen.refusal = f"{type(error).__name__}: {error}"
+        bench.engine.zero_grad()
+    bench.seen.steps.append(found)
+
+
+def _redirected(bench: Bench) -> None:
+    for step, dtype in enumerate(REDIRECTED):
+        bench.inspection.set_wire_dtype(dtype)
+        found = bench.accumulate(step)
+        bench.finish(step, found)
+        bench.seen.steps.append(found)
+
+
+def _equalised(bench: Bench) -> None:
+    bench.inspection.equalise_weights()
+    bench.seen.initial = bench.weights()
+    bench.forget_wire()
+    _train(bench)
+
+
+def _reloaded(bench: Bench) -> None:
+    other = build_toy_model(bench.case.model, starting_dtype(bench.case), bench.device, seed=8)
+    wanted = {name: p.detach() for name, p in other.named_parameters()}
+    bench.inspection.load_whole_weights(wanted)
+    bench.seen.initial = bench.weights()
+    last = next(reversed(wanted))
+    try:
+        bench.inspection.load_whole_weights({n: w for n, w in wanted.items() if n != last})
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        bench.seen.refusal = f"{type(error).__name__}: {error}"
+    bench.forget_wire()
+    found = bench.accumulate(0)
+    bench.finish(0, found)
+    bench.seen.steps.append(found)
+
+
+_SCENARIOS: dict[str, Callable[[Bench], None]] = {
+    "train": _train,
+    "unmarked": _unmarked,
+    "again": _again,
+    "redirected": _redirected,
+    "equalised": _equalised,
+    "reloaded": _reloaded,
+}
+
+
+# -- copies and bytes --------------------------------------------------------------------------
+
+
+def copied_piece(piece: Piece) -> Piece:
+    """On the CPU, in memory of its own."""
+    return Piece(piece.rows.detach().to("cpu", copy=True), piece.order, piece.parts)
+
+
+def copied(pieces: dict[str, Piece | None]) -> dict[str, Piece | None]:
+    """Every piece by `copied_piece`."""
+    return {name: None if p is None else copied_piece(p) for name, p in pieces.items()}
+
+
+def set_aside() -> None:
+    """Hide what is there from `live_bytes`: looking through all of torch for tensors takes long.
+
+    Cyclic garbage goes first, since the collector never looks at what was set aside again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def settled_bytes(kept: object, expected: int) -> int:
+    """`live_bytes`, looked at again for a while if it is more than `expected`.
+
+    A thread of the backend may drop the tensors of a finished collective a little later.
+    """
+    deadline = time.monotonic() + _SETTLING_SECONDS
+    while (found := live_bytes(kept)) > expected and time.monotonic() < deadline:
+        time.sleep(_SETTLING_SECONDS / 100)
+        gc.collect()
+    return found
+
+
+def live_bytes(kept: object = ()) -> int:
+    """Bytes behind all tensors that Python knows of, each storage once, without those in `kept`.
+
+    What autograd alone holds is not seen, nor what was there before the case began.
+    """
+    own = {t.untyped_storage().data_ptr() for t in _tensors_in(kept)}
+    storages: dict[int, int] = {}
+    for found in gc.get_objects():
+        if isinstance(found, Tensor) and not isinstance(found, DTensor) and not found.is_sparse:
+            storage = found.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in own:
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors_in(kept: object) -> Iterator[Tensor]:
+    if isinstance(kept, Tensor):
+        yield kept
+    elif isinstance(kept, dict):
+        for value in kept.values():
+            yield from _tensors_in(value)
+    elif isinstance(kept, list | tuple):
+        for value in kept:
+            yield from _tensors_in(value)
+    elif isinstance(kept, Seen | StepSeen | Piece):
+        yield from _tensors_in(
+            list(vars(kept).values()) if not isinstance(kept, Piece) else kept.rows
+        )

@@ -1,0 +1,376 @@
+"""Small models, each with one property that a sharded implementation easily gets wrong.
+
+All take int64 tokens and targets, [batch, positions], and return the mean loss, as the models of
+`bench.models` do. Few of their sizes divide by 2 or 4. Weights depend on the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 6
+HIDDEN = 10
+VOCABULARY = 11
+BATCH = 2
+POSITIONS = 5
+_DEVIATION = 0.4
+
+
+class Block(nn.Module):
+    """The unit of most toy models: a residual two-layer perceptron with a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Stack(nn.Module):
+    """Embedding and head belong to the root, three blocks are units."""
+
+    unit_classes: tuple[type[nn.Module], ...] = (Block,)
+    blocks_count = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(self.blocks_count))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy, in FP32 or wider."""
+        return self.loss(self.hidden(self.embedding(tokens)), targets)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the head on `x`."""
+        logits = self.head(x)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What lies between embedding and head."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Tied(Stack):
+    """Embedding and head are one parameter, read first and last."""
+
+    blocks_count = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
+
+
+class CrossTied(Stack):
+    """Two units share one weight, so that neither may release it."""
+
+    blocks_count = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = (block for block in self.blocks if isinstance(block, Block))
+        second.up.weight = first.up.weight
+
+
+class Frozen(Stack):
+    """One frozen parameter in a unit that is trained, and one unit frozen whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _, mixed, whole = (block for block in self.blocks if isinstance(block, Block))
+        mixed.up.weight.requires_grad_(False)
+        whole.requires_grad_(False)
+
+
+class Reader(nn.Module):
+    """Reads its child's weight without calling the child, as fused kernels do."""
+
+    reads = ("inner.weight", "inner.bias")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        return x + F.linear(x, self.inner.weight, self.inner.bias).tanh()
+
+
+class Rooted(Stack):
+    """The root has a parameter of its own, and a child whose weight is read raw."""
+
+    blocks_count = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+        self.reader = Reader()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Blocks around the reader, scaled twice by the root's own parameter."""
+        x = self.blocks[0](x * self.scale)
+        out: Tensor = self.blocks[1](self.reader(x)) * self.scale
+        return out
+
+
+class WideRows(nn.Module):
+    """Rows of 27, 72 and 64 elements in one unit: no common multiple below 1728."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(27, 8)
+        self.second = nn.Linear(72, 4)
+        self.third = nn.Linear(64, WIDTH - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        parts = [
+            layer(F.pad(x, (0, layer.in_features - WIDTH), value=0.5))
+            for layer in (self.first, self.second, self.third)
+        ]
+        mixed = torch.cat(parts, dim=-1).tanh()
+        return x + mixed[..., :WIDTH] + mixed[..., -WIDTH:]
+
+
+class Rows(Stack):
+    """Row sizes that share a unit badly."""
+
+    unit_classes = (WideRows,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([WideRows()])
+
+
+class Uneven(Stack):
+    """Units of two kinds: a pool with slots for one kind has none for the other."""
+
+    unit_classes = (Block, WideRows)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block(), WideRows()])
+
+
+class Twice(Stack):
+    """One unit runs twice in a forward pass, with another between."""
+
+    blocks_count = 2
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """First, second, first."""
+        first, second = self.blocks
+        out: Tensor = first(second(first(x)))
+        return out
+
+
+class Recomputed(Stack):
+    """Activations are recomputed in the backward pass, in both of torch's ways in turn."""
+
+    blocks_count = 4
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Every block under a checkpoint."""
+        for position, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=position % 2 == 1)
+        return x
+
+
+class Unused(Stack):
+    """A unit holds a layer that takes no part in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].spare = nn.Linear(WIDTH, 4)
+
+
+class SparseGradient(Stack):
+    """The embedding's gradient is a sparse tensor."""
+
+    blocks_count = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH, sparse=True)
+
+
+class Gained(Block):
+    """A block with a parameter of shape ()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        return super().forward(x) * (1 + self.gain)
+
+
+class Scalar(Stack):
+    """Two parameters of shape (), one of the root and one of a unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.empty(()))
+        self.blocks = nn.ModuleList([Gained()])
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Scaled before and after."""
+        return super().hidden(x * (1 + self.temperature)) * (1 + self.temperature)
+
+
+class Rowwise(nn.Module):
+    """A weight that tensor parallelism may have cut along dim 1: reads the part that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(HIDDEN, WIDTH))
+        self.back = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        held = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
+        out: Tensor = x + self.back(F.gelu(F.linear(x, held)))
+        return out
+
+
+class TensorParallel(Stack):
+    """Every rank of a tensor-parallel group holds equal halves, so that one of them is a reference.
+
+    `cut` makes it so: the whole weight is the half beside itself.
+    """
+
+    unit_classes = (Rowwise,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Rowwise() for _ in range(2))
+
+    def cut(self, mesh: DeviceMesh) -> None:
+        """Replace each weight by a DTensor of twice its columns, cut over `tp`."""
+        self.tensor_mesh = mesh
+        for block in (b for b in self.blocks if isinstance(b, Rowwise)):
+            whole = torch.cat([block.weight.detach()] * mesh["tp"].size(), dim=1)
+            block.weight = nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(1)]))
+
+
+class Expert(Block):
+    """A block whose ranks hold experts of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.parameters():
+            parameter.allreduce = False  # type: ignore[attr-defined]
+
+
+class Experts(Stack):
+    """One dense block, and one expert per rank of an expert-parallel group.
+
+    All experts start equal and see the tokens of the whole group, as after an exchange of tokens,
+    so that each of them is what a single expert on all data would be.
+    """
+
+    unit_classes = (Block,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Expert()])
+
+    def spread(self, mesh: DeviceMesh) -> None:
+        """Say which ranks share an expert."""
+        self.expert_mesh = mesh
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Dense loss of the first `BATCH` rows, plus the experts' of every `BATCH` rows."""
+        own = slice(0, BATCH)
+        dense, expert = self.blocks
+        x = dense(self.embedding(tokens[own]))
+        loss = self.loss(x, targets[own])
+        # What reaches the expert carries no gradient back: that would be the other ranks' dense
+        # gradient, which an exchange of tokens would send home.
+        one_hot = F.one_hot(tokens, VOCABULARY)[..., :WIDTH].to(x.dtype)
+        for start in range(0, len(tokens), BATCH):
+            rows = slice(start, start + BATCH)
+            loss = loss + expert(one_hot[rows]).square().mean()
+        return loss
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """A model to check. not_for: engines that refuse it by design, each with the reason."""
+
+    build: Callable[[], nn.Module]
+    not_for: Mapping[str, str] = field(default_factory=dict)
+
+
+_NO_MESHES = "the engine takes no model that was cut over meshes of its own"
+_UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
+
+TOY_MODELS: dict[str, ToyModel] = {
+    "stack": ToyModel(Stack),
+    "tied": ToyModel(Tied),
+    "cross_tied": ToyModel(
+        CrossTied, {"fsdp2": "fully_shard refuses a weight that two of its units share"}
+    ),
+    "frozen": ToyModel(Frozen),
+    "rooted": ToyModel(Rooted),
+    "rows": ToyModel(Rows),
+    "uneven": ToyModel(Uneven),
+    "twice": ToyModel(Twice),
+    "recomputed": ToyModel(Recomputed),
+    "unused": ToyModel(Unused, {"ddp": _UNUSED_BY_DDP}),
+    "sparse": ToyModel(
+        SparseGradient,
+        {
+            "single": "torch's AdamW takes no sparse gradient",
+            "ddp": "torch's AdamW takes no sparse gradient",
+            "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
+        },
+    ),
+    "rowwise": ToyModel(TensorParallel, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
+    "experts": ToyModel(Experts, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
+    "scalar": ToyModel(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
+}
+
+
+def build_toy_model(
+    name: str, dtype: torch.dtype, device: torch.device, seed: int = 7
+) -> nn.Module:
+    """The model on `device`, weights drawn in FP64 from `seed`: equal on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = TOY_MODELS[name].build()
+    generator = torch.Generator().manual_seed(seed)
+    model.to(dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(drawn * _DEVIATION)
+    return model.to(device)
+
+
+def microbatch(
+    rank: int, index: int, step: int, device: torch.device, size: int = BATCH
+) -> tuple[Tensor, Tensor]:
+    """Tokens and targets: different for every rank, microbatch and step."""
+    generator = torch.Generator().manual_seed(1_000_003 * step + 1_009 * rank + index + 1)
+    drawn = torch.randint(VOCABULARY, (2, size, POSITIONS), generator=generator)
+    tokens, targets = drawn.to(device)
+    return tokens, targets
