@@ -79,7 +79,7 @@ nightly: venv
 # A run that fails leaves its record and its cell undecided; the tables are printed all the same.
 bench: venv
 	@$(BIN)/python -m benchmarks.nccl_reading
-	@$(BIN)/python -W ignore -m mfsdp_core.testing.host_overhead
+	@$(BIN)/python -W ignore -m benchmarks.host_overhead
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
 	@$(BIN)/mfsdp-bench compare speed_memory

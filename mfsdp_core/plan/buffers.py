@@ -33,7 +33,7 @@ MOST_SLOTS: Mapping[PooledRole, int] = {"outer_bucket": 1}
 
 
 @dataclass(frozen=True)
-class PassingBuffer(Generic[Name]):
+class TransientBuffer(Generic[Name]):
     """padding_elements: the part of `elements` that belongs to no parameter."""
 
     role: PooledRole
@@ -42,22 +42,22 @@ class PassingBuffer(Generic[Name]):
     padding_elements: int
 
 
-def passing_buffers(
+def transient_buffers(
     plan: BucketPlan, strategy: Strategy, coordinate: Coordinate, dtypes: GroupDtypes[Name]
-) -> Iterator[PassingBuffer[Name]]:
+) -> Iterator[TransientBuffer[Name]]:
     """By the table of the module."""
     inner = strategy.inner
     whole = plan.layout.total_elements
     padding = whole - plan.layout.used_elements
     if inner.gathers_every_use and plan.unit != ROOT:
-        yield PassingBuffer("compute_weights", dtypes.compute, whole, padding)
+        yield TransientBuffer("compute_weights", dtypes.compute, whole, padding)
     if not plan.requires_grad:
         return
     if inner.reduces_every_microbatch or dtypes.needs_comm_buffer:
-        yield PassingBuffer("grad_bucket", dtypes.grad_comm, whole, padding)
+        yield TransientBuffer("grad_bucket", dtypes.grad_comm, whole, padding)
     if coordinate.has_outer_axis and dtypes.needs_comm_buffer:
         accumulated = whole // (coordinate.inner_size if inner.shards_optimizer else 1)
-        yield PassingBuffer("outer_bucket", dtypes.grad_comm, accumulated, 0)
+        yield TransientBuffer("outer_bucket", dtypes.grad_comm, accumulated, 0)
 
 
 def plan_pools(
