@@ -33,13 +33,18 @@ class GradPipeline:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
         self._guard = guard
-        self._next = 0
+        self._next = len(self._order)
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
         for unit in self._order:
             for buffers in unit.gradients:
                 buffers.drain_oldest = self._drain_oldest
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to train."""
+        return not self._order
 
     @property
     def is_idle(self) -> bool:

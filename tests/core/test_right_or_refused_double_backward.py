@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -119,16 +120,15 @@ def batched_gradients(way: tuple[str, str]) -> list[float]:
     """A Jacobian in one vectorised backward pass."""
     pair = beside(Chain, way)
     x = own_batch(4, 2, 8).requires_grad_()
-    found = [
-        torch.autograd.functional.jacobian(module, x, vectorize=True) for module in pair.both
-    ]
+    found = [torch.autograd.functional.jacobian(module, x, vectorize=True) for module in pair.both]
     return [distance(found[1], found[0])]
 
 
 def graphs_of_parameter_gradients(way: tuple[str, str]) -> str:
     pair = beside(Chain, way)
     value = loss(pair.model(own_batch(1)))
-    said = refusal(lambda: value.backward(create_graph=True), LifecycleError)
+    with warnings.catch_warnings(action="ignore"):  # torch warns of the cycle of references
+        said = refusal(lambda: value.backward(create_graph=True), LifecycleError)
     # What was refused is forgotten.
     for module in pair.both:
         loss(module(own_batch(2))).backward()
