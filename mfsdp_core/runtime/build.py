@@ -10,6 +10,7 @@ from torch import nn
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -64,14 +65,27 @@ class Environment:
 def group_dtypes(
     compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
 ) -> GroupDtypes[torch.dtype]:
-    """Dtypes of a bucket under `policy`."""
-    return resolve_bucket_dtypes(
+    """Dtypes of a bucket under `policy`.
+
+    Raises:
+        ConfigurationError: a policy of real dtypes for complex parameters.
+    """
+    dtypes = resolve_bucket_dtypes(
         compute,
         policy.main_params_dtype,
         policy.main_grads_dtype,
         policy.grad_comm_dtype,
         trainable=trainable,
     )
+    wanted = (dtypes.main_params, dtypes.main_grads, dtypes.grad_comm)
+    if compute.is_complex and not all(dtype.is_complex for dtype in wanted):
+        raise ConfigurationError(
+            f"complex parameters ({compute}) would lose their imaginary part under {policy}. Pass "
+            "MixedPrecisionPolicy(main_params_dtype=None, main_grads_dtype=None, "
+            "grad_comm_dtype=None), which leaves dtypes alone, or hold them as real ones with "
+            "torch.view_as_real."
+        )
+    return dtypes
 
 
 def build_context(

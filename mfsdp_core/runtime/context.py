@@ -122,6 +122,10 @@ class ShardedContext:
         if opens:
             if unit is self.root:
                 self._begin_pass()
+            elif not self._forward_running:
+                self.params.follow_changes()
+            if not unit.open:
+                unit.check_held()
             unit.open.append(point)
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
@@ -335,9 +339,7 @@ class ShardedContext:
         self.recover()
         for unit in (self.root, *self.units):
             unit.open.clear()
-            for group in unit.groups:
-                for managed in group.parameters:
-                    managed.check_unchanged()
+        self.params.follow_changes()
         self._forward_running = True
         self._forward_order.begin()
         if torch.is_grad_enabled():
@@ -355,6 +357,8 @@ class ShardedContext:
         if not spares:
             self._begin_gradients()
         if not self._forward_running:
+            with torch.no_grad():
+                self.params.follow_changes()
             self._backward_order.begin()
         Variable._execution_engine.queue_callback(self._end_backward)
 

@@ -24,6 +24,7 @@ from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
+from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 
 
@@ -43,22 +44,54 @@ class ManagedParameter:
     sharded: nn.Parameter = field(init=False)
     original_id: int = field(init=False)
     offsets: Offsets = field(init=False)
+    _watch: WeightWatch = field(init=False)
+    _raw_version: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
         self.original_id = id(self.raw)
 
-    def check_unchanged(self) -> None:
-        """Refuse a `requires_grad` that was changed after sharding.
+    def watch(self) -> None:
+        """From now on, know what the user does to `sharded`."""
+        self._watch = WeightWatch(self.sharded)
+        self._raw_version = self.raw._version
+
+    def look(self) -> bool:
+        """Whether the weight was changed since the last look, and may have been.
 
         Raises:
-            LifecycleError: buffers were built for the other value.
+            LifecycleError: it was frozen or thawed, which buffers cannot follow, changed where the
+                change is lost, or exchanged.
         """
         if self.sharded.requires_grad != self.raw.requires_grad:
             raise LifecycleError(
                 f"requires_grad of {self.names[0]} became {self.sharded.requires_grad} after "
                 "sharding. Freeze or unfreeze parameters before fully_shard_model."
             )
+        if self.raw._version != self._raw_version:
+            self._raw_version = self.raw._version
+            raise LifecycleError(
+                f"{self.names[0]} was changed in place while its module ran. There it is a copy "
+                "for computing, and the change is lost. Change it outside of the forward pass."
+            )
+        return self._watch.look()
+
+    def check_held(self) -> None:
+        """Refuse a parameter that was put in the place of this one.
+
+        Raises:
+            LifecycleError: a holder has something else.
+        """
+        for module, attribute in self.holders:
+            held = module._parameters.get(attribute)
+            if held is not self.sharded:
+                raise LifecycleError(
+                    f"{self.names[0]}: expected the sharded parameter, found "
+                    f"{'nothing' if held is None else type(held).__name__} in its place, assigned "
+                    "after sharding or by torch.func.functional_call. It would take no part: copy "
+                    "values into the parameter in place, or by load_state_dict(), or assign before "
+                    "fully_shard_model."
+                )
 
     def show_raw(self) -> None:
         """Let modules see the compute weight."""
@@ -154,6 +187,13 @@ class ParameterGroup:
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
             setattr(managed.sharded, self._attribute, shard)
 
+    def look(self) -> bool:
+        """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""
+        changed = False
+        for managed in self.parameters:
+            changed |= managed.look()
+        return changed
+
     def show_raw(self) -> None:
         """Let modules see compute weights."""
         for managed in self.parameters:
@@ -190,12 +230,13 @@ class ParameterGroup:
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
             shard = self._as_dtensor(index, local)
-            managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
+            managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
             managed.offsets = self._offsets(index)
             remember_offsets(managed.sharded, managed.offsets)
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
+            managed.watch()
 
     def _rebind(self, full: FullBuffer | None) -> None:
         """Make the raw parameters views of `full`; None: of one element, in their own shape."""

@@ -51,6 +51,12 @@ class Unit:
         trainable = (group for group in self.groups if group.gradients is not None)
         self.missing = {id(managed.raw) for group in trainable for managed in group.parameters}
 
+    def check_held(self) -> None:
+        """Refuse parameters that were put in the place of this unit's."""
+        for group in self.groups:
+            for managed in group.parameters:
+                managed.check_held()
+
     def show_raw(self) -> None:
         """Let the modules of this unit see compute weights."""
         for group in self.groups:

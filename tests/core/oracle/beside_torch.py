@@ -57,7 +57,7 @@ class Pair:
             mean = wanted[name.removeprefix("module.")].grad
             # A collective on every rank, whatever a single rank has found.
             full = None if found.grad is None else gather_full(found.grad)
-            mean = None if mean is None else _mean_over_ranks(mean)
+            mean = None if mean is None else mean_over_ranks(mean)
             if (full is None) != (mean is None):
                 continue
             if full is not None and mean is not None:
@@ -83,18 +83,21 @@ def beside(
     way: Sequence[str],
     *,
     units: Sequence[type[nn.Module]] = (Block,),
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = torch.float64,
     **arguments: Any,
 ) -> Pair:
-    """The module of `factory`, seeded alike, plain and sharded. way: strategy and allocator."""
+    """The module of `factory`, seeded alike, plain and sharded.
+
+    way: strategy and allocator. dtype: None leaves the module in those that it was built with.
+    """
     strategy, allocator = way
     torch.manual_seed(3)
-    plain = factory().to(dtype)
+    plain = factory() if dtype is None else factory().to(dtype)
     torch.manual_seed(3)
     arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(main_params_dtype=None))
     arguments.setdefault("pool_slots", 4)
     model = fully_shard_model(
-        factory().to(dtype),
+        factory() if dtype is None else factory().to(dtype),
         device_mesh=mesh(2)["dp"],
         fsdp_unit_modules=list(units),
         zero_dp_strategy=strategy,
@@ -122,13 +125,14 @@ def refusal(action: Callable[[], Any], *kinds: type[BaseException]) -> str:
 
 def distance(found: Tensor, wanted: Tensor) -> float:
     """Relative difference in the 2-norm; anything instead of zero is infinitely far."""
-    apart, size = float((found - wanted).norm()), float(wanted.norm())
+    apart, size = float((found - wanted).detach().norm()), float(wanted.detach().norm())
     if size == 0:
         return 0.0 if apart == 0 else float("inf")
     return apart / size
 
 
-def _mean_over_ranks(value: Tensor) -> Tensor:
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """The mean of `value` over the two ranks of a group, computed by torch."""
     total = value.detach().clone()
     group = mesh(2)["dp"].get_group()
     dist.all_reduce(total, group=group)
