@@ -21,6 +21,7 @@ from mfsdp_core.plan.config import (
     ReductionConfig,
     ScheduleConfig,
     Transport,
+    UnusedParameters,
     parse_sharding,
     refuse_not_built,
 )
@@ -79,6 +80,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
+    unused_parameters: UnusedParameters = "none",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -122,7 +124,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_order: the order in which units are expected to run: as the first complete pass ran
     them (`recorded`), as they are registered (`static`), or their names in the order given.
     prefetch_budget_bytes: gather units ahead as long as those that have not run yet stay within it;
-    None is the next unit.
+    None is the next unit. unused_parameters: gradient of a parameter that no rank has used in a
+    cycle: `none` as in plain torch, so that optimizers leave it alone, which ranks find out by one
+    small reduction per cycle; `zero` without it.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -143,7 +147,11 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
         zero_dp_strategy,
         outer_dp_sharding_strategy,
         ReductionConfig(
-            average_in_collective, calculate_per_token_loss, transport, use_decoupled_grad
+            average_in_collective,
+            calculate_per_token_loss,
+            transport,
+            use_decoupled_grad,
+            unused_parameters,
         ),
         ScheduleConfig(
             prefetch=overlap_param_gather,
@@ -244,6 +252,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
+    unused_parameters: UnusedParameters = "none",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import ConfigurationError
@@ -39,6 +40,7 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.pool_requests import pool_requests, pooled_dtypes
 from mfsdp_core.runtime.units import Unit, nest_units
+from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
@@ -144,7 +146,13 @@ def build_context(
         root,
         units,
         params,
-        GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
+        GradPipeline(
+            root,
+            units,
+            overlap=schedule.overlap_reduction,
+            guard=factory.guard,
+            usages=_usages(list(groups.values()), environment) if config.reduction.asks_use else [],
+        ),
         GatherByModule(root, units, params, prefetch=schedule.prefetch)
         if schedule.gather_by_module
         else GatherByUnit(root, units, params),
@@ -156,6 +164,20 @@ def build_context(
         unit.show_sharded()
     attach_hooks(context)
     return context
+
+
+def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usage]:
+    """Of the dense parameters and of the experts', where there are any that are trained."""
+    usages = []
+    for axes in (environment.dense, environment.experts):
+        own = [group for group in groups if group.axes is axes and group.is_trainable]
+        parameters = [id(managed.raw) for group in own for managed in group.parameters]
+        if axes is not None and parameters:
+            flags = AnyRank(
+                axes.data_group, len(parameters), environment.device, environment.events
+            )
+            usages.append(Usage(parameters, flags))
+    return usages
 
 
 class _GroupFactory:
@@ -230,7 +252,7 @@ class _GroupFactory:
             members,
             weights,
             gradients,
-            mesh=axes.whole,
+            axes=axes,
             allocator=self.allocators.lasting,
             decoupled=self._config.reduction.decoupled,
         )

@@ -20,6 +20,7 @@ from torch import nn
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
 #: Units whose reductions, with memory of their own, may be under way at once.
@@ -29,7 +30,15 @@ IN_FLIGHT = 1
 class GradPipeline:
     """Accumulation and reduction of all units."""
 
-    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool, guard: NanGuard) -> None:
+    def __init__(
+        self,
+        root: Unit,
+        units: list[Unit],
+        *,
+        overlap: bool,
+        guard: NanGuard,
+        usages: list[Usage],
+    ) -> None:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
         self._guard = guard
@@ -37,6 +46,12 @@ class GradPipeline:
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
+        # Without usages nobody asks, and what is unused has a gradient of zeros.
+        self._usages = usages
+        self._used: set[int] = set()
+        self._asked = True
+        # Backward passes that have reached parameters in this cycle.
+        self._passes = 0
         for unit in self._order:
             for buffers in unit.gradients:
                 buffers.drain_oldest = self._drain_oldest
@@ -54,6 +69,8 @@ class GradPipeline:
     def begin_backward(self) -> None:
         """Every trainable parameter owes a gradient again."""
         self._next = 0
+        self._asked = False
+        self._passes += 1
         self._guard.begin_microbatch()
         for unit in self._order:
             unit.expect_gradients()
@@ -71,6 +88,7 @@ class GradPipeline:
                 buffers.accumulate(index, gradient, is_last=is_last)
         raw.grad = None
         unit.missing.discard(id(raw))
+        self._used.add(id(raw))
         if not unit.missing and self._overlap:
             self.issue_over(_never, is_last=is_last)
 
@@ -114,13 +132,16 @@ class GradPipeline:
                 # A parameter reached again after its unit had reduced (nested backward passes).
                 if buffers.has_open_bucket:
                     self._start(unit, buffers, is_last=is_last)
-        self.land_all()
         self.backward_seen = True
+        if is_last:
+            self._ask()
+        self.land_all()
 
     def issue_rest(self) -> None:
         """Start every reduction that the cycle still owes."""
         if not self.backward_seen:
             return
+        self._ask()
         for unit in self._order:
             for buffers in unit.gradients:
                 if buffers.awaits_reduction:
@@ -137,10 +158,12 @@ class GradPipeline:
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
-        if self.backward_seen:
-            for unit in self._order:
-                for group in unit.groups:
-                    group.attach_gradients()
+        if not self.backward_seen:
+            return
+        unused = set().union(*(usage.unused() for usage in self._usages))
+        for unit in self._order:
+            for group in unit.groups:
+                group.attach_gradients(unused, passes=self._passes)
 
     def reset(self) -> None:
         """Begin a new cycle without gradients."""
@@ -150,6 +173,9 @@ class GradPipeline:
             for group in unit.groups:
                 group.reset_gradients()
         self.backward_seen = False
+        self._used.clear()
+        self._asked = True
+        self._passes = 0
 
     def abandon(self) -> None:
         """Drop what a backward pass that failed has left behind; the accumulators stay."""
@@ -159,10 +185,17 @@ class GradPipeline:
                 group.abandon_gradients()
 
     def scale(self, factor: float) -> None:
-        """Multiply all reduced gradients."""
+        """Multiply all reduced gradients, as they were left by whoever has had them."""
         for unit in self._order:
-            for buffers in unit.gradients:
-                buffers.scale(factor)
+            for group in unit.groups:
+                group.scale_gradients(factor)
+
+    def _ask(self) -> None:
+        """Start to find out which parameters nobody used, once per state of the cycle."""
+        if not self._asked:
+            self._asked = True
+            for usage in self._usages:
+                usage.ask(self._used)
 
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
         for buffers in unit.gradients:

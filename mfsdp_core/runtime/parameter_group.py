@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
@@ -114,7 +115,7 @@ class ParameterGroup:
         weights: WeightBuffers,
         gradients: GradientBuffers | None,
         *,
-        mesh: DeviceMesh,
+        axes: DataParallelAxes,
         allocator: BucketAllocator,
         decoupled: bool,
     ) -> None:
@@ -126,7 +127,8 @@ class ParameterGroup:
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
         self._sub_shard = spec.coordinate.sub_shard(spec.strategy)
         self._spec = spec
-        self._mesh = mesh
+        self.axes = axes
+        self._mesh = axes.whole
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
         self._attached: int | None = None
@@ -169,15 +171,20 @@ class ParameterGroup:
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
 
-    def attach_gradients(self) -> None:
+    def attach_gradients(self, unused: set[int], *, passes: int) -> None:
         """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
 
         A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
         else a cast copy that lives until `zero_grad`. What has been attached is left alone until
-        another reduction lands: the caller may have clipped, unscaled or removed it.
+        another reduction lands: the caller may have clipped, unscaled or removed it. Hooks of the
+        sharded parameters run on what they are handed.
+
+        unused: parameters, by id of raw, that no rank has used: their gradient is None. passes: of
+        the cycle, whose gradients are summed up in this one.
         """
         if self.gradients is None or self._attached == self.gradients.revision:
             return
+        again = self._attached is not None
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
         if self._casts_gradient:
@@ -185,7 +192,22 @@ class ParameterGroup:
         if self._gradient_shards is None:
             self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
-            setattr(managed.sharded, self._attribute, shard)
+            is_used = id(managed.raw) not in unused
+            setattr(managed.sharded, self._attribute, shard if is_used else None)
+            if is_used and has_hooks(managed.sharded):
+                run_hooks(managed.sharded, shard, managed.names[0], once=passes == 1 and not again)
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the reduced gradient, and the cast copy of it that was handed over."""
+        if self.gradients is None:
+            return
+        is_attached = self._attached == self.gradients.revision
+        self.gradients.scale(factor)
+        if not is_attached:
+            return
+        self._attached = self.gradients.revision
+        if self._casts_gradient:
+            self._allocator.acquire(self._cast_key(self.gradients.reduced)).mul_(factor)
 
     def look(self) -> bool:
         """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""

@@ -147,8 +147,7 @@ def swap_for_an_evaluation(way: tuple[str, str]) -> list[float]:
 
 def _average_gradients(pair: Pair) -> None:
     for parameter in pair.plain.parameters():
-        assert parameter.grad is not None
-        parameter.grad = mean_over_ranks(parameter.grad)
+        parameter.grad = mean_over_ranks(parameter)
 
 
 def stale_graphs(way: tuple[str, str]) -> list[str]:

@@ -125,6 +125,7 @@ def errors_of_differing_paths(prefetch: bool) -> list[float]:
         disable_bucketing=True,
         enable_fine_grained_param_gather=True,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        unused_parameters="zero",
     )
     own, found = mesh(2).get_local_rank("dp"), []
     for cycle, paths in enumerate([((0, 1, 2),) * 2, ((0, 2), (0, 1, 2)), ((1, 2), (0,))]):

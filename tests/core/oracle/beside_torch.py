@@ -54,12 +54,11 @@ class Pair:
         wanted = dict(self.plain.named_parameters())
         worst = 0.0
         for name, found in self.model.named_parameters():
-            mean = wanted[name.removeprefix("module.")].grad
-            # A collective on every rank, whatever a single rank has found.
+            # Collectives on every rank, whatever a single rank has found.
+            mean = mean_over_ranks(wanted[name.removeprefix("module.")])
             full = None if found.grad is None else gather_full(found.grad)
-            mean = None if mean is None else mean_over_ranks(mean)
             if (full is None) != (mean is None):
-                continue
+                return float("inf")
             if full is not None and mean is not None:
                 worst = max(worst, distance(full, mean))
         return worst
@@ -131,9 +130,11 @@ def distance(found: Tensor, wanted: Tensor) -> float:
     return apart / size
 
 
-def mean_over_ranks(value: Tensor) -> Tensor:
-    """The mean of `value` over the two ranks of a group, computed by torch."""
-    total = value.detach().clone()
+def mean_over_ranks(parameter: Tensor) -> Tensor | None:
+    """The mean of the gradients of two ranks, by torch; None where neither has one."""
     group = mesh(2)["dp"].get_group()
-    dist.all_reduce(total, group=group)
-    return total / dist.get_world_size(group)
+    total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    exists = torch.tensor(float(parameter.grad is not None))
+    for value in (total.detach(), exists):
+        dist.all_reduce(value, group=group)
+    return total.detach() / dist.get_world_size(group) if exists else None
