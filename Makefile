@@ -1,6 +1,6 @@
 # Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
 #
-#   make demo | test | check | bench | gpu-check | nightly | venv | clean
+#   make demo | test | check | bench | gpu-check | nightly | faults | venv | clean
 #
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
@@ -25,7 +25,7 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
   fsdp2-optim_grads_params-bf16-2xcpu:mfsdp-optim_grads_params-bf16-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
-.PHONY: help venv demo test check bench gpu-check nightly clean
+.PHONY: help venv demo test check bench gpu-check nightly faults clean
 
 help:
 	@sed -n '2,9s/^# \{0,1\}//p' Makefile
@@ -90,6 +90,10 @@ bench: venv
 	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done
+
+# Real process trees with scripted ranks; the table says what each record blames.
+faults: venv
+	@$(BIN)/python tests/run/faults/hundred_faults.py
 
 gpu-check: venv
 	@$(BIN)/python -c 'import sys, torch; \

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bench.derive.metrics import target_metrics
 from bench.launch.arm.request import ArmRequest
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
@@ -99,6 +100,11 @@ def _read_targets(
                 known = ", ".join(arms) or "none"
                 reader.report((*where, side), f"{side}: expected an arm of this file ({known})")
         for metric, bound in item["at_most"].items():
+            if metric not in target_metrics():
+                known = ", ".join(target_metrics())
+                reader.report(
+                    (*where, "at_most", metric), f"expected one of {known}, found {metric!r}"
+                )
             if bound <= 0:
                 reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
         when = _condition(reader, item["when"], (*where, "when"), labels)
@@ -205,13 +211,15 @@ def _check_cells(
     if not expand(matrix):
         reader.report(("matrix",), "every cell is excluded; nothing is left to run")
         return
+    rules = [("exclude", rule) for rule in matrix.exclude]
+    rules += [("override", rule.when) for rule in matrix.overrides]
+    rules += [("target", target.when) for target in targets]
+    if not rules:
+        return
     plain = replace(matrix, exclude=(), overrides=())
     everything = list(expand(plain))
     for arm in arms:
         everything += expand(plain, arm.name, arm.settings)
-    rules = [("exclude", rule) for rule in matrix.exclude]
-    rules += [("override", rule.when) for rule in matrix.overrides]
-    rules += [("target", target.when) for target in targets]
     for kind, condition in rules:
         if not any(condition.matches(cell) for cell in everything):
             reader.report_line(condition.line, f"this {kind} matches no cell; correct or remove it")

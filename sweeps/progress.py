@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SweepStarted:
-    """The lock is held and the plan written. Counts are runs, not cells."""
+    """The lock is held and the plan written. Counts are runs, not cells.
+
+    again: why runs that have a record are run again, a line per reason.
+    """
 
     sweep: str
     to_run: int
     done_before: int
     failed_before: int
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,20 @@ class BlockLost:
 
 
 @dataclass(frozen=True)
+class Stopping:
+    """Somebody asked to stop: the current run is being ended. `hint`: what can be done now."""
+
+    hint: str
+
+
+@dataclass(frozen=True)
 class SweepStopped:
     """The sweep ends before its last cell, and why."""
 
     reason: str
 
 
-Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | SweepStopped
+Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Stopping | SweepStopped
 Subscriber = Callable[[Progress], None]
 
 

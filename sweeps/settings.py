@@ -13,13 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bench.errors import UsageError
-from bench.spec import RunSpec
+from bench.errors import ConfigError, UsageError
+from bench.redaction import REDACTED, looks_secret, redact_text
+from bench.spec import SHARED_SETTINGS, RunSpec, own_settings
 from sweeps.suggest import did_you_mean
 
 Scalar = str | int | float | bool | None
 Settings = Mapping[str, Scalar]
 
+ENGINE_PREFIX = "engine."
 ENV_PREFIX = "launch.env."
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -30,8 +32,13 @@ class SettingError(UsageError):
 
 @cache
 def known_paths() -> tuple[str, ...]:
-    """Every dotted path of a RunSpec; environment variables are `env.NAME` and not listed."""
-    return tuple(_leaves(RunSpec, ""))
+    """Every dotted path of a RunSpec, with the own settings of all engines.
+
+    Environment variables are `env.NAME` and not listed.
+    """
+    paths = (path for path in _leaves(RunSpec, "") if not path.startswith(ENGINE_PREFIX))
+    engines = (f"{ENGINE_PREFIX}{name}" for name in (*SHARED_SETTINGS, *own_settings()))
+    return (*paths, *engines)
 
 
 @cache
@@ -99,6 +106,8 @@ def checked(path: str, value: object) -> Scalar:
         RunSpec.model_validate(nested({path: value}), strict=True)
     except ValidationError as error:
         raise SettingError(f"{shown}: {explain(error.errors()[0])}") from None
+    except ConfigError as error:
+        raise SettingError(str(error)) from None
     return value
 
 
@@ -156,18 +165,29 @@ def run_spec(settings: Settings) -> RunSpec:
 
 
 def shown_value(value: Scalar) -> str:
-    """The text of a value in labels, ids and expressions: `true`, `null`, `8`, `mfsdp`."""
+    """The text of a value in labels, ids and expressions: `true`, `null`, `8`, `mfsdp`.
+
+    Without credentials: it stands in names of cells, and so in plans, reports and messages.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else redact_text(str(value))
+
+
+def shown_setting(path: str, value: Scalar) -> str:
+    """As `shown_value`, and nothing of the value of a variable whose name is that of a secret."""
+    secret = full_path(path).startswith(ENV_PREFIX) and looks_secret(path)
+    return REDACTED if secret and value is not None else shown_value(value)
 
 
 def spec_value(spec: RunSpec, path: str) -> str:
     """The text of the value that `spec` holds at `path` (full form)."""
     if path.startswith(ENV_PREFIX):
-        return shown_value(spec.launch.env.get(path.removeprefix(ENV_PREFIX)))
+        return shown_setting(path, spec.launch.env.get(path.removeprefix(ENV_PREFIX)))
+    if path.startswith(ENGINE_PREFIX):
+        return shown_value(spec.engine.asked(path.removeprefix(ENGINE_PREFIX)))
     value: Any = spec
     for key in path.split("."):
         value = getattr(value, key)

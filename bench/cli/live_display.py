@@ -13,6 +13,7 @@ from sweeps.progress import (
     RunEnded,
     RunStarted,
     StepReached,
+    Stopping,
     Subscriber,
     SweepStarted,
     SweepStopped,
@@ -69,10 +70,11 @@ def _runs(count: int) -> str:
 def plain_line(event: Progress) -> str | None:
     """The text of an event, None for one that has none."""
     if isinstance(event, SweepStarted):
-        return (
+        first = (
             f"{event.sweep}: {_runs(event.to_run)} to do, {event.done_before} done before,"
             f" {event.failed_before} failed before"
         )
+        return "\n".join((first, *event.again))
     if isinstance(event, RunStarted):
         return f"[{event.position}/{event.total}] {_name(event)} ..."
     if isinstance(event, RunEnded):
@@ -87,8 +89,8 @@ def plain_line(event: Progress) -> str | None:
             f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
             f" (attempt {event.attempt}): {what}"
         )
-    if isinstance(event, SweepStopped):
-        return f"stopped: {event.reason}"
+    if isinstance(event, Stopping | SweepStopped):
+        return event.hint if isinstance(event, Stopping) else f"stopped: {event.reason}"
     return None
 
 
@@ -142,7 +144,7 @@ class _LiveDisplay:
             self._bars.advance(self._runs)
             colour = "green" if event.state in FINISHED_GOOD else "red"
             self._line(plain_line(event) or "", colour)
-        elif isinstance(event, BlockLost | SweepStopped):
+        elif isinstance(event, BlockLost | Stopping | SweepStopped):
             self._line(plain_line(event) or "", "yellow")
 
     def _line(self, text: str, style: str | None) -> None:

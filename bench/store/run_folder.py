@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.record import RunStatus, RunSummary, StepSample
+from bench.redaction import redact
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import (
@@ -19,9 +20,9 @@ from bench.store.atomic import (
     write_json_atomically,
     write_text_atomically,
 )
+from bench.store.digest import sealed
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
-from bench.store.redaction import redact
 
 
 def utc_now() -> str:
@@ -81,6 +82,14 @@ class RunFolder:
         """
         write_json_atomically(self.path / layout.STATUS, status.model_dump(mode="json"))
         self.status = status
+
+    def finish(self, status: RunStatus) -> None:
+        """Replace `status.json` for the last time, with a seal of every file of the run.
+
+        Raises:
+            StoreFullError: no space; the previous status stands.
+        """
+        self.write_status(sealed(self.path, status))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Replace `env.json`; what looks like a secret is redacted here, whoever collected it."""

@@ -19,7 +19,6 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.calls import Call, CallBook
-from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -88,11 +87,11 @@ class ShardedContext:
         self.gathering = gathering
         self.events = events
         self.auto_sync = auto_sync
+        self.marked_last = False
         self.allocators = allocators
         self._calls = CallBook()
-        self._forward_order = GatherOrder(params.order, "forward")
-        self._backward_order = GatherOrder(params.order, "backward")
-        params.passed = {"forward": self._forward_order, "backward": self._backward_order}
+        self._forward_order = params.gathered["forward"]
+        self._backward_order = params.gathered["backward"]
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         # Whether the backward pass that runs has left the gradients of all parameters alone so far.
@@ -103,8 +102,8 @@ class ShardedContext:
 
     @property
     def is_last_microbatch(self) -> bool:
-        """Whether a backward pass now ends its cycle: innermost no_sync/sync, else auto-sync."""
-        return self._sync_stack[-1] if self._sync_stack else self.auto_sync
+        """Whether a backward pass now ends its cycle: innermost no_sync/sync, else what was set."""
+        return self._sync_stack[-1] if self._sync_stack else self.auto_sync or self.marked_last
 
     @contextmanager
     def marking_last(self, is_last: bool) -> Iterator[None]:
@@ -289,7 +288,7 @@ class ShardedContext:
         for outer in self.units[index].around:
             if outer.index is not None and outer.index not in self._backward_order:
                 self._take_part_before(outer.index)
-                self.params.issue(outer, self.gathering.buckets(outer, "backward"))
+                self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
             if unit.has_backward and self._calls.is_over(unit.index):
@@ -299,7 +298,7 @@ class ShardedContext:
         self._backward_order.mark(index)
 
     def _take_part(self, unit: Unit, direction: Direction) -> None:
-        self.params.take_part(unit, self.gathering.buckets(unit, direction))
+        self.params.take_part(unit, direction, self.gathering.buckets(unit, direction))
 
     def _take_part_in_rest(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""

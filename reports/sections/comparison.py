@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.comparisons.change import MEMORY_TITLES, Change
+from reports.comparisons.change import Change
 from reports.comparisons.change_table import change_table
 from reports.findings import Findings
 from reports.plots.memory import memory_figure
@@ -18,6 +18,7 @@ from reports.renderers.document import (
     Section,
     TableBlock,
 )
+from reports.renderers.folding import folded
 from reports.views.reference import RULE
 
 
@@ -29,7 +30,10 @@ def comparison(findings: Findings) -> Section:
     else:
         blocks.append(Paragraph(_introduction(findings)))
         if findings.changes:
-            blocks.append(TableBlock(change_table(findings.changes)))
+            table, constant = folded(change_table(findings.changes))
+            if constant:
+                blocks.append(Paragraph(f"In every row: {constant}."))
+            blocks.append(TableBlock(table))
             blocks.append(Paragraph(_sample_sizes(findings.changes), tone="note"))
         else:
             blocks.append(Paragraph("There is no other cell to compare it with."))
@@ -84,8 +88,16 @@ def _flags(findings: Findings) -> list[Block]:
         return []
     heading = Heading("Trade-offs")
     if not findings.flags:
-        return [heading, Paragraph("None beyond the thresholds of the README.")]
-    return [heading, Bullets(tuple((flag.cell, flag.text) for flag in findings.flags))]
+        return [heading, Paragraph("None beyond the thresholds (see How to read the numbers).")]
+    by_verdict: dict[tuple[str, str], list[str]] = {}
+    for flag in findings.flags:
+        cells = by_verdict.setdefault((flag.verdict, flag.runs), [])
+        cells.append(f"{flag.cell} ({flag.numbers})")
+    items = (
+        (f"{verdict} ({runs})" if runs else verdict, "; ".join(cells))
+        for (verdict, runs), cells in by_verdict.items()
+    )
+    return [heading, Bullets(tuple(items))]
 
 
 def _figures(findings: Findings) -> list[Block]:
@@ -99,6 +111,6 @@ def _figures(findings: Findings) -> list[Block]:
     metric = findings.memory_metric
     if findings.measured and metric is not None:
         svg = throughput_figure(findings.measured, metric, findings.looks)
-        caption = f"Throughput against {MEMORY_TITLES[metric]}; up and to the left is better."
+        caption = f"Throughput against {metric.title}; up and to the left is better."
         figures.append(Figure("throughput-memory", svg, caption))
     return figures
