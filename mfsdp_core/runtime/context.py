@@ -213,7 +213,7 @@ class ShardedContext:
         self._begin_backward()
         self._calls.lose_track()
         unit.active_backwards += 1
-        self.params.ready(unit)
+        self.params.ready(unit, "backward")
         unit.show_raw()
 
     def after_backward(self, unit: Unit) -> None:

@@ -150,6 +150,7 @@ class GradPipeline:
         self.unfinished_passes = 0
         if not self.backward_seen:
             return
+        self._ask()
         unused = set().union(*(usage.unused() for usage in self._usages))
         for unit in self._order:
             for group in unit.groups:

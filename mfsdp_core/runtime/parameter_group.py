@@ -213,8 +213,8 @@ class ParameterGroup:
         if not is_attached:
             return
         self._attached = self.gradients.revision
-        if self._casts_gradient:
-            self._allocator.acquire(self._cast_key(self.gradients.reduced)).mul_(factor)
+        if self._cast_key is not None:
+            self._allocator.acquire(self._cast_key).mul_(factor)
 
     def look(self) -> bool:
         """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""
