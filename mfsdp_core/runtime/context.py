@@ -230,6 +230,7 @@ class ShardedContext:
         self._begin_backward()
         if self._spares_parameters:
             self._begin_gradients()
+        self._refuse_unseen(unit)
         self._gather_ahead()
         self.grads.take(unit, buffers, index, raw, is_last=self._reduces_last)
         if not unit.missing:
@@ -365,6 +366,17 @@ class ShardedContext:
         self._refuse_graph()
         self._spares_parameters = False
         self.grads.begin_backward()
+
+    def _refuse_unseen(self, unit: Unit) -> None:
+        """A gradient must not have come by a way on which nobody gathers the weights it needs."""
+        if unit.index is None or unit.index in self._backward_order or self._forward_running:
+            return
+        if not all(group.weights.is_gathered for group in unit.groups):
+            raise LifecycleError(
+                f"unit {unit.name} got a gradient through a tensor that its call has neither "
+                "returned nor left on one of its modules; without the unit's weights, which are "
+                "gathered when a gradient reaches what the call returned. Return that tensor."
+            )
 
     def _refuse_graph(self) -> None:
         """Parameters get their reduced gradients as numbers."""
