@@ -5,6 +5,7 @@
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
+# WORKERS=2                 processes that `make test` spreads the test files over
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
 
 SHELL := /bin/bash
@@ -15,6 +16,7 @@ VENV ?= .venv
 PYTHON ?=
 TORCH ?=
 BLOCKS ?= 6
+WORKERS ?= 2
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -64,8 +66,9 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 demo: venv
 	@$(BIN)/mfsdp-bench run sweeps/quickstart.yaml --report
 
+# Half of the time goes into ranks that wait for each other, so two processes share the files.
 test: venv
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: venv
 	@$(BIN)/ruff format --check .

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from reports.nccl.audit import Audit, audit_paths, audit_sources
 from reports.nccl.job import make_job
 from reports.nccl.reading import Found, Stretch, _join, read_stretch
+from reports.nccl.rows import Verdict
 from reports.nccl.source import find_sources
-from reports.nccl.verdicts import Verdict
 
 QUICK = settings(
     max_examples=60,
