@@ -25,7 +25,7 @@ class AnyRank:
     def ask(self, unset: list[int]) -> None:
         """Start the reduction; `unset` are the flags that this rank has not set. Collective."""
         self._wait()
-        self._bits = torch.ones(self._flags, dtype=torch.uint8, device=self._device)
+        self._bits = torch.ones(self._flags, dtype=torch.int8, device=self._device)
         if unset:
             self._bits[unset] = 0
         if self._group.size() > 1:
