@@ -371,7 +371,7 @@ class ShardedContext:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""
         if unit.index is None or unit.index in self._backward_order or self._forward_running:
             return
-        if not all(group.weights.is_gathered for group in unit.groups):
+        if any(group.weights.comes_and_goes for group in unit.groups):
             raise LifecycleError(
                 f"unit {unit.name} got a gradient through a tensor that its call has neither "
                 "returned nor left on one of its modules; without the unit's weights, which are "

@@ -121,6 +121,11 @@ class WeightBuffers:
         return self._full_key.size_bytes
 
     @property
+    def comes_and_goes(self) -> bool:
+        """Whether the full buffer is freed between uses."""
+        return not self._persistent
+
+    @property
     def is_gathered(self) -> bool:
         """Whether the compute weights are there or under way."""
         return self.state in (Residency.READY, Residency.COMMUNICATING)
