@@ -182,7 +182,9 @@ _COPY_ENGINE = _tuning(
     + _SIZE
     + r"((?:cuda|hip)Memcpy\w*(?:; CE synchronization with NVLS)?)(?:, numOps=\d+)?"
 )
-_HIERARCHICAL = _tuning(_OP + r" \[Hierarchical CE\]: " + _SIZE + r"(RMA proxy \+ CE)")
+_HIERARCHICAL = _tuning(
+    _OP + r" \[Hierarchical CE\]: " + _SIZE + r"((?:Rail \S+ )?RMA proxy \+ CE)"
+)
 
 
 def _name(table: tuple[str, ...], index: int) -> str:
@@ -301,9 +303,11 @@ STATE_EVENTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         _event(
             r"(?:\[Rank \d+\] )?(?:\w+ )?"
             + _COMM
+            # commId stands before the parent from 2.31 on, at the end before.
             + r" rank (\d+) nranks (\d+) cudaDev (-?\d+)(?: nvmlDev -?\d+)? busId \w+"
+            r"(?=(?:.* commId (0x[0-9a-fA-F]+))?)(?: commId 0x[0-9a-fA-F]+)?"
             r"(?: parent (\S+))?(?: (?:splitCount|childCount) (\d+))?(?: color (-?\d+))?"
-            r"(?: key -?\d+)?(?: commId (0x[0-9a-fA-F]+))? ?- Init (START|COMPLETE)"
+            r"(?: key -?\d+)?(?: commId 0x[0-9a-fA-F]+)? ?- Init (START|COMPLETE)"
         ),
     ),
     (
@@ -322,6 +326,7 @@ STATE_EVENTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         _event(r"register " + _COMM + r" buffer (0x[0-9a-fA-F]+) size (\d{1,19})(?!\d)"),
     ),
     ("not_supported", _event(r"Symmetric memory is not supported\.(.*)")),
+    ("not_supported", _event(r"symmetricSupport 0(,.*)")),
     (
         "p2p",
         _event(
@@ -368,7 +373,8 @@ WARNINGS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("unsupported", _event(r"Communicator does not support symmetric memory")),
     ("no_kernel", _event(r"Error: no symmetric kernel available for function (\S+)")),
     ("offsets", _event(r"Coll (\S+) size \d+ symmetric registration check failed")),
-    ("mismatch", _event(r"Mismatched NCCL version detected")),
+    ("shared_gpu", _event(r"Multiple Ranks are using the same GPU")),
+    ("mismatch", _event(r"Mismatched NCCL (?:version|git versions) detected")),
 )
 
 # Beginnings of messages that are well known and carry no evidence.

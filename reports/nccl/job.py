@@ -99,7 +99,7 @@ class Views:
 
     def init(self, event: Event) -> None:
         """Begin or complete a communicator."""
-        pointer, rank, ranks, _, parent, number, colour, comm_id, stage = event.values
+        pointer, rank, ranks, _, comm_id, parent, number, colour, stage = event.values
         view = self.now.get(str(pointer))
         changed = view is not None and comm_id and view.comm_id and view.comm_id != comm_id
         if view is None or view.destroyed or changed or (view.complete and view.init_line):
@@ -301,8 +301,8 @@ def _ranks(timeline: Timeline) -> dict[str, str]:
     """Rank by communicator id, as the INIT lines say."""
     found: dict[str, str] = {}
     for item in timeline.items:
-        if isinstance(item, Event) and item.kind == "init" and item.values[7]:
-            found.setdefault(str(item.values[7]), str(item.values[1]))
+        if isinstance(item, Event) and item.kind == "init" and item.values[4]:
+            found.setdefault(str(item.values[4]), str(item.values[1]))
     return found
 
 

@@ -275,10 +275,15 @@ RULES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def two_matrices() -> nn.Module:
+    """Two matrices of which ranks have unequal numbers of rows."""
+    return nn.Sequential(nn.Linear(4, 7, bias=False), nn.Linear(7, 3, bias=False))
+
+
 def with_a_rule(rule: str) -> float | str:
     """Error of the weights against plain torch, or what is said."""
     torch.manual_seed(2)
-    module, plain_module = nn.Linear(4, 7, bias=False), nn.Linear(4, 7, bias=False)
+    module, plain_module = two_matrices(), two_matrices()
     plain_module.load_state_dict(module.state_dict())
     model, optimizer = mfsdp_core.fully_shard(
         module, Rows(module.parameters(), rule), device_mesh=mesh(4), dp_shard_dim="dp"
@@ -293,8 +298,8 @@ def with_a_rule(rule: str) -> float | str:
                 chosen.step()
     except ConfigurationError as error:
         return str(error)
-    found = {"weight": mfsdp_core.gather_full(model.module.weight.detach())}
-    return relative_difference(found, {"weight": plain_module.weight.detach()})
+    found = {n: mfsdp_core.gather_full(p.detach()) for n, p in model.module.named_parameters()}
+    return relative_difference(found, parameters_of(plain_module))
 
 
 def test_an_unknown_optimizer_is_right_or_refused_by_name(ranks: RankPool) -> None:

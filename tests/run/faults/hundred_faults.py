@@ -302,18 +302,26 @@ def _in_a_launcher_of_its_own(
     run_dir: Path, signals: tuple[signal.Signals, ...], pids: set[int]
 ) -> None:
     launcher = subprocess.Popen([sys.executable, str(HERE), "--launch", str(run_dir)])
+    try:
+        _wait_for_step_4(run_dir, launcher)
+        pids.update(int((run_dir / f"pid.rank{rank}").read_text()) for rank in (0, 1))
+        for number in signals:
+            launcher.send_signal(number)
+            time.sleep(0.4)
+        launcher.wait(60)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    time.sleep(1.0 if signal.SIGKILL in signals else 0.0)  # the kernel's own SIGKILL to the ranks
+
+
+def _wait_for_step_4(run_dir: Path, launcher: subprocess.Popen[bytes]) -> None:
     steps = [run_dir / f"steps.rank{rank}.jsonl" for rank in (0, 1)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while not all(path.exists() and path.read_bytes().count(b"\n") >= 4 for path in steps):
         if time.monotonic() > deadline or launcher.poll() is not None:
-            raise RuntimeError("the ranks never came to step 4")
+            raise RuntimeError(f"no rank came to step 4; the launcher: {launcher.poll()}")
         time.sleep(0.05)
-    pids.update(int((run_dir / f"pid.rank{rank}").read_text()) for rank in (0, 1))
-    for number in signals:
-        launcher.send_signal(number)
-        time.sleep(0.4)
-    launcher.wait(60)
-    time.sleep(1.0 if signal.SIGKILL in signals else 0.0)  # the kernel's own SIGKILL to the ranks
 
 
 def launch_alone(run_dir: Path) -> None:
@@ -394,19 +402,19 @@ def table(results: list[Result]) -> str:
 
 def main() -> int:
     """Inject all faults."""
-    os.environ["PYTHONPATH"] = str(HERE.parent / "workers")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[3]), str(HERE.parent / "workers")])
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [fault for fault in faults() if wanted in f"{fault.kind}: {fault.name}"]
     begun = time.monotonic()
     printing = threading.Lock()
-    with tempfile.TemporaryDirectory(prefix="mfsdp-faults-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as scratch:
         store = ResultsStore.open(Path(scratch) / "results", create=True)
 
         def one(fault: Fault) -> Result:
             result = inject(store, fault)
             with printing:
-                mark = "WRONG" if result.problems else "ok"
-                sys.stderr.write(f"{mark:5} {fault.kind}: {fault.name}\n")
+                mark = f"WRONG ({'; '.join(result.problems)})" if result.problems else "ok"
+                sys.stderr.write(f"{fault.kind}: {fault.name}: {mark}\n")
             return result
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
