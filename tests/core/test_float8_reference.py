@@ -207,3 +207,26 @@ def test_it_trains(ranks: RankPool, recipe: Recipe) -> None:
 def test_an_unknown_recipe_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="delayed, current, block, mxfp8"):
         Float8Reference("nvfp4")  # type: ignore[arg-type]
+
+
+def losses_around_a_load(recipe: Recipe) -> tuple[float, float, float]:
+    """In a rank: of a trained model, of a new one, and of that one with the first one's weights."""
+    trained, fresh = (
+        shard("linear_stack", "optim_grads_params", 2, B16, mixed_precision_policy=policy(recipe))
+        for _ in range(2)
+    )
+    optimizer = fully_shard_optimizer(torch.optim.SGD(trained.model.parameters(), lr=0.5))
+    trained.run_cycle(1)
+    optimizer.step()
+    before = fresh.backward()
+    fresh.model.zero_grad_buffer()
+    fresh.model.load_state_dict(trained.model.state_dict())
+    return trained.backward(), before, fresh.backward()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+def test_weights_that_are_loaded_are_encoded_again(ranks: RankPool, recipe: Recipe) -> None:
+    for trained, before, loaded in ranks.run(losses_around_a_load, recipe):
+        assert trained != before
+        assert loaded == trained
