@@ -369,7 +369,8 @@ class ShardedContext:
 
     def _refuse_unseen(self, unit: Unit) -> None:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""
-        if unit.index is None or unit.index in self._backward_order or self._forward_running:
+        was_seen = unit.active_backwards or unit.index in self._backward_order
+        if was_seen or unit.index is None or self._forward_running:
             return
         if any(group.weights.comes_and_goes for group in unit.groups):
             raise LifecycleError(
