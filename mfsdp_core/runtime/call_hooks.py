@@ -92,11 +92,15 @@ class CallHooks:
 
     def leaf_left(self, gradient: torch.Tensor) -> None:
         """The gradient of an input that is a leaf is complete."""
-        if self._graph == torch._C._current_graph_task_id():
-            self._left_one(gradient)
+        self._left_one(gradient)
 
     def one_left(self) -> None:
-        """One part of the inputs has its gradient: the inner tensors together, or a leaf."""
+        """One part of the inputs has its gradient: the inner tensors together, or a leaf.
+
+        Of a backward pass that has not come in by the outputs, nothing is over before its end.
+        """
+        if self._graph != torch._C._current_graph_task_id():
+            return
         if self._owed > 1:
             self._owed -= 1
         else:
