@@ -91,8 +91,9 @@ class CallHooks:
                     follow(self._context, self.point, gradient)
 
     def leaf_left(self, gradient: torch.Tensor) -> None:
-        """The gradient of an input that is a leaf is complete."""
-        self._left_one(gradient)
+        """The gradient of an input that is a leaf is complete, maybe by other calls alone."""
+        if self._graph == torch._C._current_graph_task_id():
+            self._left_one(gradient)
 
     def one_left(self) -> None:
         """One part of the inputs has its gradient: the inner tensors together, or a leaf.
