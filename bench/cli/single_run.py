@@ -66,7 +66,7 @@ def _text(record: RunRecord) -> str:
         ("sweep, cell", f"{status.sweep or '-'}, {status.cell or '-'} ({_which(status)})"),
         ("started, ended", f"{status.started_utc or '-'}, {status.ended_utc or '-'}"),
         ("code", f"{status.code or '-'} ({_PROOFS[status.code_proof]})"),
-        ("model", f"{resolved.shape.preset}, {resolved.shape.parameters:,} parameters"),
+        ("model", resolved.model_text),
         ("engine", f"{resolved.engine.name}, {resolved.strategy}"),
         (
             "dtypes",
