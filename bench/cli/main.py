@@ -50,7 +50,7 @@ def _refused(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, _ParserError):
         message = error.format_message()
         if message:
-            console.error(f"{message} (mfsdp-bench --help lists verbs and options)")
+            console.error(f"{message} ({_command_of(error)} --help says what is expected)")
         return USAGE
     if isinstance(error, BenchError) and error.exit_code != INTERNAL:
         console.error(str(error))
@@ -64,6 +64,12 @@ def _refused(error: Exception, arguments: list[str]) -> int:
     first = (str(error).splitlines() or [""])[0]
     console.error(f"internal error: {type(error).__name__}: {first[:300]}; {where}")
     return INTERNAL
+
+
+def _command_of(error: Any) -> str:
+    """The verb that refused its arguments, as `mfsdp-bench plan`."""
+    context = getattr(error, "ctx", None)
+    return "mfsdp-bench" if context is None else str(context.command_path)
 
 
 def main() -> None:
