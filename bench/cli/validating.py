@@ -119,18 +119,18 @@ def _run(
     bugs: Sequence[object],
     stop: threading.Event,
 ) -> ValidationRecord:
+    from bench.testing.workers import ForkServer
     from bench.validate.bugs import Bug
     from bench.validate.cases import Case
     from bench.validate.injection import inject
-    from bench.validate.ranks import ForkServer
-    from bench.validate.session import WorkerSettings, verdicts
+    from bench.validate.session import MODULES, WorkerSettings, verdicts
 
     cases = [case for case in chosen if isinstance(case, Case)]
     workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []
     put_back: list[BugVerdict] = []
-    with ForkServer(workers.device, paths=(str(Path.cwd()),)) as fork_server:
+    with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
         if bugs:
             known = [bug for bug in bugs if isinstance(bug, Bug)]
             for bug in inject(fork_server, known, cases, workers, stop):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bench.launch.code import code_identity
-    from bench.launch.local import launch
+    from bench.launch.run import launch
     from bench.launch.watch import Limits
 
 __all__ = ["Limits", "code_identity", "launch"]
@@ -19,7 +19,7 @@ __all__ = ["Limits", "code_identity", "launch"]
 _HOMES = {
     "Limits": "bench.launch.watch",
     "code_identity": "bench.launch.code",
-    "launch": "bench.launch.local",
+    "launch": "bench.launch.run",
 }
 
 

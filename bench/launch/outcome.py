@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.launch.agent import OUTCOME_FILE
+from bench.launch.protocol import JobState
 from bench.record import RunState
 from bench.store import RunFolder
 from bench.store.reading import read_json_object
@@ -41,7 +42,7 @@ class Evidence:
     failures: reports of the ranks by rank. exit_codes: of the ranks that torchrun saw fail.
     """
 
-    agent_exit_code: int
+    agent_exit_code: int | None
     failures: dict[int, dict[str, Any]]
     exit_codes: dict[int, int]
     steps: list[int]
@@ -50,23 +51,18 @@ class Evidence:
 
 
 def gather_evidence(
-    folder: RunFolder,
-    agent_exit_code: int,
-    *,
-    steps: list[int],
-    steps_expected: int,
-    kernel_oom_kills: int,
+    folder: RunFolder, end: JobState, *, steps: list[int], steps_expected: int
 ) -> Evidence:
     """Read the reports of the ranks (earliest first) and of the agent out of the run folder."""
     failures = folder.read_failures()
     ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
     return Evidence(
-        agent_exit_code=agent_exit_code,
+        agent_exit_code=end.exit_code,
         failures={rank: failures[rank] for rank in ordered},
         exit_codes=_exit_codes(folder.logs_path / OUTCOME_FILE),
         steps=steps,
         steps_expected=steps_expected,
-        kernel_oom_kills=kernel_oom_kills,
+        kernel_oom_kills=end.kernel_oom_kills,
     )
 
 
@@ -153,7 +149,12 @@ def _silent_exit(evidence: Evidence) -> Outcome | None:
 
 def _agent_fault(evidence: Evidence) -> Outcome:
     code = evidence.agent_exit_code
-    how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    if code is None:
+        how = "is gone and left no exit code"
+    elif code < 0:
+        how = f"was ended by {signal_name(-code)}"
+    else:
+        how = f"ended with exit code {code}"
     return Outcome(
         "crashed", f"the process that starts the ranks {how}; see logs/agent.log", None, code
     )

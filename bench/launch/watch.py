@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.launch.heartbeat import Heartbeat
-from bench.launch.process_tree import ask_for_stacks, rank_states
+from bench.launch.protocol import Job
 from bench.record import RunState
 from bench.spec import LaunchSpec
 
@@ -39,27 +39,20 @@ class Ending:
 
 
 class Watch:
-    """Watches one agent. `ended` is set by whoever waits for its process."""
+    """Watches one job."""
 
-    def __init__(
-        self, agent_pid: int, heartbeat: Heartbeat, launch: LaunchSpec, limits: Limits
-    ) -> None:
-        self._agent_pid = agent_pid
+    def __init__(self, job: Job, heartbeat: Heartbeat, launch: LaunchSpec, limits: Limits) -> None:
+        self._job = job
         self._heartbeat = heartbeat
         self._launch = launch
         self._limits = limits
         self._start_seconds = heartbeat.last_growth_seconds
 
-    def wait(
-        self,
-        ended: threading.Event,
-        stop: threading.Event,
-        on_step: Callable[[int], None] | None,
-    ) -> Ending | None:
-        """Block until the agent has ended by itself (None), or must be ended (why)."""
+    def wait(self, stop: threading.Event, on_step: Callable[[int], None] | None) -> Ending | None:
+        """Block until the job has ended by itself (None), or must be ended (why)."""
         reported = 0
         while True:
-            over = ended.wait(self._limits.tick_seconds)
+            over = self._job.wait(self._limits.tick_seconds).phase == "ended"
             now = time.monotonic()
             self._heartbeat.poll(now)
             if on_step is not None and self._heartbeat.finished_steps > reported:
@@ -90,7 +83,7 @@ class Watch:
 
     def _hang(self, allowed_seconds: float) -> Ending:
         """Name the rank that holds the others up, as far as the evidence goes."""
-        states = rank_states(self._agent_pid)
+        states = self._job.symptoms().ranks
         stopped = [rank for rank, state in sorted(states.items()) if state == "stopped"]
         behind = self._heartbeat.rank_behind()
         guilty = stopped[0] if stopped else behind
@@ -99,7 +92,7 @@ class Watch:
             evidence = f"; rank {', '.join(map(str, stopped))} is stopped (SIGSTOP)"
         elif behind is not None:
             evidence = f"; rank {behind} is behind the others"
-        ask_for_stacks(self._agent_pid)
+        self._job.ask_for_stacks()
         time.sleep(_STACK_SECONDS)
         return Ending(
             "hang",

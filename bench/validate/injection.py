@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
+from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUG_BY_ID, BUGS, Bug, Change
 from bench.validate.cases import Case
 from bench.validate.mutation import copy_of_core
-from bench.validate.ranks import ForkServer
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
 

@@ -89,7 +89,7 @@ def _unfinished(outcome: CaseOutcome) -> CheckVerdict:
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
-        found=last if outcome.kind == "raised" else f"{outcome.kind}",
-        evidence=tuple(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines),
+        found=last if outcome.kind == "raised" else lines[0] if lines else outcome.kind,
+        evidence=tuple(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines[1:]),
     )
     return CheckVerdict(check="runs to its end", state="failed", finding=finding)

@@ -12,12 +12,16 @@ from typing import Literal
 import torch
 
 from bench.resolve.machine import Machine
+from bench.testing.workers import ForkServer
 from bench.validate.applicability import why_not
 from bench.validate.cases import Case
 from bench.validate.judge import judge, settings
-from bench.validate.ranks import ForkServer
+from bench.validate.rank import prepare
+from bench.validate.ranks import run_on
 from bench.verdict import CaseVerdict
 
+#: What ranks find loaded.
+MODULES = ("bench.validate.rank",)
 DEFAULT_CASE_SECONDS = 120.0
 DEFAULT_CPU_RANKS = 4
 
@@ -54,7 +58,7 @@ def verdicts(
     torch.set_num_threads(1)
     machine = Machine.detect()
     device = torch.device(workers.device)
-    with fork_server.ranks(workers.ranks, core) as ranks:
+    with fork_server.workers(workers.ranks, core, prepare) as ranks:
         for case in cases:
             if stop is not None and stop.is_set():
                 return
@@ -63,7 +67,7 @@ def verdicts(
                 yield _not_applicable(case, reason)
                 continue
             start = time.perf_counter()
-            outcome = ranks.run(case, workers.case_seconds)
+            outcome = run_on(ranks, case, workers.device, workers.case_seconds)
             yield judge(case, outcome, device, time.perf_counter() - start)
 
 

@@ -1,4 +1,4 @@
-"""Scenarios of the table in bench/README.md: each brings one outcome about, by (verb, outcome)."""
+"""Scenarios of docs/exit-codes.md: each brings one outcome about, by (verb, outcome)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ONE = "mfsdp/optim/2/stack/fp64/k1"
 
 
 class NoRanks:
-    """In the place of `bench.validate.ranks.ForkServer`."""
+    """In the place of `bench.testing.workers.ForkServer`."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -44,7 +44,7 @@ def validated(world: World, *arguments: str, state: str = "passed", outcome: str
             yield BugVerdict(bug=bug.id, title=bug.title, outcome=outcome)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.validate.ranks.ForkServer", NoRanks)
+        patch.setattr("bench.testing.workers.ForkServer", NoRanks)
         patch.setattr("bench.validate.session.verdicts", verdicts)
         patch.setattr("bench.validate.injection.inject", inject)
         return world.run("validate", *arguments)
@@ -110,7 +110,7 @@ def _(world: World) -> int:
         yield from ()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.validate.ranks.ForkServer", NoRanks)
+        patch.setattr("bench.testing.workers.ForkServer", NoRanks)
         patch.setattr("bench.validate.session.verdicts", interrupted)
         return world.run("validate")
 

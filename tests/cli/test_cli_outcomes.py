@@ -1,4 +1,4 @@
-"""Walks the table of verb, outcome and exit code in bench/README.md. Runs are stood in for."""
+"""Walks the table of verb, outcome and exit code in docs/exit-codes.md. Runs are stood in for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
 from outcome_scenarios import SCENARIOS, TWO_CELLS, World, scenario
 
-README = Path(__file__).parents[2] / "bench" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
 
 ONE_PRUNED = "name: two\nmatrix: {product: {launch.device: [cpu, cuda]}}\n"
@@ -41,14 +41,15 @@ sys.exit(run_command_line(sys.argv[1:]))
 
 
 def table() -> list[Any]:
-    section = README.read_text().partition("## Exit codes")[2].partition("\n## ")[0]
-    rows = [(m["verb"], m["outcome"].strip(), int(m["code"])) for m in ROW.finditer(section)]
+    rows = [
+        (m["verb"], m["outcome"].strip(), int(m["code"])) for m in ROW.finditer(PAGE.read_text())
+    ]
     return [pytest.param(*row, id=f"{row[0]}: {row[1]}") for row in rows]
 
 
 @pytest.mark.parametrize(("verb", "outcome", "code"), table())
 def test_the_outcome_has_the_exit_code_of_the_table(world: World, verb, outcome, code):
-    assert (verb, outcome) in SCENARIOS, "this row of bench/README.md has no scenario here"
+    assert (verb, outcome) in SCENARIOS, "this row of docs/exit-codes.md has no scenario here"
     found = SCENARIOS[verb, outcome](world)
     assert found == code, world.err
     if code == 2:

@@ -1,4 +1,4 @@
-"""The guide in mfsdp_core/README.md: its code runs, and what it names exists."""
+"""docs/core-guide.md: its code runs, and what it names exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import mfsdp_core
 from bench.spec import RunSpec
 from mfsdp_core import fully_shard, fully_shard_model, fully_shard_optimizer
 from oracle.models import Block, batch, build, loss
@@ -18,14 +17,14 @@ from oracle.ranks import RankPool, mesh
 from oracle.reference import Named
 from oracle.sharded import Sharded
 
-README = Path(mfsdp_core.__path__[0]) / "README.md"
-GUIDE = README.read_text().split("\n## Guide", 1)[1].split("\n## ", 1)[0]
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = (DOCS / "core-guide.md").read_text()
 NAME = "linear_stack"
 
 
 def two_ways() -> tuple[str, str]:
     """The two code blocks under "Two ways to use it"."""
-    section = GUIDE.split("### Two ways to use it")[1].split("### ")[0]
+    section = GUIDE.split("## Two ways to use it")[1].split("\n## ")[0]
     first, second = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return first, second
 
@@ -40,7 +39,7 @@ def trained(code: str) -> Named:
         "fully_shard_model": fully_shard_model,
         "fully_shard_optimizer": fully_shard_optimizer,
     }
-    exec(code, names)  # noqa: S102 - code of our own README
+    exec(code, names)  # noqa: S102 - code of our own guide
     model, optimizer = names["model"], names["optimizer"]
     rank = mesh(4).get_local_rank("dp")
     for cycle in range(2):
@@ -51,7 +50,7 @@ def trained(code: str) -> Named:
 
 
 def table_columns() -> list[list[str]]:
-    section = GUIDE.split("### The table")[1].split("### ")[0]
+    section = GUIDE.split("## The table")[1].split("\n## ")[0]
     _, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
 
@@ -89,8 +88,8 @@ def test_every_row_says_what_the_optimization_saves_and_costs() -> None:
         assert row[2], row[0]
 
 
-def test_every_argument_of_the_functions_is_explained_in_the_readme() -> None:
-    text = README.read_text()
+def test_every_argument_of_the_functions_is_explained_in_the_pages_of_the_core() -> None:
+    text = "".join(page.read_text() for page in DOCS.glob("core-*.md"))
     explained_in_docstring = inspect.getdoc(fully_shard_model) or ""
     for argument in inspect.signature(fully_shard_model).parameters:
         assert argument in text or argument in explained_in_docstring, argument

@@ -128,7 +128,7 @@ def errors_by_case(strategy: str, recompute: str, prefetch: bool) -> dict[str, f
     at_rest = model.ledger.bytes_by_category()
     for cycle, case in enumerate(PATHS, 1):
         if recompute == "reentrant" and any("d" in path for path in PATHS[case]):
-            continue  # README, Limits: the one thing that ranks must not do differently
+            continue  # docs/core-limits.md: the one thing that ranks must not do differently
         run_case(model, case, cycle)
         found = {name: gather_full(p.grad) for name, p in model.named_parameters()}
         found = {name.removeprefix("module."): gradient for name, gradient in found.items()}

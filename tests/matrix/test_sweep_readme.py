@@ -1,4 +1,4 @@
-"""sweeps/README.md: every YAML block is a sweep file that loads and plans."""
+"""docs/sweep-file.md and docs/arms.md: every YAML block is a sweep file that loads and plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from sweeps.matrix import expand
 from sweeps.plan import make_plan
 
 README = (Path(sweeps.__path__[0]) / "README.md").read_text()
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text() for name in ("sweep-file.md", "arms.md"))
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 CELLS = {
     "first": 4,
@@ -28,7 +30,7 @@ CELLS = {
 }
 
 
-def test_the_readme_has_the_examples_that_are_counted_here():
+def test_the_pages_have_the_examples_that_are_counted_here():
     assert [parse_sweep(block).name for block in BLOCKS] == list(CELLS)
 
 

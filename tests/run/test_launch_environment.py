@@ -147,7 +147,7 @@ def test_a_heartbeat_counts_whole_lines_as_they_grow(tmp_path: Path) -> None:
 
 def test_importing_the_launcher_loads_no_torch() -> None:
     program = (
-        "import sys, bench.launch.local, bench.launch.code, bench.launch.agent, bench.launch.rank\n"
+        "import sys, bench.launch.run, bench.launch.code, bench.launch.agent, bench.launch.rank\n"
         "import bench.resolve, bench.store\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch.kernel_memory import out_of_memory_kills
+from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.outcome import Evidence, Outcome, classify, gather_evidence, signal_name
+from bench.launch.protocol import JobState
 from bench.resolve import Machine, resolve
 from bench.spec import RunSpec
 from bench.store import ResultsStore
 
+ENDED = JobState("ended", exit_code=1)
 RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
 
@@ -92,7 +94,7 @@ def test_of_several_exceptions_the_earliest_is_the_cause(tmp_path: Path) -> None
         for rank, seconds in {0: 30.5, 1: 30.1}.items():
             document = report("crashed", f"at {seconds}") | {"time_seconds": seconds}
             (folder.path / f"failure.rank{rank}.json").write_text(json.dumps(document))
-        evidence = gather_evidence(folder, 1, steps=[0, 0], steps_expected=1, kernel_oom_kills=0)
+        evidence = gather_evidence(folder, ENDED, steps=[0, 0], steps_expected=1)
     assert classify(evidence).reason == "rank 1: at 30.1"
 
 
@@ -136,7 +138,7 @@ def test_a_damaged_report_of_the_agent_is_ignored(tmp_path: Path, content: str) 
     store = ResultsStore.open(tmp_path / "results", create=True)
     with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
         (folder.logs_path / "agent.json").write_text(content)
-        evidence = gather_evidence(folder, 1, steps=[0], steps_expected=1, kernel_oom_kills=0)
+        evidence = gather_evidence(folder, ENDED, steps=[0], steps_expected=1)
     assert evidence.exit_codes == {}
 
 

@@ -1,4 +1,4 @@
-"""The README's tables say what the code does."""
+"""The tables of docs/run-states.md say what the code does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bench.record import RunState
 from bench.resolve import RULES
 from bench.resolve.device_rules import MAX_THREADS_PER_CORE
 
-README = (Path(__file__).resolve().parents[2] / "bench" / "README.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run-states.md").read_text()
 
 
 def first_column(heading: str) -> list[str]:
     """Names in backquotes that start the rows of the first table behind `heading`."""
-    table = README.split(heading, maxsplit=1)[1].split("\n\n#", maxsplit=1)[0]
+    table = PAGE.split(heading, maxsplit=1)[1].split("\n\n#", maxsplit=1)[0]
     return re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
 
 
@@ -28,4 +28,4 @@ def test_the_table_of_states_lists_every_state() -> None:
 
 
 def test_the_bound_on_threads_per_core_is_the_documented_one() -> None:
-    assert f"more than {MAX_THREADS_PER_CORE} threads per core" in README
+    assert f"more than {MAX_THREADS_PER_CORE} threads per core" in PAGE

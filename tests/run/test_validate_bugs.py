@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from validate_mutants import UNLISTED
 
+from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUGS, Bug, Change
 from bench.validate.injection import first_failure, parse_bugs
 from bench.validate.matrix import cases
 from bench.validate.mutation import copy_of_core
-from bench.validate.ranks import ForkServer
-from bench.validate.session import WorkerSettings
+from bench.validate.session import MODULES, WorkerSettings
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ SAMPLE = ("R2", "R8")
 
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[ForkServer]:
-    with ForkServer() as made:
+    with ForkServer(modules=MODULES) as made:
         yield made
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bench.engines.inspection import Piece
+from bench.testing.serialization import packed, unpacked
 from bench.validate.observation import Seen
 from bench.validate.scenario import live_bytes, set_aside
-from bench.validate.serialization import packed, unpacked
 
 TENSORS = {
     "double": torch.tensor([[1.5, float("nan")], [-0.0, float("inf")]], dtype=torch.float64),

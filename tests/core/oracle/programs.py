@@ -25,7 +25,7 @@ UNITS = 5
 #: r run, s skip, p run without the branch, d run and drop the result, t run twice, c run with
 #: activations recomputed, k the same in torch's reentrant way.
 LETTERS = "rspdtck"
-#: Letters that ranks may mix freely in one step (README, Limits).
+#: Letters that ranks may mix freely in one step (docs/core-limits.md).
 MIXED_LETTERS = "rspdc"
 
 

@@ -11,7 +11,7 @@ class WorkerGroup:
     """Ranks to fork. core: folder that holds mfsdp_core, None for the checkout's own.
 
     address: the socket that each connects to. folder: where each writes what it prints.
-    paths: further folders to import from.
+    paths: further folders to import from, which come before those of the fork server.
     """
 
     ranks: int
@@ -20,3 +20,18 @@ class WorkerGroup:
     device: str
     core: Path | None = None
     paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reap:
+    """Ask how these processes, which have ended or are about to, came to their end."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """A process group of the first `ranks` ranks. rendezvous: a file of its own."""
+
+    ranks: int
+    rendezvous: str

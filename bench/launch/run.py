@@ -1,22 +1,20 @@
-"""`launch`: one run on this machine, from its folder to its final status."""
+"""`launch`: one run, from its folder to its final status, whatever starts its processes."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
-from bench.launch.command import WORKER_MODULE, agent_command, rank_environment
+from bench.launch.command import WORKER_MODULE
 from bench.launch.environment import collect_environment
 from bench.launch.heartbeat import Heartbeat
-from bench.launch.kernel_memory import out_of_memory_kills
+from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
-from bench.launch.process_tree import end_run
+from bench.launch.protocol import Launcher, Order
 from bench.launch.rank_code import RankCode, own_code
 from bench.launch.watch import Ending, Limits, Watch
 from bench.record import RunStatus
@@ -25,8 +23,8 @@ from bench.store import RunFolder, StoreFullError
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now
 
-AGENT_LOG = "agent.log"
 _DEFAULT_LIMITS = Limits()
+_LOCAL = LocalLauncher()
 
 
 def launch(
@@ -38,6 +36,7 @@ def launch(
     worker_module: str = WORKER_MODULE,
     limits: Limits = _DEFAULT_LIMITS,
     code: RankCode | None = None,
+    launcher: Launcher = _LOCAL,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -49,8 +48,9 @@ def launch(
         stop: set it (Ctrl-C) to end the run as interrupted.
         on_step: called in this thread with the number of steps that all ranks have finished.
         worker_module: what each rank runs, as `python -m`.
-        limits: times of the launcher.
+        limits: times of the watch.
         code: what the ranks must import; None is the code of this process.
+        launcher: what starts the processes.
 
     Raises:
         StoreFullError: the status could not be written; every process is gone all the same.
@@ -61,8 +61,8 @@ def launch(
         folder.write_environment(collect_environment(resolved, folder.path, code))
         expect_code(resolved, folder, code, worker_module)
         try:
-            agent = _Agent(agent_command(resolved, folder.path, code), worker_module, code)
-            outcome = _run(resolved, folder, agent, stop=stop, on_step=on_step, limits=limits)
+            order = Order(resolved, folder.path, code, worker_module)
+            outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
             _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
             raise
@@ -75,69 +75,35 @@ def launch(
         return _write_final(folder, outcome, verdict(proofs, ranks))
 
 
-@dataclass(frozen=True)
-class _Agent:
-    """How the agent is started."""
-
-    command: list[str]
-    worker_module: str
-    code: RankCode
-
-
 def _run(
-    resolved: ResolvedRun,
+    order: Order,
     folder: RunFolder,
-    how: _Agent,
+    launcher: Launcher,
     *,
     stop: threading.Event,
     on_step: Callable[[int], None] | None,
     limits: Limits,
 ) -> Outcome:
-    """Start the agent, wait, end whatever is left, and say what happened."""
-    kills_before = out_of_memory_kills()
-    ranks = range(resolved.launch.ranks)
-    heartbeat = Heartbeat([folder.steps_path(rank) for rank in ranks], time.monotonic())
-    agent = _start_agent(resolved, folder, how)
-    ended = threading.Event()
-    threading.Thread(target=_wait_for, args=(agent, ended), daemon=True).start()
+    """Start the job, wait, end whatever is left, and say what happened."""
+    launch = order.resolved.launch
+    heartbeat = Heartbeat([folder.steps_path(r) for r in range(launch.ranks)], time.monotonic())
+    job = launcher.start(order)
     ending: Ending | None = None
     try:
-        watch = Watch(agent.pid, heartbeat, resolved.launch, limits)
-        ending = watch.wait(ended, stop, on_step)
+        ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
     except KeyboardInterrupt:
         stop.set()
         ending = Ending("interrupted", "stopped by Ctrl-C")
     finally:
-        end_run(agent, folder.path, limits.grace_seconds)
+        job.cancel(limits.grace_seconds)
+    end = job.wait(0.0)
     if ending is not None:
-        return Outcome(ending.state, ending.reason, ending.failed_rank, agent.returncode)
+        return Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
     heartbeat.poll(time.monotonic())
     evidence = gather_evidence(
-        folder,
-        agent.returncode,
-        steps=heartbeat.steps,
-        steps_expected=resolved.train.steps,
-        kernel_oom_kills=out_of_memory_kills() - kills_before,
+        folder, end, steps=heartbeat.steps, steps_expected=order.resolved.train.steps
     )
     return classify(evidence)
-
-
-def _start_agent(resolved: ResolvedRun, folder: RunFolder, how: _Agent) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
-    with (folder.logs_path / AGENT_LOG).open("ab") as log:
-        return subprocess.Popen(
-            how.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=rank_environment(resolved, folder.path, os.environ, how.code, how.worker_module),
-            start_new_session=True,
-        )
-
-
-def _wait_for(agent: subprocess.Popen[bytes], ended: threading.Event) -> None:
-    agent.wait()
-    ended.set()
 
 
 def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:

@@ -62,6 +62,14 @@ def descendants(pid: int) -> list[psutil.Process]:
     return found
 
 
+def process_state(pid: int) -> str:
+    """Status by psutil (`running`, `sleeping`, `stopped`, ...); "" of a process that is gone."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return ""
+
+
 def rank_states(pid: int) -> dict[int, str]:
     """Status by psutil (`running`, `sleeping`, `stopped`, ...) of each rank below agent `pid`."""
     states: dict[int, str] = {}

@@ -1,0 +1,88 @@
+"""`LocalLauncher`: one agent on this machine, which starts the ranks and dies with this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import psutil
+
+from bench.launch.command import agent_command, rank_environment
+from bench.launch.local.kernel_memory import out_of_memory_kills
+from bench.launch.local.process_tree import ask_for_stacks, end_run, process_state, rank_states
+from bench.launch.protocol import JobState, Order, Symptoms
+from bench.record import RunStatus
+from bench.store.layout import LOGS
+
+AGENT_LOG = "agent.log"
+
+
+class LocalLauncher:
+    """Runs on this machine. Nothing of a run outlives its launcher, so nothing is ever adopted."""
+
+    name = "local"
+
+    def start(self, order: Order) -> LocalJob:
+        """Start the agent."""
+        return LocalJob(order)
+
+    def adopt(self, order: Order, status: RunStatus) -> None:
+        """Ranks die with the process that launched them ([Note: death of the launcher])."""
+
+
+class LocalJob:
+    """The agent of one run, everything below it, and a thread that waits for its end."""
+
+    def __init__(self, order: Order) -> None:
+        self._run_dir = order.run_dir
+        self._kills_before = out_of_memory_kills()
+        self._agent = _start_agent(order)
+        self._ended = threading.Event()
+        threading.Thread(target=self._wait_for_agent, daemon=True).start()
+
+    def _wait_for_agent(self) -> None:
+        self._agent.wait()
+        self._ended.set()
+
+    @property
+    def id(self) -> str:
+        """Process id of the agent."""
+        return str(self._agent.pid)
+
+    def wait(self, seconds: float) -> JobState:
+        """Sleeps in the kernel: nothing runs beside a measurement."""
+        if not self._ended.wait(seconds) and self._agent.poll() is None:
+            return JobState("running")
+        kills = out_of_memory_kills() - self._kills_before
+        return JobState("ended", exit_code=self._agent.returncode, kernel_oom_kills=kills)
+
+    def cancel(self, grace_seconds: float) -> None:
+        """End the agent, all its descendants, and strays of the same run."""
+        end_run(self._agent, self._run_dir, grace_seconds)
+
+    def symptoms(self) -> Symptoms:
+        """States of the processes, and the load of the machine."""
+        load = f"load {os.getloadavg()[0]:.1f} on {psutil.cpu_count() or 1} cores"
+        return Symptoms(rank_states(self._agent.pid), process_state(self._agent.pid), load)
+
+    def ask_for_stacks(self) -> None:
+        """By SIGUSR1, which every rank answers into its log."""
+        ask_for_stacks(self._agent.pid)
+
+
+def _start_agent(order: Order) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
+    run_dir: Path = order.run_dir
+    with (run_dir / LOGS / AGENT_LOG).open("ab") as log:
+        return subprocess.Popen(
+            agent_command(order.resolved, run_dir, order.code),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=rank_environment(
+                order.resolved, run_dir, os.environ, order.code, order.worker_module
+            ),
+            start_new_session=True,
+        )

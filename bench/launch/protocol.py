@@ -1,0 +1,96 @@
+"""What a launcher is: something that starts the processes of a run and knows how they are.
+
+`bench.launch.run` takes a run from its folder to its final status with any launcher. How processes
+are found, watched and ended is the launcher's own business: a process tree and a lock that the
+kernel frees on one machine (`bench.launch.local`), job ids and the controller's word on a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from bench.launch.rank_code import RankCode
+from bench.record import RunState, RunStatus
+from bench.spec import ResolvedRun
+
+Phase = Literal["queued", "running", "ended"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be started. `run_dir` holds the spec; `worker_module` is what each rank runs."""
+
+    resolved: ResolvedRun
+    run_dir: Path
+    code: RankCode
+    worker_module: str
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How a job is.
+
+    detail: why it waits, or how the launcher says that it ended. exit_code: of the agent (-N:
+    signal N), once it has ended. state: the launcher's own verdict on the end (a time limit, a lost
+    node), None where the ranks' own reports decide. kernel_oom_kills: processes that the kernel
+    ended for lack of memory while the job ran.
+    """
+
+    phase: Phase
+    detail: str = ""
+    exit_code: int | None = None
+    state: RunState | None = None
+    kernel_oom_kills: int = 0
+
+
+@dataclass(frozen=True)
+class Symptoms:
+    """What a launcher can see of a job whose ranks finish no steps.
+
+    ranks: state of each rank's process, as `running`, `sleeping`, `stopped`. agent: the same of the
+    process that starts them, "" where unknown. load: the machine's load, in words.
+    """
+
+    ranks: Mapping[int, str] = field(default_factory=dict)
+    agent: str = ""
+    load: str = ""
+
+
+class Job(Protocol):
+    """The processes of one run."""
+
+    @property
+    def id(self) -> str:
+        """What the launcher finds the job by: kept in the status of the run."""
+
+    def wait(self, seconds: float) -> JobState:
+        """Block until the job has ended, at most `seconds`; how it is then."""
+
+    def cancel(self, grace_seconds: float) -> None:
+        """End every process: asked first, killed after `grace_seconds`; returns when all are gone.
+
+        Also after the job has ended by itself: for what its ranks left behind.
+        """
+
+    def symptoms(self) -> Symptoms:
+        """A look at the processes, for the reason of a hang."""
+
+    def ask_for_stacks(self) -> None:
+        """Have every rank write its Python stacks into its log, as far as it still can."""
+
+
+class Launcher(Protocol):
+    """Starts jobs, and finds those that an earlier runner has started."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in the status of a run, and in `--launcher`."""
+
+    def start(self, order: Order) -> Job:
+        """Start the processes of a run, or have them queued."""
+
+    def adopt(self, order: Order, status: RunStatus) -> Job | None:
+        """The job of a run whose runner is gone; None if nothing of it can still be running."""

@@ -1,0 +1,109 @@
+"""Body of a forked rank: join the process group that a call needs, call, send what came back."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.testing.call import Call
+from bench.testing.serialization import packed, unpacked
+from bench.testing.worker_group import WorkerGroup, World
+
+_COLLECTIVE_TIMEOUT = timedelta(seconds=300)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """value: what the call returned; error: the traceback where it raised, else empty."""
+
+    value: Any = None
+    error: str = ""
+
+
+def serve(group: WorkerGroup, rank: int) -> None:
+    """Answer calls until the other end closes."""
+    _print_into(log_file(group.folder, rank))
+    sys.path[:0] = [*([str(group.core)] if group.core else []), *group.paths]
+    torch.set_num_threads(1)
+    if group.device != "cpu":
+        torch.cuda.set_device(torch.device(group.device, rank))
+    with Client(group.address, family="AF_UNIX") as pipe:
+        pipe.send(rank)
+        with stack_file(group.folder, rank).open("w") as stacks:
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
+            _answer_calls(pipe, rank, group)
+
+
+def stack_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes its stack when it gets SIGUSR1."""
+    return folder / f"stack.rank{rank}.txt"
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes what it prints."""
+    return folder / f"rank{rank}.log"
+
+
+def _answer_calls(pipe: Connection, rank: int, group: WorkerGroup) -> None:
+    joined: World | None = None
+    while True:
+        try:
+            content = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            world, call = unpacked(content)
+            if world != joined:
+                _join(world, rank, group.device)
+                joined = world
+            answer = Answer(call.run())
+            _check_core(group.core)
+            content = packed(answer)
+        except BaseException:
+            content = packed(Answer(error=traceback.format_exc()))
+        pipe.send_bytes(content)
+
+
+def request(world: World, call: Call) -> bytes:
+    """What `_answer_calls` reads."""
+    return packed((world, call))
+
+
+def _join(world: World, rank: int, device: str) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        init_method=f"file://{world.rendezvous}",
+        rank=rank,
+        world_size=world.ranks,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
+
+
+def _check_core(core: Path | None) -> None:
+    """Refuse to judge another mfsdp_core than the one that was asked for."""
+    module = sys.modules.get("mfsdp_core")
+    if module is None or core is None:
+        return
+    found = Path(str(module.__file__)).resolve()
+    if not found.is_relative_to(core.resolve()):
+        raise RuntimeError(f"this rank imports {found}; expected mfsdp_core from {core}")
+
+
+def _print_into(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

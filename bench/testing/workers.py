@@ -1,0 +1,269 @@
+"""Resident ranks as the caller sees them: call a function on all of them, get what each returned.
+
+A rank that raises, dies or does not answer in time ends all of them, since a half-finished
+collective leaves a process group unusable; the next call gets new ones, which takes a fork each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Listener, Pipe, wait
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from bench.errors import BenchError
+from bench.launch.rank_code import checkout_root
+from bench.testing.call import Call
+from bench.testing.load_clock import LoadClock
+from bench.testing.serialization import unpacked
+from bench.testing.worker import Answer, log_file, request, stack_file
+from bench.testing.worker_group import Reap, WorkerGroup, World
+
+_START_SECONDS = 120.0
+_GRACE_SECONDS = 3.0
+_STACK_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+_LOG_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank without a result. text: its traceback, how it ended and its log, or its stack."""
+
+    rank: int
+    kind: Literal["raised", "died", "hung"]
+    text: str
+
+
+class WorkersError(BenchError):
+    """A call that did not come back from every rank. returned: what did, by rank."""
+
+    def __init__(self, failures: Sequence[Failure], returned: dict[int, Any]) -> None:
+        super().__init__("\n".join(f"rank {f.rank}: {f.text}" for f in failures))
+        self.failures = tuple(failures)
+        self.returned = returned
+
+
+class ForkServer:
+    """A process that forks ranks. A context manager; nothing it started outlives it."""
+
+    def __init__(
+        self, device: str = "cpu", paths: tuple[str, ...] = (), modules: tuple[str, ...] = ()
+    ) -> None:
+        """paths: what ranks import from first. modules: what they find loaded, never the core."""
+        self._device = device
+        self._paths = paths
+        self._modules = modules
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        ours, theirs = Pipe()
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
+        module = ("-m", "bench.testing.fork_server")
+        self._process = subprocess.Popen(
+            [sys.executable, *module, str(os.getpid()), str(theirs.fileno()), *self._modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=_environment(self._device),
+        )
+        theirs.close()
+        self._requests = ours
+        self._groups = 0
+        if not ours.poll(_START_SECONDS):
+            self.__exit__()
+            raise BenchError("the process that forks ranks did not start")
+        try:
+            ours.recv()
+        except EOFError:
+            self.__exit__()
+            raise BenchError("the process that forks ranks ended; its error is above") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.close()
+        self._process.kill()
+        self._process.wait()
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def workers(
+        self,
+        count: int,
+        core: Path | None = None,
+        prepare: Callable[[], Any] | None = None,
+    ) -> Iterator[Workers]:
+        """Up to `count` ranks at a time that import mfsdp_core from the folder `core`."""
+        made = Workers(self, count, core, prepare)
+        try:
+            yield made
+        finally:
+            made.end()
+
+    def fork(self, count: int, core: Path | None) -> tuple[list[int], list[Connection], Path]:
+        """Process ids, connections in rank order, and the folder of their logs."""
+        self._groups += 1
+        folder = self._folder / str(self._groups)
+        folder.mkdir()
+        address = str(folder / "socket")
+        with Listener(address, family="AF_UNIX", backlog=count) as listener:
+            group = WorkerGroup(count, address, folder, self._device, core, self._paths)
+            self._requests.send(group)
+            pids: list[int] = self._requests.recv()
+            pipes = dict(_accepted(listener) for _ in range(count))
+        return pids, [pipes[rank] for rank in range(count)], folder
+
+    def reap(self, pids: Sequence[int]) -> list[int]:
+        """Exit codes of ranks that end, negative for a signal; waits for each."""
+        self._requests.send(Reap(tuple(pids)))
+        codes: list[int] = self._requests.recv()
+        return codes
+
+
+def _accepted(listener: Listener) -> tuple[int, Connection]:
+    pipe: Any = listener.accept()
+    return pipe.recv(), pipe
+
+
+class Workers:
+    """A set of ranks, made when the first call asks for it and again after a failure."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        count: int,
+        core: Path | None = None,
+        prepare: Callable[[], Any] | None = None,
+    ) -> None:
+        """prepare: a module-level function that new ranks call once, before anything else."""
+        self._server = server
+        self._count = count
+        self._core = core
+        self._prepare = prepare
+        self._pids: list[int] = []
+        self._pipes: list[Connection] = []
+        self._folder = Path()
+        self._world: World | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living ranks; empty when none is started."""
+        return list(self._pids)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        seconds: float,
+        ranks: int | None = None,
+    ) -> list[Any]:
+        """`function(*arguments)` on the first `ranks` ranks: what each returned, in rank order.
+
+        function: of a module, so that ranks find it. seconds: at most, on a machine that has
+        nothing else to do (`load_clock`).
+
+        Raises:
+            WorkersError: not every rank returned. All ranks are ended.
+        """
+        call = Call.of(function, arguments)
+        if not self._pids:
+            self._start()
+        return self._run(call, ranks or self._count, seconds)
+
+    def end(self) -> None:
+        """End every rank now."""
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pipe in self._pipes:
+            pipe.close()
+        with contextlib.suppress(OSError, EOFError):
+            self._server.reap(self._pids)
+        self._pids, self._pipes, self._world = [], [], None
+
+    def _start(self) -> None:
+        self._pids, self._pipes, self._folder = self._server.fork(self._count, self._core)
+        if self._prepare is not None:
+            self._run(Call.of(self._prepare), self._count, _START_SECONDS)
+
+    def _run(self, call: Call, ranks: int, seconds: float) -> list[Any]:
+        # Ranks that leave a group for another and come back need a rendezvous of their own.
+        if self._world is None or self._world.ranks != ranks:
+            rendezvous = tempfile.mktemp(dir=self._folder, prefix="rendezvous-")
+            self._world = World(ranks, rendezvous)
+        content = request(self._world, call)
+        for pipe in self._pipes[:ranks]:
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(content)
+        answers, dead = self._collect(ranks, seconds)
+        if len(answers) == ranks and not any(answer.error for answer in answers.values()):
+            return [answers[rank].value for rank in range(ranks)]
+        failures = self._failures(ranks, answers, dead, seconds)
+        self.end()
+        returned = {rank: a.value for rank, a in answers.items() if not a.error}
+        raise WorkersError(failures, returned)
+
+    def _collect(self, ranks: int, seconds: float) -> tuple[dict[int, Answer], list[int]]:
+        answers: dict[int, Answer] = {}
+        dead: list[int] = []
+        clock, limit = LoadClock(), seconds
+        while len(answers) + len(dead) < ranks and clock.seconds() < limit:
+            waiting = {self._pipes[r]: r for r in range(ranks) if r not in answers}
+            waiting = {pipe: rank for pipe, rank in waiting.items() if rank not in dead}
+            for pipe in wait(list(waiting), timeout=min(limit, _LOOK_SECONDS)):
+                rank = waiting[pipe]  # type: ignore[index]
+                try:
+                    # By value; the connection's own way would share memory with the rank.
+                    answers[rank] = unpacked(self._pipes[rank].recv_bytes())
+                except (EOFError, OSError):
+                    dead.append(rank)
+                if rank in dead or answers[rank].error:
+                    limit = min(limit, clock.seconds() + _GRACE_SECONDS)
+        return answers, dead
+
+    def _failures(
+        self, ranks: int, answers: dict[int, Answer], dead: list[int], seconds: float
+    ) -> list[Failure]:
+        found = {r: Failure(r, "raised", a.error) for r, a in answers.items() if a.error}
+        for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
+            log = log_file(self._folder, rank).read_text(errors="replace")[-_LOG_CHARACTERS:]
+            found[rank] = Failure(rank, "died", f"died with {_ending(code)}\n{log}".strip())
+        silent = [rank for rank in range(ranks) if rank not in answers and rank not in dead]
+        for rank, stack in zip(silent, self._stacks(silent), strict=True):
+            text = f"no answer (limit {seconds:g} s), was in\n{stack}"
+            found[rank] = Failure(rank, "hung", text)
+        return [found[rank] for rank in sorted(found)]
+
+    def _stacks(self, silent: list[int]) -> list[str]:
+        for rank in silent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGUSR1)
+        time.sleep(_STACK_SECONDS if silent else 0)
+        return [stack_file(self._folder, rank).read_text(errors="replace") for rank in silent]
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _environment(device: str) -> dict[str, str]:
+    """One thread each, this checkout first, gloo on the loopback interface."""
+    path = os.pathsep.join(filter(None, (str(checkout_root()), os.environ.get("PYTHONPATH"))))
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    added = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", **single}
+    if device == "cpu":
+        added |= {"CUDA_VISIBLE_DEVICES": ""}
+        added["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return {**os.environ, **added}

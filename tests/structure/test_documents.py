@@ -1,0 +1,63 @@
+"""The documents: every link leads somewhere, and every page can be reached from the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "*.md"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    return [ROOT / name for name in listed if (ROOT / name).is_file()]
+
+
+def anchors(page: Path) -> set[str]:
+    """Fragments of the headings, as forges make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {text.strip().replace(" ", "-") for text in plain}
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """Local targets of a page's links: file and fragment."""
+    found = []
+    for groups in LINK.findall(FENCE.sub("", page.read_text())):
+        target = groups[0] or groups[1]
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, fragment = target.partition("#")
+        found.append(((page.parent / file).resolve() if file else page, fragment))
+    return found
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+    for file, fragment in links(page):
+        assert file.exists(), f"{page.name}: {file}"
+        if fragment:
+            assert fragment in anchors(file), f"{page.name}: {file.name}#{fragment}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    open_pages = [ROOT / "README.md"]
+    while open_pages:
+        page = open_pages.pop()
+        seen.add(page)
+        open_pages += [f for f, _ in links(page) if f.suffix == ".md" and f not in seen]
+        open_pages += [f / "README.md" for f, _ in links(page) if (f / "README.md") in documents()]
+        open_pages = [p for p in open_pages if p not in seen]
+    unreachable = {page for page in documents() if ROOT / "docs" in page.parents} - seen
+    assert sorted(str(page.relative_to(ROOT)) for page in unreachable) == []
