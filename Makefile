@@ -78,15 +78,15 @@ nightly: venv
 
 # A run that fails leaves its record and its cell undecided; the tables are printed all the same.
 bench: venv
-	@$(BIN)/python -m reports.nccl.benchmark
-	@$(BIN)/python -W ignore -m mfsdp_core.testing.host_overhead
+	@$(BIN)/python -m benchmarks.nccl_reading
+	@$(BIN)/python -W ignore -m benchmarks.host_overhead
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
 	@$(BIN)/mfsdp-bench compare speed_memory
 	@$(BIN)/mfsdp-bench compare speed
-	@$(BIN)/python -m reports.floor speed
+	@$(BIN)/python -m benchmarks.floor speed
 	@for pair in $(PROFILED); do \
-	  $(BIN)/python -m bench.worker.step_profile --out results/profile-$${pair#*:}.json \
+	  $(BIN)/python -m benchmarks.step_profile --out results/profile-$${pair#*:}.json \
 	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done

@@ -9,11 +9,12 @@ from pathlib import Path
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
-from reports import html, markdown
-from reports.document import Document, Figure, Section
 from reports.findings import Findings, find
+from reports.gates.target_verdicts import targets_of
+from reports.renderers import html, markdown
+from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
-from reports.sections.cells import cells_section
+from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
 from reports.sections.comparison import comparison
 from reports.sections.headline import headline
@@ -22,11 +23,10 @@ from reports.sections.method import method
 from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
 from reports.sections.switches import switches_section
-from reports.sections.targets import targets_section
+from reports.sections.target_table import targets_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
-from reports.sweep_view import SweepView, load_sweeps
-from reports.targets import targets_of
+from reports.views.sweep_view import SweepView, load_sweeps
 
 HTML_NAME = "report.html"
 MARKDOWN_NAME = "report.md"

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.derive.hardware import hardware_key
-from reports.cells import Cell
-from reports.change import Change, MemoryMetric, change_between, memory_metric
-from reports.parity import ParityGroup, ParityRow, parity_groups
+from reports.comparisons.change import Change, MemoryMetric, change_between, memory_metric
+from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups
+from reports.comparisons.tradeoffs import Flag, tradeoff_flags
+from reports.gates.target_verdicts import TargetResult
 from reports.plots.style import Look, looks
-from reports.reference import choose_reference
-from reports.sweep_view import SweepView, base_arm
-from reports.targets import TargetResult
-from reports.tradeoffs import Flag, tradeoff_flags
+from reports.views.cells import Cell
+from reports.views.reference import choose_reference
+from reports.views.sweep_view import SweepView, base_arm
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from bench.cli.gating import load_baseline
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
-from reports.baseline import Baseline, make_baseline, promote, read_baseline
-from reports.cell_evidence import cell_evidence
-from reports.noise import age_in_words
-from reports.pairing import cells_of
+from reports.gates.baseline import Baseline, make_baseline, promote, read_baseline
+from reports.gates.cell_samples import cell_evidence
+from reports.gates.noise import age_in_words
+from reports.gates.pairing import cells_of
 
 
 def save(results: Path, name: str, sweep: str, *, arm: str | None, as_json: bool) -> int:

@@ -14,10 +14,10 @@ from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
-from reports import quantity
-from reports.gate_table import interval_text
-from reports.noise import FEWEST_BLOCKS, NoiseCalibration, calibrate
-from reports.pairing import sides_of_arms
+from reports.gates.gate_table import interval_text
+from reports.gates.noise import FEWEST_BLOCKS, NoiseCalibration, calibrate
+from reports.gates.pairing import sides_of_arms
+from reports.renderers import quantity
 
 ARMS = (ArmRequest("a"), ArmRequest("b"))
 """The working tree twice: whatever differs between the two is noise."""

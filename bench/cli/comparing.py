@@ -1,4 +1,4 @@
-"""`compare`: the command line in front of `reports.compare` and the verdicts of the gate."""
+"""`compare`: the command line in front of `reports.comparisons` and the verdicts of the gate."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 from bench.cli import console, exit_codes, gating
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from reports import gate_text, markdown, terminal
-from reports.compare import compare
-from reports.comparison_text import to_data, to_markdown, to_terminal
-from reports.gate import gate
-from reports.noise import calibrations
-from reports.pairing import sides_of_arms, sides_of_sweeps
-from reports.policy import Policy
-from reports.targets import judge_targets, target_table
-from reports.targets import to_data as targets_to_data
+from reports.comparisons.compare import compare
+from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
+from reports.gates import gate_text
+from reports.gates.gate import gate
+from reports.gates.noise import calibrations
+from reports.gates.pairing import sides_of_arms, sides_of_sweeps
+from reports.gates.policy import Policy
+from reports.gates.target_verdicts import judge_targets, target_table
+from reports.gates.target_verdicts import to_data as targets_to_data
+from reports.renderers import markdown, terminal
 from sweeps.suggest import did_you_mean
 
 _FORMATS = {"table": to_terminal, "md": to_markdown}

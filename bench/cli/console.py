@@ -35,7 +35,7 @@ def note(text: str) -> None:
 
 
 def _harmless(text: str) -> str:
-    from reports.printable import printable
+    from reports.renderers.printable import printable
 
     return "\n".join(printable(line) for line in text.split("\n"))
 
@@ -62,9 +62,9 @@ def columns(
     head: Sequence[str], rows: Sequence[tuple[str, ...]], *, left: int | None = None
 ) -> str:
     """Rows as aligned plain text; the first `left` columns (default all) align left."""
-    from reports.table import Row, Table
-    from reports.table import columns as titled
-    from reports.terminal import table
+    from reports.renderers.table import Row, Table
+    from reports.renderers.table import columns as titled
+    from reports.renderers.terminal import table
 
     count = len(head) if left is None else left
     return table(Table(titled(*head, left=count), tuple(Row(row) for row in rows)))

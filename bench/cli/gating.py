@@ -13,13 +13,13 @@ from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
 from bench.store.documents import read_document
-from reports import gate_text, github
-from reports.baseline import Baseline, read_baseline
-from reports.gate import GateResult, gate
-from reports.junit import to_junit
-from reports.noise import calibrations
-from reports.pairing import Sides, sides_of_arms, sides_of_baseline, sides_of_sweeps
-from reports.policy import Policy, parse_policy
+from reports.gates import gate_text, github
+from reports.gates.baseline import Baseline, read_baseline
+from reports.gates.gate import GateResult, gate
+from reports.gates.junit import to_junit
+from reports.gates.noise import calibrations
+from reports.gates.pairing import Sides, sides_of_arms, sides_of_baseline, sides_of_sweeps
+from reports.gates.policy import Policy, parse_policy
 from sweeps.document import read_document as read_yaml
 from sweeps.plan import Plan
 from sweeps.suggest import did_you_mean

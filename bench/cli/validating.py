@@ -90,7 +90,7 @@ def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
     if as_json:
         console.data_json(record.model_dump(mode="json"))
     else:
-        from reports.validation_text import to_terminal
+        from reports.renderers.validation_text import to_terminal
 
         console.data(to_terminal(record))
     return exit_codes.OK
@@ -171,7 +171,7 @@ def _print(record: ValidationRecord, asked: Asked) -> None:
     if asked.as_json:
         console.data_json(record.model_dump(mode="json"))
         return
-    from reports.validation_text import to_terminal
+    from reports.renderers.validation_text import to_terminal
 
     console.data(to_terminal(record))
 

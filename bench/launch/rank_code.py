@@ -31,7 +31,7 @@ RANK_PATTERNS = (
     "bench/engines/**/*.py",
     "bench/meters/**/*.py",
 )
-CORE_PATTERNS = ("mfsdp_core/**/*.py", "!mfsdp_core/testing/")
+CORE_PATTERNS = ("mfsdp_core/**/*.py",)
 # What of torch is an engine by itself; recorded with every run, compared where an arm is pinned.
 _TORCH_PATTERNS: Mapping[EngineName, tuple[str, ...]] = {
     "fsdp2": ("torch/distributed/fsdp/**/*.py",),

@@ -59,7 +59,7 @@ def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
     )
     dtypes = run.dtypes
     model = memory_of_buckets(
-        _plans(run.shape, dtypes.compute, coordinate.pieces(strategy)),
+        _plans(run.shape, dtypes.compute, coordinate.sub_shards(strategy)),
         strategy,
         coordinate,
         PolicyNames(

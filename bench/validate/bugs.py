@@ -199,9 +199,9 @@ BUGS: tuple[Bug, ...] = (
         (
             Change(
                 "runtime/parameter_group.py",
-                "yield SliceBuffer(layout, self._piece, flat).rows(index)",
+                "yield SliceBuffer(layout, self._sub_shard, flat).rows(index)",
                 "whole = self.parameters[index].part.whole_shape\n"
-                "                rows = SliceBuffer(layout, self._piece, flat).rows(index)\n"
+                "                rows = SliceBuffer(layout, self._sub_shard, flat).rows(index)\n"
                 "                yield rows.reshape(-1, *whole[1:])",
             ),
         ),

@@ -70,7 +70,7 @@ class DataParallelAxes:
         return found
 
     def coordinate(self) -> Coordinate:
-        """This rank's place on `mesh`."""
+        """This rank's coordinate on `mesh`."""
         inner = self.mesh.ndim - 1
         return Coordinate(
             inner_rank=self.mesh.get_local_rank(inner),

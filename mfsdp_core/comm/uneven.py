@@ -21,9 +21,9 @@ def gather_rows(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     rows = [int(entry.item()) for entry in counts]
     padded = local.new_zeros((max(rows), *local.shape[1:]))
     padded[: local.shape[0]] = local
-    pieces = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(pieces, padded, group=group)
-    return torch.cat([piece[:count] for piece, count in zip(pieces, rows, strict=True)])
+    parts = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
 
 
 def sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -22,13 +22,13 @@ from mfsdp_core.memory.allocators import (
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.allocation import AllocationConfig
-from mfsdp_core.plan.passing_buffers import POOLED_ROLES, PooledRole, plan_pools
+from mfsdp_core.plan.buffers import POOLED_ROLES, PooledRole, plan_pools
 from mfsdp_core.plan.pools import BucketRequest
 
 
 @dataclass
 class Allocators:
-    """Who serves which role. lasting: what stays for the model's life. passing: scratch memory."""
+    """Who serves which role. lasting: what stays for the model's life."""
 
     lasting: BucketAllocator
     weights: BucketAllocator
@@ -90,10 +90,10 @@ def build_allocators(
 ) -> Allocators:
     """Allocators for `requests` by role; pools are allocated here, once."""
     lasting = StorageResizeAllocator(device, ledger)
-    passing = TemporaryAllocator(device, ledger)
+    transient = TemporaryAllocator(device, ledger)
     if config.pool is None:
-        weights = passing if config.allocator == "temporary" else lasting
-        return Allocators(lasting, weights, passing, passing, passing, config, requests)
+        weights = transient if config.allocator == "temporary" else lasting
+        return Allocators(lasting, weights, transient, transient, transient, config, requests)
     # Never temporary: autograd may hold views of what no slot serves (R12).
     fallback: BucketAllocator = StorageResizeAllocator(device, ledger)
     if config.persistent_fallback:

@@ -1,4 +1,4 @@
-"""Buffer pools: a fixed number of slots that units use in turns.
+"""Buffer pools: a fixed number of slots that units use one after another.
 
 All slots are allocated and zeroed when the pool is built, with the sizes that `plan/pools.py` has
 planned, and stay where they are: addresses can be registered with a network or captured in a graph.

@@ -1,12 +1,12 @@
 """Where a rank stands on the two data-parallel axes, and which part of a flat buffer is its own.
 
-A buffer of N*M equal pieces on N inner and M outer ranks (HFSDP; N=3, M=2):
+A buffer of N*M equal sub-shards on N inner and M outer ranks (HFSDP; N=3, M=2):
 
-    pieces        | 0 | 1 | 2 | 3 | 4 | 5 |
+    sub-shards    | 0 | 1 | 2 | 3 | 4 | 5 |
     inner slice   |   0   |   1   |   2   |      what inner rank i gathers and reduces
-    outer piece   | 0   1 | 0   1 | 0   1 |      what outer rank o of it optimizes
+    outer rank    | 0   1 | 0   1 | 0   1 |      of the inner slice: who optimizes it
 
-Pieces are inner-major: piece = i*M + o. A DTensor on the mesh (outer, inner) would read
+Sub-shards are inner-major: sub_shard = i*M + o. A DTensor on the mesh (outer, inner) would read
 `[Shard(0), Shard(0)]` as outer-major and permute rows (R13).
 """
 
@@ -32,11 +32,11 @@ class Coordinate:
         """Ranks that share a parameter, on both axes."""
         return self.inner_size * self.outer_size
 
-    def pieces(self, strategy: Strategy) -> int:
+    def sub_shards(self, strategy: Strategy) -> int:
         """Equal slices that a layout needs, so that every owner's part is whole rows."""
         return self.inner_size * (self.outer_size if strategy.outer.shards_optimizer else 1)
 
-    def piece(self, strategy: Strategy) -> int:
+    def sub_shard(self, strategy: Strategy) -> int:
         """The slice of the layout that this rank optimizes, where the optimizer is sharded."""
         if strategy.outer.shards_optimizer:
             return self.inner_rank * self.outer_size + self.outer_rank

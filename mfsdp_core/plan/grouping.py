@@ -75,12 +75,12 @@ def nearest_common_unit(chains: Sequence[tuple[str, ...]]) -> str:
 
 def enclosing_units(names: Sequence[str]) -> list[int | None]:
     """Per unit, the innermost other unit that it lies in. names: in registration order."""
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
 
     def around(name: str) -> int | None:
         parts = name.split(".")
         paths = (".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
-        return next((places[path] for path in paths if path in places), None)
+        return next((indices[path] for path in paths if path in indices), None)
 
     return [around(name) for name in names]
 
@@ -112,12 +112,12 @@ def plan_buckets(
     for (unit, dtype, requires_grad, is_expert, _), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
         alone = [[position] for position in range(len(shapes))]
-        pieces = expert_slices if is_expert else slices
-        for part in split_by_padding(shapes, pieces) if bucketing else alone:
+        count_of_slices = expert_slices if is_expert else slices
+        for part in split_by_padding(shapes, count_of_slices) if bucketing else alone:
             members = tuple(indices[i] for i in part)
             count = number.get(unit, 0)
             number[unit] = count + 1
-            layout = build_layout([parameters[i].shape for i in members], pieces)
+            layout = build_layout([parameters[i].shape for i in members], count_of_slices)
             name = f"{unit or '(root)'}/{count}"
             plans.append(BucketPlan(name, unit, dtype, requires_grad, members, layout, is_expert))
     return plans

@@ -29,7 +29,7 @@ buckets without slot     communication_   S, or S/N           grad_comm    the s
                          buffers                                           from the first step on
 
 S/N serves as the HFSDP helper as well: an outer axis that shards the optimizer needs the inner
-slice beside its own piece. Padding is a line of its own. [Note: one copy] of
+slice beside its own sub-shard. Padding is a line of its own. [Note: one copy] of
 `runtime/weight_buffers.py` decides what is booked as main weights.
 """
 
@@ -41,11 +41,11 @@ from typing import Literal, get_args
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
+from mfsdp_core.plan.buffers import PooledRole, plan_pools, transient_buffers
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.passing_buffers import PooledRole, passing_buffers, plan_pools
 from mfsdp_core.plan.pools import BucketRequest
 from mfsdp_core.plan.strategy import Strategy
 
@@ -209,19 +209,19 @@ def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
 ) -> MemoryModel:
     """What the rank at `coordinate` holds between `zero_grad` and the next forward pass.
 
-    expert_coordinate: the rank's place on the mesh of experts, needed where there are experts.
+    expert_coordinate: the rank's coordinate on the mesh of experts, needed where there are experts.
     bucketing: see `plan_buckets`. optimizer: also counts its state, which exists after the first
-    step. gradients_attached: the moment of the optimizer's step instead, when cast gradients exist
+    step. gradients_attached: the point of the optimizer's step instead, when cast gradients exist
     as well. allocation: None is the default allocator; what a pool keeps for gradients that no slot
     serves exists from the first step on, which `optimizer` and `gradients_attached` imply.
 
     Raises:
-        ConfigurationError: a dtype of unknown size, or experts without a place.
+        ConfigurationError: a dtype of unknown size, or experts without a coordinate.
     """
     plans = plan_buckets(
         parameters,
-        coordinate.pieces(strategy),
-        expert_slices=(expert_coordinate or coordinate).pieces(strategy),
+        coordinate.sub_shards(strategy),
+        expert_slices=(expert_coordinate or coordinate).sub_shards(strategy),
         bucketing=bucketing,
     )
     return memory_of_buckets(
@@ -247,19 +247,19 @@ def memory_of_buckets(
     gradients_attached: bool = False,
     allocation: AllocationConfig | None = None,
 ) -> MemoryModel:
-    """`memory_at_rest` of buckets that are planned already, over `coordinate.pieces(strategy)`.
+    """`memory_at_rest` of buckets that are planned already, over `coordinate.sub_shards(strategy)`.
 
     Raises:
-        ConfigurationError: a dtype of unknown size, or experts without a place.
+        ConfigurationError: a dtype of unknown size, or experts without a coordinate.
     """
     lines: list[MemoryLine] = []
     requests: dict[PooledRole, list[BucketRequest]] = {}
     for plan in plans:
         _check_known(plan.dtype)
-        place = expert_coordinate if plan.is_expert else coordinate
-        if place is None:
+        where = expert_coordinate if plan.is_expert else coordinate
+        if where is None:
             raise ConfigurationError(
-                f"{plan.name} holds experts: pass expert_coordinate, the rank's place on their mesh"
+                f"{plan.name} holds experts: pass expert_coordinate, their mesh coordinate"
             )
         dtypes = resolve_bucket_dtypes(
             plan.dtype,
@@ -268,7 +268,7 @@ def memory_of_buckets(
             policy.grad_comm,
             trainable=plan.requires_grad,
         )
-        bucket = _Bucket(plan, strategy, place, dtypes)
+        bucket = _Bucket(plan, strategy, where, dtypes)
         lines += bucket.weights()
         if plan.requires_grad:
             cast = gradients_attached and not policy.decoupled_grad
@@ -331,7 +331,7 @@ class _Bucket:
         """What this rank's optimizer updates."""
         if not self.strategy.inner.shards_optimizer:
             return self._whole
-        return self.plan.layout.slice_range(self.coordinate.piece(self.strategy))
+        return self.plan.layout.slice_range(self.coordinate.sub_shard(self.strategy))
 
     def weights(self) -> Iterator[MemoryLine]:
         """Compute and main weights."""
@@ -371,7 +371,7 @@ class _Bucket:
     def requests(self) -> Iterator[tuple[PooledRole, BucketRequest]]:
         """What the bucket's unit asks the allocators for while it is at work."""
         plan = self.plan
-        for wanted in passing_buffers(plan, self.strategy, self.coordinate, self.dtypes):
+        for wanted in transient_buffers(plan, self.strategy, self.coordinate, self.dtypes):
             yield (
                 wanted.role,
                 BucketRequest(

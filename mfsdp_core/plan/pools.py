@@ -1,7 +1,7 @@
 """Planning of buffer pools: how many slots, of which areas, and who sits where. Pure.
 
-A pool has `slots` equal slots that units use in turns. A slot is a row of areas; the j-th largest
-bucket of a unit (per dtype) sits in area j of that dtype:
+A pool has `slots` equal slots that units use one after another. A slot is a row of areas; the
+j-th largest bucket of a unit (per dtype) sits in area j of that dtype:
 
     areas of a slot      bfloat16[0]         bfloat16[1]   float32[0]
     slot 0             |################|  |#########|    |####|
@@ -109,7 +109,7 @@ def plan_pool(kind: PoolKind, requests: Sequence[BucketRequest], slots: int) -> 
     inside = tuple(r for r in requests if r.unit in served)
     outside = tuple(r for r in requests if r.unit not in served)
     slots = min(slots, len(served))
-    homes = {unit: place % slots for place, unit in enumerate(served)}
+    homes = {unit: index % slots for index, unit in enumerate(served)}
     areas, seats = _areas_and_seats(served.values())
     return PoolPlan(slots, areas, homes, seats, inside, outside)
 
@@ -147,5 +147,5 @@ def _areas_and_seats(
                 if area is None or area.elements < request.elements:
                     largest[dtype, rank] = Area(dtype, request.elements, request.item_bytes)
     order = sorted(largest)
-    index = {key: place for place, key in enumerate(order)}
+    index = {key: position for position, key in enumerate(order)}
     return tuple(largest[key] for key in order), {b: index[key] for b, key in ranks.items()}

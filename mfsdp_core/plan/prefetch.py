@@ -26,7 +26,7 @@ class PrefetchLimits:
 
 @dataclass(frozen=True)
 class Residents:
-    """What is in memory when the decision is made. Units are known by their places.
+    """What is in memory when the decision is made. Units are known by their indices.
 
     gathered: units whose weights are there or under way. ahead_bytes: of those that have not run
     yet. pooled: units that take a slot. slots: the slot that a unit had, of those that had one.
@@ -49,7 +49,7 @@ def gather_ahead(
     from_unit: bool,
     recomputing: bool,
 ) -> list[int]:
-    """Units of `upcoming` (nearest first) to gather now; never out of turn.
+    """Units of `upcoming` (nearest first) to gather now; never out of order.
 
     Nothing while activations are recomputed: what is gathered ahead would have run already, and
     nothing would release it (R7). Nothing where a pool is fixed and the root triggers it rather
@@ -103,8 +103,8 @@ def unit_order(order: str | Sequence[str], names: Sequence[str]) -> list[int] | 
             f"prefetch_order must name every unit once. Missing: {', '.join(missing) or 'none'}; "
             f"unknown: {', '.join(unknown) or 'none'}; given {len(order)} names of {len(names)}."
         )
-    places = {name: place for place, name in enumerate(names)}
-    return [places[name] for name in order]
+    indices = {name: index for index, name in enumerate(names)}
+    return [indices[name] for name in order]
 
 
 def backward_of_nested(parents: Sequence[int | None]) -> list[int]:
@@ -133,7 +133,7 @@ class PrefetchOrder:
     Static (registration order, and `backward`, which is its reverse unless units are nested) until
     a first complete forward pass has been recorded, then the recorded one: models that call their
     children in another order than they register them otherwise gather the wrong unit. A unit that
-    runs several times keeps its first place.
+    runs several times keeps its first position.
 
     given: an order of the user's, which is never replaced; records: adopt the order that is seen.
     """
@@ -179,8 +179,8 @@ class PrefetchOrder:
     def upcoming(self, unit: int | None, direction: Direction) -> Iterator[int]:
         """The units that are expected to run after `unit`, nearest first, as `following`."""
         sequence = self._sequences[direction]
-        place = 0 if unit is None else self._positions[direction][unit] + 1
-        return (sequence[i] for i in range(place, len(sequence)))
+        start = 0 if unit is None else self._positions[direction][unit] + 1
+        return (sequence[i] for i in range(start, len(sequence)))
 
     def following(self, unit: int | None, direction: Direction) -> int | None:
         """The unit that is expected to run after `unit` (None: the root, which runs before all).
@@ -188,12 +188,12 @@ class PrefetchOrder:
         None at the end.
         """
         sequence = self._sequences[direction]
-        place = 0 if unit is None else self._positions[direction][unit] + 1
-        return sequence[place] if place < len(sequence) else None
+        start = 0 if unit is None else self._positions[direction][unit] + 1
+        return sequence[start] if start < len(sequence) else None
 
     def _adopt(self, forward: list[int], backward: list[int]) -> None:
         self._sequences: dict[Direction, list[int]] = {"forward": forward, "backward": backward}
         self._positions = {
-            direction: {unit: place for place, unit in enumerate(sequence)}
+            direction: {unit: position for position, unit in enumerate(sequence)}
             for direction, sequence in self._sequences.items()
         }

@@ -15,7 +15,7 @@ from mfsdp_core.plan.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """A planned bucket, its placements along both axes, this rank's place, and its dtypes.
+    """A planned bucket, its placements along both axes, this rank's coordinate, and its dtypes.
 
     dense_ranks: number of ranks that gradients are divided by, see [Note: divisor].
     """

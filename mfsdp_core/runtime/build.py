@@ -82,20 +82,20 @@ def build_context(
     environment: Environment,
 ) -> ShardedContext:
     """Shard `module` in place and hook it."""
-    root = Unit(ROOT, module, place=None)
-    units = [Unit(name, child, place=None) for name, child in unit_modules]
+    root = Unit(ROOT, module, index=None)
+    units = [Unit(name, child, index=None) for name, child in unit_modules]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
     managed_facts = [_manage(found, environment) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
-    pieces = {
-        kind: environment.axes(is_expert=kind).coordinate().pieces(config.strategy)
+    slices = {
+        kind: environment.axes(is_expert=kind).coordinate().sub_shards(config.strategy)
         for kind in (False, True)
     }
     plans = plan_buckets(
         [facts for _, facts in managed_facts],
-        pieces[False],
-        expert_slices=pieces[True],
+        slices[False],
+        expert_slices=slices[True],
         bucketing=config.bucketing,
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class ForwardPass:
-    """Calls of one forward pass, by place of the unit.
+    """Calls of one forward pass, by index of the unit.
 
     is_whole: the root ran, rather than a unit on its own. began: number at which the first call of
     a unit began. ended: numbers at which its calls ended. answered: its backward pass is over.
@@ -60,29 +60,29 @@ class CallBook:
         self._running = self._new_pass(is_whole=True)
         self._depth = 1
 
-    def begin_call(self, place: int) -> None:
+    def begin_call(self, index: int) -> None:
         """A unit begins to run outside of a backward pass, in the root or on its own."""
         if self._running is None:
             self._running = self._new_pass(is_whole=False)
         self._depth += 1
         self._count += 1
-        self._running.began.setdefault(place, self._count)
+        self._running.began.setdefault(index, self._count)
 
-    def end_call(self, place: int | None) -> Call | None:
+    def end_call(self, index: int | None) -> Call | None:
         """It (None: the root) has run; None where nobody counts."""
         forward = self._running
         if forward is None:
             return None
         self._depth -= 1
-        if not self._depth or place is None:  # a unit may have raised, and the model gone on
+        if not self._depth or index is None:  # a unit may have raised, and the model gone on
             self.abandon_pass()
         self._count += 1
-        if place is not None:
-            forward.ended.setdefault(place, []).append(self._count)
+        if index is not None:
+            forward.ended.setdefault(index, []).append(self._count)
         return Call(forward, self._count)
 
     def mark(self) -> Call | None:
-        """A module inside a unit's call has run: a moment of the pass, as the end of a call is."""
+        """A module inside a unit's call has run: a point of the pass, as the end of a call is."""
         if self._running is None:
             return None
         self._count += 1
@@ -93,10 +93,10 @@ class CallBook:
         self._running = None
         self._depth = 0
 
-    def reach(self, place: int | None, call: Call | None) -> None:
+    def reach(self, index: int | None, call: Call | None) -> None:
         """A gradient has reached `call` of the unit; None: a call repeated by recomputation."""
         if call is None:
-            number = self._only_end(place)
+            number = self._only_end(index)
         else:
             number = call.number
             if call.forward not in self._active:
@@ -105,13 +105,13 @@ class CallBook:
         if number is not None:
             self._reached = number
 
-    def is_over(self, place: int | None) -> bool:
+    def is_over(self, index: int | None) -> bool:
         """Whether the running backward pass can no longer reach the unit; never so for the root."""
         reached = self._reached
-        if reached is None or place is None:
+        if reached is None or index is None:
             return False
         return all(
-            forward.answered or forward.began.get(place, reached + 1) > reached
+            forward.answered or forward.began.get(index, reached + 1) > reached
             for forward in self._alive
         )
 
@@ -132,9 +132,9 @@ class CallBook:
         self._alive.add(forward)
         return forward
 
-    def _only_end(self, place: int | None) -> int | None:
+    def _only_end(self, index: int | None) -> int | None:
         """Where the unit's call ended, if the passes being answered have one call of it."""
-        if place is None:
+        if index is None:
             return None
-        ends = [n for forward in self._active for n in forward.ended.get(place, [])]
+        ends = [n for forward in self._active for n in forward.ended.get(index, [])]
         return ends[0] if len(ends) == 1 else None

@@ -1,6 +1,6 @@
-"""Shared run-time state of one model: where the current pass stands, and what each moment does.
+"""Shared run-time state of one model: where the current pass stands, and what each hook does.
 
-The hooks of `hooks.py` call the moments (`before_forward` ...); the wrapper of `api.py` calls the
+The hooks of `hooks.py` call `before_forward` and the like; the wrapper of `api.py` calls the
 rest. Nothing here knows a strategy: buckets do what their placements say.
 """
 
@@ -17,11 +17,11 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.calls import Call, CallBook
+from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.turns import Turns
 from mfsdp_core.runtime.units import Unit
 
 _NO_BACKWARD = -1
@@ -42,7 +42,7 @@ def inside_backward() -> bool:
 
 
 class ShardedContext:
-    """The moments of a pass and the cycle they belong to."""
+    """What the hooks of a pass do, and the cycle it belongs to."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class ShardedContext:
         self.auto_sync = auto_sync
         self.allocators = allocators
         self._calls = CallBook()
-        self._forward_turns = Turns(params.order, "forward")
-        self._backward_turns = Turns(params.order, "backward")
-        params.passed = {"forward": self._forward_turns, "backward": self._backward_turns}
+        self._forward_order = GatherOrder(params.order, "forward")
+        self._backward_order = GatherOrder(params.order, "backward")
+        params.passed = {"forward": self._forward_order, "backward": self._backward_order}
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False
@@ -95,8 +95,8 @@ class ShardedContext:
             if unit is self.root:
                 self._begin_pass()
             unit.open.append(point)
-        if (opens or recomputing) and unit.place is not None:
-            self._take_turn(unit.place, recomputing=recomputing)
+        if (opens or recomputing) and unit.index is not None:
+            self._follow_order(unit.index, recomputing=recomputing)
         self.gathering.forward(point, recomputing=recomputing)
 
     def counts(self, point: GatherPoint, *, has_inputs: bool) -> bool:
@@ -114,7 +114,7 @@ class ShardedContext:
         if inside_backward():
             return None
         ends = point in point.unit.open[-1:]
-        return self._calls.end_call(point.unit.place) if ends else self._calls.mark()
+        return self._calls.end_call(point.unit.index) if ends else self._calls.mark()
 
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
@@ -125,16 +125,16 @@ class ShardedContext:
         if point not in unit.open[-1:]:
             return
         unit.open.pop()
-        if unit.place is None:
+        if unit.index is None:
             self.gathering.end_pass()
             self._forward_running = False
-            for place in self._forward_turns.ahead_of(None):
-                self._pass_over(self.units[place], "forward")
-            self._forward_turns.end()
+            for index in self._forward_order.missing_before(None):
+                self._take_part(self.units[index], "forward")
+            self._forward_order.end()
             self.params.order.finish_pass()
             self.params.release_all()
         else:
-            self.params.order.observe_end(unit.place)
+            self.params.order.observe_end(unit.index)
             self.params.release(unit)
         unit.show_sharded()
 
@@ -145,11 +145,11 @@ class ShardedContext:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
         self._begin_backward()
-        self._calls.reach(unit.place, call)
+        self._calls.reach(unit.index, call)
         with torch.no_grad():
             self._reduce_what_is_over()
-            if unit.place is not None:
-                self._pass_over_before(unit.place)
+            if unit.index is not None:
+                self._take_part_before(unit.index)
         unit.active_backwards += counts
         self.gathering.backward(point)
         if unit is self.root:
@@ -195,13 +195,13 @@ class ShardedContext:
         return self.is_last_microbatch and current_backward() == self._backward
 
     def _owes_nothing(self, unit: Unit) -> bool:
-        """Whether a unit gets no more gradients, and this rank has had its turn to gather it.
+        """Whether a unit gets no more gradients, and this rank has gathered it.
 
         Other ranks reduce it after they have gathered it: reducing first could wait for a rank that
         waits for the gather.
         """
-        had_turn = unit.place in self._backward_turns or not unit.has_backward
-        return had_turn and self._calls.is_over(unit.place)
+        was_gathered = unit.index in self._backward_order or not unit.has_backward
+        return was_gathered and self._calls.is_over(unit.index)
 
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
@@ -209,50 +209,50 @@ class ShardedContext:
             unit.active_backwards = 0
             self._release_if_spent(unit)
 
-    def _take_turn(self, place: int, *, recomputing: bool) -> None:
+    def _follow_order(self, index: int, *, recomputing: bool) -> None:
         """A unit is about to be gathered for its module's `forward`."""
         if recomputing:
             with torch.no_grad():
-                self._pass_over_before(place)
+                self._take_part_before(index)
             return
-        self.params.order.observe(place)
+        self.params.order.observe(index)
         if torch.is_grad_enabled() or self._calls.is_counting:
-            self._calls.begin_call(place)
-        for skipped in self._forward_turns.ahead_of(place):
-            self._forward_turns.take(skipped)
-            self._pass_over(self.units[skipped], "forward")
-        self._forward_turns.take(place)
+            self._calls.begin_call(index)
+        for skipped in self._forward_order.missing_before(index):
+            self._forward_order.mark(skipped)
+            self._take_part(self.units[skipped], "forward")
+        self._forward_order.mark(index)
 
-    def _pass_over_before(self, place: int) -> None:
-        """In a backward pass: take part in gathers that other ranks make before that of `place`.
+    def _take_part_before(self, index: int) -> None:
+        """In a backward pass: take part in gathers that other ranks make before that of `index`.
 
-        The unit around another one has its turn first, whichever hook of a tensor runs first.
+        The unit around another one comes first, whichever hook of a tensor runs first.
         """
-        for outer in self.units[place].around:
-            if outer.place is not None and outer.place not in self._backward_turns:
-                self._pass_over_before(outer.place)
+        for outer in self.units[index].around:
+            if outer.index is not None and outer.index not in self._backward_order:
+                self._take_part_before(outer.index)
                 self.params.issue(outer, self.gathering.buckets(outer, "backward"))
-        for skipped in self._backward_turns.ahead_of(place):
+        for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
-            if unit.has_backward and self._calls.is_over(unit.place):
-                self._backward_turns.take(skipped)
-                self._pass_over(unit, "backward")
+            if unit.has_backward and self._calls.is_over(unit.index):
+                self._backward_order.mark(skipped)
+                self._take_part(unit, "backward")
                 self._reduce_what_is_over()
-        self._backward_turns.take(place)
+        self._backward_order.mark(index)
 
-    def _pass_over(self, unit: Unit, direction: Direction) -> None:
-        self.params.pass_over(unit, self.gathering.buckets(unit, direction))
+    def _take_part(self, unit: Unit, direction: Direction) -> None:
+        self.params.take_part(unit, self.gathering.buckets(unit, direction))
 
-    def _pass_over_rest(self) -> None:
+    def _take_part_in_rest(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""
         if not self._calls.answers_whole_pass:
             return
         is_last = self.is_last_microbatch
-        for skipped in self._backward_turns.ahead_of(None):
+        for skipped in self._backward_order.missing_before(None):
             unit = self.units[skipped]
             if unit.has_backward:
                 self.grads.issue_ahead_of(unit, is_last=is_last)
-                self._pass_over(unit, "backward")
+                self._take_part(unit, "backward")
 
     def _release_if_spent(self, unit: Unit) -> None:
         """Free the unit's weights once nothing in the graph can need them any more.
@@ -284,7 +284,7 @@ class ShardedContext:
                 for managed in group.parameters:
                     managed.check_unchanged()
         self._forward_running = True
-        self._forward_turns.begin()
+        self._forward_order.begin()
         if torch.is_grad_enabled():
             self._calls.begin_pass()
 
@@ -292,13 +292,13 @@ class ShardedContext:
         if self._backward == _NO_BACKWARD:
             self._backward = current_backward()
             self.grads.begin_backward()
-            self._backward_turns.begin()
+            self._backward_order.begin()
             engine = Variable._execution_engine
             engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         with torch.no_grad():
-            self._pass_over_rest()
+            self._take_part_in_rest()
             self.grads.end_backward(is_last=self.is_last_microbatch)
             self._settle()
             if self.is_last_microbatch:
@@ -310,7 +310,7 @@ class ShardedContext:
         self._forward_running = False
         self._gather_ahead_of = None
         self._calls.end_backward()
-        self._backward_turns.end()
+        self._backward_order.end()
         self.params.release_all()
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
@@ -331,5 +331,5 @@ class ShardedContext:
     def _abandon(self) -> None:
         self.grads.abandon()
         self._calls.abandon_pass()
-        self._forward_turns.end()
+        self._forward_order.end()
         self._settle()

@@ -37,14 +37,14 @@ _READS_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 class GatherPoint:
     """A module at whose call buckets of `unit` are gathered.
 
-    around: the point of the next module around it. place: position among all points.
+    around: the point of the next module around it. index: position among all points.
     """
 
     unit: Unit
     module: nn.Module
     groups: list[ParameterGroup] = field(default_factory=list)
     around: GatherPoint | None = None
-    place: int = -1
+    index: int = -1
 
     @property
     def is_unit(self) -> bool:
@@ -99,7 +99,7 @@ class GatherByModule:
         self.points = gather_points(root, units)
         self._params = params
         self._prefetch = prefetch
-        parents = [None if p.around is None else p.around.place for p in self.points]
+        parents = [None if p.around is None else p.around.index for p in self.points]
         self._order = PrefetchOrder(len(self.points), backward_of_nested(parents))
         self._waiting: list[ParameterGroup] = []
         self._of_unit = {id(p.unit): p for p in self.points if p.is_unit}
@@ -107,9 +107,9 @@ class GatherByModule:
     def buckets(self, unit: Unit, direction: Direction) -> list[ParameterGroup]:
         """All buckets of a unit in the order in which a pass through it gathers them."""
         found: list[ParameterGroup] = []
-        for place in self._order.sequence(direction):
-            if self.points[place].unit is unit:
-                found += [group for group in self.points[place].groups if group not in found]
+        for index in self._order.sequence(direction):
+            if self.points[index].unit is unit:
+                found += [group for group in self.points[index].groups if group not in found]
         return found
 
     def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
@@ -139,13 +139,13 @@ class GatherByModule:
         self._params.issue(point.unit, point.groups)
         self._wait_no_more(point)
         if not recomputing:
-            self._order.observe(point.place)
+            self._order.observe(point.index)
             self.ahead(point, "forward")
         self._show(point)
 
     def end_forward(self, point: GatherPoint) -> None:
         """The module has run."""
-        self._order.observe_end(point.place)
+        self._order.observe_end(point.index)
 
     def backward(self, point: GatherPoint) -> None:
         """A gradient has reached its output: what it needs becomes ready and visible."""
@@ -158,9 +158,9 @@ class GatherByModule:
         if not self._prefetch or waits:
             return
         passed = self._params.passed[direction]
-        for place in self._order.upcoming(point.place, direction):
-            target = self.points[place]
-            if target.unit is not point.unit and target.unit.place in passed:
+        for index in self._order.upcoming(point.index, direction):
+            target = self.points[index]
+            if target.unit is not point.unit and target.unit.index in passed:
                 continue
             lacking = [group for group in target.groups if not group.weights.is_gathered]
             if lacking:
@@ -185,8 +185,8 @@ def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:
     """The points of gathering by module, the root's first, then as modules are registered."""
     finder = _Finder(root, units)
     finder.visit(root.module, (), ())
-    for place, point in enumerate(finder.points.values()):
-        point.place = place
+    for index, point in enumerate(finder.points.values()):
+        point.index = index
     return list(finder.points.values())
 
 

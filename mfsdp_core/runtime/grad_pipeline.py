@@ -39,7 +39,7 @@ class GradPipeline:
         self.backward_seen = False
         for unit in self._order:
             for buffers in unit.gradients:
-                buffers.relieve = self._relieve
+                buffers.drain_oldest = self._drain_oldest
 
     @property
     def is_idle(self) -> bool:
@@ -91,10 +91,10 @@ class GradPipeline:
 
     def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
         """At the end of a backward pass: reduce what stands before `unit` in the order."""
-        place = -1 if unit.place is None else unit.place
+        index = -1 if unit.index is None else unit.index
         while self._overlap and self._next < len(self._order):
             following = self._order[self._next]
-            if following.place is None or following.place <= place:
+            if following.index is None or following.index <= index:
                 break
             self._issue(following, is_last=is_last)
             self._next += 1
@@ -173,7 +173,7 @@ class GradPipeline:
         if joins:
             self._flying.append((unit, is_last))
 
-    def _relieve(self) -> bool:
+    def _drain_oldest(self) -> bool:
         """Land the oldest reduction, if one is under way; whether one was."""
         if not self._flying:
             return False

@@ -80,7 +80,7 @@ class GradientBuffers:
         self._lasting = allocators.lasting
         self._allocator = allocators.gradients
         # Lands a reduction so that its bucket becomes free; False when there is none to land.
-        self.relieve: Callable[[], bool] | None = None
+        self.drain_oldest: Callable[[], bool] | None = None
         self._average = reduction.averages
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
@@ -94,7 +94,7 @@ class GradientBuffers:
         self.state = GradientState.ACCUMULATING
         # Counts changes of the reduced gradient, so that it is attached once per change.
         self.revision = 0
-        # What the optimizer is handed: all of it, this rank's slice, or its outer piece.
+        # What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard.
         self._inner_reduced = self.reduced = self._allocate_accumulator()
         self._outer: OuterReduction | None = None
         if communicators.outer is not None:
@@ -333,7 +333,7 @@ class GradientBuffers:
     def _destination(self, own: torch.Tensor) -> torch.Tensor:
         """Where a reduction that replaces the gradient may put its result.
 
-        That is where it belongs, which saves a pass over it, unless the transport cannot.
+        That is where it belongs, which saves a copy of it, unless the transport cannot.
         """
         wire, reduced = own.dtype, self._inner_reduced.dtype
         return self._inner_reduced if self._communicator.reduces_into(wire, reduced) else own
@@ -359,7 +359,11 @@ class GradientBuffers:
 
     def _acquire_bucket(self, key: BufferKey) -> torch.Tensor:
         """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
-        while not self._allocator.has_room(key) and self.relieve is not None and self.relieve():
+        while (
+            not self._allocator.has_room(key)
+            and self.drain_oldest is not None
+            and self.drain_oldest()
+        ):
             pass
         return self._allocator.acquire(key)
 

@@ -116,11 +116,11 @@ def _differentiable(tree: Any) -> list[torch.Tensor]:
     return found
 
 
-def _on_gradient(tensors: list[torch.Tensor], mode: str, moment: Callable[[], None]) -> None:
+def _on_gradient(tensors: list[torch.Tensor], mode: str, callback: Callable[[], None]) -> None:
     if len(tensors) == 1:
         # The common case, without the bookkeeping of the general one.
-        tensors[0].register_hook(lambda _gradient: moment())
+        tensors[0].register_hook(lambda _gradient: callback())
     elif mode == "any":
-        register_multi_grad_hook(tensors, lambda _gradient: moment(), mode="any")
+        register_multi_grad_hook(tensors, lambda _gradient: callback(), mode="any")
     else:
-        register_multi_grad_hook(tensors, lambda _gradients: moment(), mode="all")
+        register_multi_grad_hook(tensors, lambda _gradients: callback(), mode="all")

@@ -2,7 +2,7 @@
 
 Its input is what the inner stage has accumulated on this rank, PARTIAL along the outer axis. It is
 never scaled again, and its result always replaces the input (see `Landing`). Where the outer axis
-shards the optimizer, only this rank's piece is valid afterwards.
+shards the optimizer, only this rank's sub-shard is valid afterwards.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ class ParamPipeline:
         self._limits = PrefetchLimits(budget_bytes, None if pool is None else pool.plan.slots)
         self._sizes_bytes = [sum(g.weights.full_bytes for g in unit.groups) for unit in units]
         self._pooled = frozenset(
-            unit.place
+            unit.index
             for unit in units
-            if pool is not None and unit.place is not None and unit.name in pool.plan.homes
+            if pool is not None and unit.index is not None and unit.name in pool.plan.homes
         )
         self.order = order
         # By direction, the units that have run in the pass under way: not gathered ahead again.
@@ -71,13 +71,13 @@ class ParamPipeline:
         A unit of which something is there already has its room.
         """
         if not any(group.weights.is_gathered for group in unit.groups):
-            upcoming = [] if unit.place is None else [unit.place]
+            upcoming = [] if unit.index is None else [unit.index]
             if not gather_ahead(
                 upcoming,
                 self._sizes_bytes,
                 self._limits,
                 self._residents(),
-                from_unit=of.place is not None,
+                from_unit=of.index is not None,
                 recomputing=False,
             ):
                 return False
@@ -92,15 +92,15 @@ class ParamPipeline:
             return
         passed = self.passed[direction]
         chosen = gather_ahead(
-            (u for u in self.order.upcoming(unit.place, direction) if u not in passed),
+            (u for u in self.order.upcoming(unit.index, direction) if u not in passed),
             self._sizes_bytes,
             self._limits,
             self._residents(),
-            from_unit=unit.place is not None,
+            from_unit=unit.index is not None,
             recomputing=recomputing,
         )
-        for place in chosen:
-            target = self._units[place]
+        for index in chosen:
+            target = self._units[index]
             if self.issue(target):
                 target.ahead = True
                 self._publish(target.groups)
@@ -108,14 +108,14 @@ class ParamPipeline:
     def _residents(self) -> Residents:
         ahead_bytes = 0
         if self._limits.budget_bytes is not None:
-            ahead = (unit.place for unit in self._units if unit.ahead and unit.place is not None)
-            ahead_bytes = sum(self._sizes_bytes[place] for place in ahead)
+            ahead = (unit.index for unit in self._units if unit.ahead and unit.index is not None)
+            ahead_bytes = sum(self._sizes_bytes[index] for index in ahead)
         if self._pool is None:
             return Residents(self._gathered, ahead_bytes)
         slots = {
-            place: slot
-            for place in self._pooled
-            if (slot := self._pool.assigned_slot(self._units[place].name)) is not None
+            index: slot
+            for index in self._pooled
+            if (slot := self._pool.assigned_slot(self._units[index].name)) is not None
         }
         holding = frozenset(self._pool.holders())
         return Residents(self._gathered, ahead_bytes, self._pooled, slots, holding)
@@ -127,8 +127,8 @@ class ParamPipeline:
                 if self._by_name[holder].ahead:
                     self.release(self._by_name[holder])
 
-    def pass_over(self, unit: Unit, groups: list[ParameterGroup]) -> None:
-        """Take part in the gathers of a unit that other ranks may run and this one does not.
+    def take_part(self, unit: Unit, groups: list[ParameterGroup]) -> None:
+        """Take part, without running, in the gathers of a unit that other ranks may run.
 
         groups: its buckets in the order in which those ranks gather them.
         """
@@ -184,12 +184,12 @@ class ParamPipeline:
 
 
 class _Gathered:
-    """The places of units whose weights are there or under way, without listing them."""
+    """The indices of units whose weights are there or under way, without listing them."""
 
     def __init__(self, units: list[Unit]) -> None:
         self._units = units
 
-    def __contains__(self, place: object) -> bool:
-        return isinstance(place, int) and all(
-            group.weights.is_gathered for group in self._units[place].groups
+    def __contains__(self, index: object) -> bool:
+        return isinstance(index, int) and all(
+            group.weights.is_gathered for group in self._units[index].groups
         )

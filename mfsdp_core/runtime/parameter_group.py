@@ -91,7 +91,7 @@ class ParameterGroup:
         self.weights = weights
         self.gradients = gradients
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
-        self._piece = spec.coordinate.piece(spec.strategy)
+        self._sub_shard = spec.coordinate.sub_shard(spec.strategy)
         self._spec = spec
         self._mesh = mesh
         self._allocator = allocator
@@ -116,7 +116,7 @@ class ParameterGroup:
         layout = self.plan.layout
         for index, slot in enumerate(layout.slots):
             if self._shards_optimizer:
-                yield SliceBuffer(layout, self._piece, flat).rows(index)
+                yield SliceBuffer(layout, self._sub_shard, flat).rows(index)
             else:
                 yield flat[slot.offset : slot.end].view(slot.shape)
 
@@ -131,7 +131,7 @@ class ParameterGroup:
         """Like `load`, of what tensor parallelism leaves to this rank."""
         local = list(self.local_views(self.weights.main))[index]
         if self._shards_optimizer:
-            rows = self.plan.layout.local_rows(index, self._piece)
+            rows = self.plan.layout.local_rows(index, self._sub_shard)
             shape = self.plan.layout.slots[index].shape or (1,)
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
@@ -211,7 +211,7 @@ class ParameterGroup:
         offsets = self.parameters[index].part.offsets
         if not self._shards_optimizer:
             return offsets
-        first_row = self.plan.layout.local_rows(index, self._piece).first_row
+        first_row = self.plan.layout.local_rows(index, self._sub_shard).first_row
         return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
 
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

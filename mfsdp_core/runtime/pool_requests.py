@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.plan.buffers import PooledRole, transient_buffers
 from mfsdp_core.plan.grouping import ROOT
-from mfsdp_core.plan.passing_buffers import PooledRole, passing_buffers
 from mfsdp_core.plan.pools import BucketRequest
 from mfsdp_core.runtime.bucket import BucketSpec
 
@@ -19,7 +19,7 @@ def pool_requests(specs: Iterable[BucketSpec]) -> dict[PooledRole, list[BucketRe
     for spec in specs:
         if spec.plan.unit == ROOT:
             continue
-        for wanted in passing_buffers(spec.plan, spec.strategy, spec.coordinate, spec.dtypes):
+        for wanted in transient_buffers(spec.plan, spec.strategy, spec.coordinate, spec.dtypes):
             requests.setdefault(wanted.role, []).append(
                 BucketRequest(
                     unit=spec.plan.unit,

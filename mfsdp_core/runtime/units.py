@@ -19,7 +19,7 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 class Unit:
     """A module, its buckets, and where it stands in the pass that is running.
 
-    place: position among the non-root units in registration order, None for the root.
+    index: position among the non-root units in registration order, None for the root.
     around: the units that this one is nested in, from the outermost; the root is not among them.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
     open: modules, as gather points, whose calls count as calls of the unit and are running.
@@ -30,7 +30,7 @@ class Unit:
 
     name: str
     module: nn.Module
-    place: int | None
+    index: int | None
     groups: list[ParameterGroup] = field(default_factory=list)
     around: list[Unit] = field(default_factory=list)
     open: list[object] = field(default_factory=list)
@@ -111,13 +111,13 @@ def select_units(
 
 
 def nest_units(units: list[Unit]) -> list[int]:
-    """Give each unit its place and the units around it; returns the backward order of places.
+    """Give each unit its index and the units around it; returns the backward order of indices.
 
     units: those that own parameters, registration order.
     """
     parents = enclosing_units([unit.name for unit in units])
-    for place, (unit, parent) in enumerate(zip(units, parents, strict=True)):
-        unit.place = place
+    for index, (unit, parent) in enumerate(zip(units, parents, strict=True)):
+        unit.index = index
         # A unit is registered after the one around it, whose own list is therefore complete.
         unit.around = [] if parent is None else [*units[parent].around, units[parent]]
     return backward_of_nested(parents)

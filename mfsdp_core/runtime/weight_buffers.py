@@ -5,13 +5,13 @@ weights are then this rank's part of the *source*, the buffer that inner gathers
 
     parameter    optimizer    source                     main weights
     REPLICATE    REPLICATE    the full compute buffer    all of it
-    REPLICATE    FLAT         own slice of it            all of the slice, or its outer piece
-    FLAT         FLAT         a shard of its own         all of the shard, or its outer piece
+    REPLICATE    FLAT         own slice of it            all of the slice, or its outer sub-shard
+    FLAT         FLAT         a shard of its own         all of the shard, or its outer sub-shard
 
 [Note: cast when gathered] Weights that come and go, in another dtype than their main weights, need
 no shard in the compute dtype between gathers: the main weights are cast into this rank's part of
 the full buffer, from where it is sent. Only where the outer axis shards the optimizer does a shard
-of its own collect the outer pieces.
+of its own collect the outer sub-shards.
 
 Residency of the compute weights:
 
@@ -20,8 +20,8 @@ Residency of the compute weights:
     READY ---------invalidate--> PRESERVED       storage is there, the contents are of last step
     PRESERVED -----issue-------> COMMUNICATING   refreshed in place
 
-Where the outer axis shards the optimizer, the source is refreshed from the outer pieces before the
-first inner gather that follows an update: once per cycle and bucket, whichever microbatch it is in.
+Where the outer axis shards the optimizer, the source is refreshed from the outer sub-shards before
+the first inner gather that follows an update: once per cycle and bucket, in any microbatch.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class WeightBuffers:
     def adopt(self) -> None:
         """Make the source and main copies from the full buffer, which the caller has filled."""
         inner, outer = self._spec.strategy.inner, self._spec.strategy.outer
-        dtypes, place = self._spec.dtypes, self._spec.coordinate
+        dtypes, coordinate = self._spec.dtypes, self._spec.coordinate
         own = self._own_part()
         if inner.gathers_every_use and not self._casts_when_gathered:
             is_main = dtypes.shares_weights and not outer.shards_optimizer
@@ -128,7 +128,7 @@ class WeightBuffers:
         self._source = own if inner.shards_optimizer else self.full.data
         self._owned = self._source
         if outer.shards_optimizer:
-            self._owned = part(self._source, place.outer_rank, place.outer_size)
+            self._owned = part(self._source, coordinate.outer_rank, coordinate.outer_size)
         self.main = self._owned
         if not dtypes.shares_weights:
             elements = self._owned.numel()
@@ -200,8 +200,8 @@ class WeightBuffers:
 
     def _own_part(self) -> torch.Tensor:
         """This rank's part of the full buffer."""
-        place = self._spec.coordinate
-        return part(self.full.data, place.inner_rank, place.inner_size)
+        coordinate = self._spec.coordinate
+        return part(self.full.data, coordinate.inner_rank, coordinate.inner_size)
 
     def _allocate(self) -> None:
         """Storage for the full buffer; in a backward pass, where the forward pass had it."""

@@ -28,20 +28,20 @@ def contiguous_stride(shape: Shape) -> tuple[int, ...]:
 
 
 def dtensor_placements(
-    strategy: Strategy, place: Coordinate, part: TensorPart
+    strategy: Strategy, coordinate: Coordinate, part: TensorPart
 ) -> tuple[Placement, ...]:
     """Placements of main weights on a mesh (outer, inner, tensor), of which only inner must exist.
 
     Dim 0 is cut from the right: by the tensor-parallel axis, where it cuts rows at all, then by the
-    inner one, and each of those parts by the outer one (pieces are inner-major). torch spells that
-    as strided shards, whose `split_factor` is the number of cuts made before.
+    inner one, and each of those parts by the outer one (sub-shards are inner-major). torch spells
+    that as strided shards, whose `split_factor` is the number of cuts made before.
     """
     inner: Placement = Replicate()
     if strategy.inner.shards_optimizer:
         inner = _StridedShard(0, split_factor=part.axis_size) if part.cuts_rows else Shard(0)
     placements = [inner]
-    if place.has_outer_axis:
-        cuts = place.inner_size * (part.axis_size if part.cuts_rows else 1)
+    if coordinate.has_outer_axis:
+        cuts = coordinate.inner_size * (part.axis_size if part.cuts_rows else 1)
         outer = _StridedShard(0, split_factor=cuts) if strategy.outer.shards_optimizer else None
         placements.insert(0, outer or Replicate())
     if part.placement is not None:
@@ -102,8 +102,8 @@ def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.to_local().detach()
     mesh = tensor.device_mesh
     gathered = False
-    # The outer dimension comes first, since its pieces make up an inner slice; inner slices make up
-    # what tensor parallelism left to a rank, the last dimension of the mesh.
+    # The outer dimension comes first, since its sub-shards make up an inner slice; inner slices
+    # make up what tensor parallelism left to a rank, the last dimension of the mesh.
     for dim, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard | _StridedShard):
             parts = rows.movedim(placement.dim, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.nccl.requirement import Result
-from reports.printable import printable
+from reports.renderers.printable import printable
 
 
 def to_junit(results: Sequence[Result]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports import terminal
 from reports.nccl.audit import Audit
 from reports.nccl.presentation import (
     bytes_table,
@@ -14,8 +13,9 @@ from reports.nccl.presentation import (
     rows_table,
 )
 from reports.nccl.requirement import Result
-from reports.printable import printable
-from reports.table import Table
+from reports.renderers import terminal
+from reports.renderers.printable import printable
+from reports.renderers.table import Table
 
 _MOST_ROWS = 400
 _LONGEST_DETAIL = 400

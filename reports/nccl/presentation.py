@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from reports.nccl.audit import Audit
 from reports.nccl.requirement import Result
 from reports.nccl.verdicts import Communicator, Row, Verdict
-from reports.table import Row as TableRow
-from reports.table import Table, columns
+from reports.renderers.table import Row as TableRow
+from reports.renderers.table import Table, columns
 
 _PHASES = {
     "before": "before registration",

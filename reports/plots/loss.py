@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from reports.parity import ParityGroup, losses, relative_differences
+from reports.comparisons.parity import ParityGroup, losses, relative_differences
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
 
 _LOWEST_FLOOR = 1e-16

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from reports.cells import Cell
-from reports.change import MemoryMetric, memory_bytes
+from reports.comparisons.change import MemoryMetric, memory_bytes
 from reports.plots.categories import category_look, in_order
 from reports.plots.style import GREY, drawing, label, svg
+from reports.views.cells import Cell
 
 _MIB = 2**20
 

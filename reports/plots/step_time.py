@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.derive.summary import common_steps, step_milliseconds
-from reports.cells import Cell, Run
 from reports.plots.style import Look, drawing, label, svg, whole_steps
+from reports.views.cells import Cell, Run
 
 _COLUMNS = 4
 _WIDTH_INCHES = 11.0

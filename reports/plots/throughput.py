@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from reports.cells import Cell
-from reports.change import MEMORY_TITLES, MemoryMetric, memory_bytes
+from reports.comparisons.change import MEMORY_TITLES, MemoryMetric, memory_bytes
 from reports.plots.style import GREY, Look, drawing, label, svg
+from reports.views.cells import Cell
 
 _MIB = 2**20
 _WIDTH_INCHES = 11.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from reports.cells import Cell, Run
-from reports.document import Block, Details, Heading, Section
 from reports.findings import Findings
-from reports.quantity import counted
+from reports.renderers.document import Block, Details, Heading, Section
+from reports.renderers.quantity import counted
+from reports.views.cells import Cell, Run
 
 # These differ between runs of one machine without changing what was measured.
 _VOLATILE = ("collected_utc", "argv", "set_by_launch")

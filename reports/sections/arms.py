@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
-from reports.gate import GateResult, gate
-from reports.gate_table import other_table, time_table
-from reports.gate_text import METHOD, remarks
-from reports.noise import calibrations
-from reports.pairing import Sides, sides_of_arms
-from reports.policy import Policy
-from reports.sweep_view import SweepView, base_arm
+from reports.gates.gate import GateResult, gate
+from reports.gates.gate_table import other_table, time_table
+from reports.gates.gate_text import METHOD, remarks
+from reports.gates.noise import calibrations
+from reports.gates.pairing import Sides, sides_of_arms
+from reports.gates.policy import Policy
+from reports.renderers.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
+from reports.views.sweep_view import SweepView, base_arm
 
 
 def arms_section(store: ResultsStore, sweeps: Sequence[SweepView]) -> Section | None:

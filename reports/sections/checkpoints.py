@@ -5,11 +5,11 @@ from __future__ import annotations
 from statistics import median
 
 from bench.derive.checkpoints import CheckpointCost, checkpoint_cost
-from reports import quantity
-from reports.cells import Cell
-from reports.document import Section, TableBlock
 from reports.findings import Findings
-from reports.table import Row, Table, columns
+from reports.renderers import quantity
+from reports.renderers.document import Section, TableBlock
+from reports.renderers.table import Row, Table, columns
+from reports.views.cells import Cell
 
 _CAPTION = (
     "Median time of rank 0 from the call to its return, between two steps and outside of their "

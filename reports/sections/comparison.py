@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.change import MEMORY_TITLES, Change
-from reports.change_table import change_table
-from reports.document import Block, Bullets, Figure, Heading, Paragraph, Section, TableBlock
+from reports.comparisons.change import MEMORY_TITLES, Change
+from reports.comparisons.change_table import change_table
 from reports.findings import Findings
 from reports.plots.memory import memory_figure
 from reports.plots.throughput import throughput_figure
-from reports.reference import RULE
+from reports.renderers.document import (
+    Block,
+    Bullets,
+    Figure,
+    Heading,
+    Paragraph,
+    Section,
+    TableBlock,
+)
+from reports.views.reference import RULE
 
 
 def comparison(findings: Findings) -> Section:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.record import RunRecord
-from reports import quantity
-from reports.change import Change
-from reports.document import Block, Bullets, Facts, Paragraph, Section
+from reports.comparisons.change import Change
 from reports.findings import Findings
-from reports.machine import (
+from reports.gates.target_verdicts import targets_sentence
+from reports.renderers import quantity
+from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section
+from reports.sections.switches import switch_sentences
+from reports.views.machine import (
     busiest_start,
     describe_code,
     describe_hardware,
     describe_software,
     distinct,
 )
-from reports.sections.switches import switch_sentences
-from reports.targets import targets_sentence
 
 _MOST_COMMITS = 2
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from bench.derive.timeline import Held, Peak, peak, read_timeline
 from bench.record import MemoryTimeline
 from bench.spec import ModelShape
-from reports import quantity
-from reports.cells import Cell
-from reports.document import Block, Figure, Heading, Paragraph, Section, TableBlock
 from reports.findings import Findings
 from reports.plots.categories import in_order
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
-from reports.pool_plan import PoolPlanDocument, alike, read_pool_plan, seated
-from reports.table import Row, Table, columns
-from reports.unit_names import unit_name, unit_names
+from reports.renderers import quantity
+from reports.renderers.document import Block, Figure, Heading, Paragraph, Section, TableBlock
+from reports.renderers.table import Row, Table, columns
+from reports.views.cells import Cell
+from reports.views.pool_plan import PoolPlanDocument, alike, read_pool_plan, seated
+from reports.views.unit_names import unit_name, unit_names
 
 #: Buffers that come and go with their unit; everything else lasts.
 _PASSING = ("compute_weights", "grad_bucket", "outer_bucket", "grad_cast", "peer_slices")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bench.derive.flops import FORMULA, HYBRID_FORMULA
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
-from reports.document import Bullets, Section
-from reports.tradeoffs import MEMORY_THRESHOLDS, SPEED_THRESHOLD
+from reports.comparisons.tradeoffs import MEMORY_THRESHOLDS, SPEED_THRESHOLD
+from reports.renderers.document import Bullets, Section
 
 
 def method() -> Section:

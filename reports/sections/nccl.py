@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reports.cells import Cell
-from reports.document import (
-    Block,
-    Bullets,
-    Details,
-    Figure,
-    Heading,
-    Paragraph,
-    Section,
-    TableBlock,
-)
 from reports.findings import Findings
 from reports.nccl.presentation import (
     bytes_by_verdict,
@@ -25,7 +14,18 @@ from reports.nccl.presentation import (
 )
 from reports.nccl.run_logs import audit_run
 from reports.plots.nccl_bytes import nccl_bytes_figure
-from reports.table import Table
+from reports.renderers.document import (
+    Block,
+    Bullets,
+    Details,
+    Figure,
+    Heading,
+    Paragraph,
+    Section,
+    TableBlock,
+)
+from reports.renderers.table import Table
+from reports.views.cells import Cell
 
 _MOST_ROWS = 200
 

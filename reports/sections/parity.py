@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reports import quantity
-from reports.document import Block, Figure, Paragraph, Section, TableBlock
+from reports.comparisons.parity import ParityGroup, ParityRow
 from reports.findings import Findings
-from reports.parity import ParityGroup, ParityRow
 from reports.plots.loss import loss_figure
-from reports.table import Row, RowKind, Table, columns
+from reports.renderers import quantity
+from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
+from reports.renderers.table import Row, RowKind, Table, columns
 
 
 def parity_section(findings: Findings) -> Section:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reports import quantity
-from reports.cells import Cell, Run
-from reports.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
 from reports.findings import Findings
-from reports.table import Row, Table, columns
+from reports.renderers import quantity
+from reports.renderers.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
+from reports.renderers.table import Row, Table, columns
+from reports.views.cells import Cell, Run
 
 _MEANING = {
     "failed": "the run ended without finishing",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.store import ResultsStore
 from bench.verdict import ValidationRecord
-from reports.document import Block, Details, Heading, Paragraph, Section, TableBlock
-from reports.validation_text import (
+from reports.renderers.document import Block, Details, Heading, Paragraph, Section, TableBlock
+from reports.renderers.validation_text import (
     bug_table,
     case_table,
     check_table,

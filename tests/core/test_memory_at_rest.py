@@ -334,7 +334,7 @@ def test_a_dtype_of_unknown_size_is_refused() -> None:
         PolicyNames("float8_e4m3fn")
 
 
-def test_experts_without_a_place_are_refused() -> None:
+def test_experts_without_a_coordinate_are_refused() -> None:
     expert = ParameterFacts(("u.e",), ("u",), (4, 2), "float32", requires_grad=True, is_expert=True)
     with pytest.raises(ConfigurationError, match="pass expert_coordinate"):
         memory_at_rest([expert], parse_strategy(3), Coordinate(0, 2), PolicyNames())

@@ -380,4 +380,4 @@ def test_every_bucket_has_a_point_and_only_called_modules_are_points() -> None:
     reader = root.units[1]
     assert len(by_module[id(reader.fused)].groups) == 2
     assert id(root.units) not in by_module
-    assert [point.place for point in points] == list(range(len(points)))
+    assert [point.index for point in points] == list(range(len(points)))

@@ -124,7 +124,7 @@ def owners(which: str) -> dict[str, set[str]]:
         for group in unit.groups:
             names = {managed.names[0] for managed in group.parameters}
             found.setdefault(unit.name, set()).update(names)
-    assert [unit.place for unit in context.units] == list(range(len(context.units)))
+    assert [unit.index for unit in context.units] == list(range(len(context.units)))
     return found
 
 

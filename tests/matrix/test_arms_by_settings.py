@@ -14,8 +14,8 @@ from bench.errors import UsageError
 from bench.record import RunStatus, StepSample
 from bench.resolve import Machine
 from bench.store import ResultsStore
-from reports.pairing import sides_of_arms
-from reports.sweep_view import load_sweeps
+from reports.gates.pairing import sides_of_arms
+from reports.views.sweep_view import load_sweeps
 from sweeps.arms import parse_arm_options
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.html import _breakable
+from reports.renderers.html import _breakable
 
 
 @pytest.mark.parametrize(

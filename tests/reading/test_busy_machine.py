@@ -9,7 +9,7 @@ import pytest
 from bench.record import RunRecord, RunStatus
 from bench.resolve import Machine, resolve
 from bench.spec import RunSpec
-from reports.machine import busiest_start
+from reports.views.machine import busiest_start
 
 
 def record(load: object) -> RunRecord:

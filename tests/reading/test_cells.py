@@ -6,7 +6,7 @@ import dataclasses
 
 from recorded_runs import Recorded, record_run, resolved_run
 
-from reports.cells import Run, dtype_policy, make_cell
+from reports.views.cells import Run, dtype_policy, make_cell
 
 RUN = resolved_run("ddp", "no_shard")
 

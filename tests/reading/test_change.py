@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from recorded_runs import Recorded, record_run, resolved_run
 
 from bench.derive.summary import summarise
-from reports.cells import Cell, Run, make_cell
-from reports.change import change_between, memory_metric
+from reports.comparisons.change import change_between, memory_metric
+from reports.views.cells import Cell, Run, make_cell
 
 
 def cell(store, name, *, runs=1, **changes):

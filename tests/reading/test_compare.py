@@ -15,8 +15,8 @@ from recorded_runs import (
 )
 
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
-from reports.compare import compare
-from reports.comparison_text import to_data, to_markdown, to_terminal
+from reports.comparisons.compare import compare
+from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
 
 
 @pytest.fixture

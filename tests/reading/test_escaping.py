@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from reports import markdown, quantity, terminal
-from reports.printable import printable
-from reports.table import Row, Table, columns
+from reports.renderers import markdown, quantity, terminal
+from reports.renderers.printable import printable
+from reports.renderers.table import Row, Table, columns
 
 HOSTILE = [
     "<script>alert(1)</script>",

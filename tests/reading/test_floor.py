@@ -7,8 +7,8 @@ from gate_runs import Arm, record_arms
 from recorded_runs import resolved_run
 
 from bench.errors import NothingMeasuredError
-from reports.floor import copy_bytes_per_second, floor_table, floors
-from reports.sweep_view import load_sweeps
+from benchmarks.floor import copy_bytes_per_second, floor_table, floors
+from reports.views.sweep_view import load_sweeps
 
 CELLS = {
     "alone": resolved_run("ddp", "no_shard"),

@@ -10,11 +10,11 @@ from recorded_runs import resolved_run
 
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.spec import TrainSpec
-from reports.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
-from reports.cell_evidence import cell_evidence
-from reports.gate import gate
-from reports.pairing import cells_of, sides_of_baseline
-from reports.policy import DEFAULT_RULES, Policy, Rule
+from reports.gates.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
+from reports.gates.cell_samples import cell_evidence
+from reports.gates.gate import gate
+from reports.gates.pairing import cells_of, sides_of_baseline
+from reports.gates.policy import DEFAULT_RULES, Policy, Rule
 
 SAVED = "2026-03-01T10:00:00.000Z"
 

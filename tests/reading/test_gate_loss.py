@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from reports.cell_evidence import LossCurve
-from reports.loss_gate import SPREAD_FACTOR, judge_loss
+from reports.gates.cell_samples import LossCurve
+from reports.gates.loss_gate import SPREAD_FACTOR, judge_loss
 
 STEPS = 40
 

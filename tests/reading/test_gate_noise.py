@@ -8,11 +8,11 @@ import pytest
 from gate_runs import CELLS, Arm, record_arms
 
 from bench.errors import NothingMeasuredError, UsageError
-from reports.gate import gate
-from reports.gate_text import to_terminal
-from reports.noise import NoiseCalibration, age_in_words, calibrate
-from reports.pairing import sides_of_arms
-from reports.policy import Policy
+from reports.gates.gate import gate
+from reports.gates.gate_text import to_terminal
+from reports.gates.noise import NoiseCalibration, age_in_words, calibrate
+from reports.gates.pairing import sides_of_arms
+from reports.gates.policy import Policy
 
 MEASURED = "2026-03-01T10:00:00.000Z"
 NOW = datetime(2026, 3, 4, 10, 0, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 
 from bench.cli.gating import read_policy
 from bench.errors import UsageError
-from reports.policy import DEFAULT_RULES, Policy
+from reports.gates.policy import DEFAULT_RULES, Policy
 
 ROOT = Path(__file__).parents[2]
 WHOLE = """\

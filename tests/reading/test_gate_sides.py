@@ -11,12 +11,12 @@ import pytest
 from gate_runs import CELLS, Arm, record_arms
 
 from bench.errors import UsageError
-from reports import github
-from reports.gate import GateResult, gate
-from reports.gate_text import headline, to_data, to_markdown, to_terminal
-from reports.junit import to_junit
-from reports.pairing import cells_of, sides_of_arms, sides_of_sweeps
-from reports.policy import DEFAULT_RULES, Policy, Rule
+from reports.gates import github
+from reports.gates.gate import GateResult, gate
+from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
+from reports.gates.junit import to_junit
+from reports.gates.pairing import cells_of, sides_of_arms, sides_of_sweeps
+from reports.gates.policy import DEFAULT_RULES, Policy, Rule
 
 NOW = datetime(2026, 3, 4, tzinfo=UTC)
 OTHER = {"cpu_name": "Another CPU"}

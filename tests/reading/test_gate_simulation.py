@@ -1,12 +1,11 @@
-"""False alarms and power, small: the large tables are made by reports.statistics.simulation."""
+"""False alarms and power, small: the large tables are made by benchmarks.gate_simulation."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from reports.statistics.simulated_steps import MODELS, NoiseModel, session
-from reports.statistics.simulation import (
+from benchmarks.gate_simulation import (
     STEPS,
     Rate,
     alarm_rate,
@@ -18,6 +17,7 @@ from reports.statistics.simulation import (
     slowed,
     verdict_of,
 )
+from benchmarks.simulated_steps import MODELS, NoiseModel, session
 
 
 def test_identical_code_raises_few_alarms_on_autocorrelated_drifting_heavy_tailed_steps():

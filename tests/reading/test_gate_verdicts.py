@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from reports.policy import DEFAULT_RULES, Rule
-from reports.verdicts import TimeCase, judge_times, judge_values
+from reports.gates.judgement import TimeCase, judge_times, judge_values
+from reports.gates.policy import DEFAULT_RULES, Rule
 
 TIME = DEFAULT_RULES["step_time"]
 

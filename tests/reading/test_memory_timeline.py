@@ -13,11 +13,11 @@ from bench.record import MemoryTimeline
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import build_document
-from reports.document import Figure, TableBlock
 from reports.findings import find
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
-from reports.sweep_view import load_sweeps
-from reports.unit_names import unit_name, unit_names
+from reports.renderers.document import Figure, TableBlock
+from reports.views.sweep_view import load_sweeps
+from reports.views.unit_names import unit_name, unit_names
 
 HYBRID = PRESETS["hybrid-tiny"]
 MIB = 2**20

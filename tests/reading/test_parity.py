@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recorded_runs import Recorded, record_run, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
-from reports.cells import make_cell
-from reports.parity import parity_groups, relative_differences, tolerance_for
+from reports.comparisons.parity import parity_groups, relative_differences, tolerance_for
+from reports.views.cells import make_cell
 
 TRAIN = TrainSpec(steps=20, global_batch=4, micro_batch=2, seq_len=128, warmup_steps=5)
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run
 
-from reports.cells import make_cell
-from reports.parity import parity_groups
+from reports.comparisons.parity import parity_groups
 from reports.plots.loss import loss_figure
 from reports.plots.step_time import step_time_figure
 from reports.plots.style import looks
 from reports.plots.throughput import legend_handles, spread, throughput_figure
+from reports.views.cells import make_cell
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))

@@ -7,8 +7,8 @@ from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run, 
 
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.reference import choose_reference
-from reports.sweep_view import load_sweeps
+from reports.views.reference import choose_reference
+from reports.views.sweep_view import load_sweeps
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_a_report_is_written_where_torch_cannot_be_imported(quickstart_root, tmp
         "for name in ('torch', 'numpy.torch'): sys.modules[name] = None\n"
         "from bench.store import ResultsStore\n"
         "from reports.build import write_report\n"
-        "from reports import compare\n"
+        "from reports.comparisons import compare\n"
         f"store = ResultsStore.open({str(quickstart_root)!r}, create=False)\n"
         f"print(write_report(store, ['quickstart'], {str(tmp_path)!r}).html)\n"
     )

@@ -13,13 +13,13 @@ from recorded_runs import Recorded, record_run
 from bench.derive.hardware import hardware_key
 from bench.store import ResultsStore
 from reports.build import write_report
-from reports.document import Bullets, Facts, Section, TableBlock
 from reports.findings import find
+from reports.gates.target_verdicts import judge_targets, targets_of
+from reports.renderers.document import Bullets, Facts, Section, TableBlock
 from reports.sections.arms import arms_section
 from reports.sections.headline import headline
-from reports.sections.targets import targets_section
-from reports.sweep_view import load_sweeps
-from reports.targets import judge_targets, targets_of
+from reports.sections.target_table import targets_section
+from reports.views.sweep_view import load_sweeps
 
 TWO = {name: CELLS[name] for name in ("ddp", "zero3")}
 TARGET = {"base": "torch", "head": "ours", "metric": "step_time"}

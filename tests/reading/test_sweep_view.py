@@ -6,7 +6,7 @@ import pytest
 from recorded_runs import Recorded, record_run, resolved_run, write_plan
 
 from bench.errors import UsageError
-from reports.sweep_view import load_sweeps
+from reports.views.sweep_view import load_sweeps
 
 A, B, C = (resolved_run("ddp", "no_shard", ranks=n) for n in (1, 2, 4))
 

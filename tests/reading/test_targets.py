@@ -7,7 +7,7 @@ import re
 import pytest
 from gate_runs import CELLS, Arm, record_arms
 
-from reports.targets import TargetResult, judge_targets, target_table
+from reports.gates.target_verdicts import TargetResult, judge_targets, target_table
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from recorded_runs import Recorded, record_run, resolved_run
 
-from reports.cells import make_cell
-from reports.change import change_between
-from reports.parity import parity_groups
-from reports.tradeoffs import tradeoff_flags
+from reports.comparisons.change import change_between
+from reports.comparisons.parity import parity_groups
+from reports.comparisons.tradeoffs import tradeoff_flags
+from reports.views.cells import make_cell
 
 
 def cell(store, name, strategy, speed, **changes):

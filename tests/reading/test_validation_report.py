@@ -9,10 +9,10 @@ import pytest
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
 from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding, ValidationRecord
-from reports import html, markdown
-from reports.document import Document
+from reports.renderers import html, markdown
+from reports.renderers.document import Document
+from reports.renderers.validation_text import to_terminal
 from reports.sections.validation import validation_section
-from reports.validation_text import to_terminal
 
 FINDING = Finding(
     parameter="blocks.0.up.weight",

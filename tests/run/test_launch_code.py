@@ -42,7 +42,6 @@ def checkout(tmp_path: Path) -> Path:
         "bench/engines/fsdp2.py",
         "bench/engines/mfsdp.py",
         "mfsdp_core/runtime/hooks.py",
-        "mfsdp_core/testing/toys.py",
         "reports/build.py",
     ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +65,6 @@ ALL = {"single", "ddp", "fsdp2", "mfsdp"}
     [
         ("mfsdp_core/runtime/hooks.py", {"mfsdp"}),
         ("mfsdp_core/runtime/new_file.py", {"mfsdp"}),
-        ("mfsdp_core/testing/toys.py", set()),
         ("bench/engines/ddp.py", {"ddp"}),
         ("bench/engines/mfsdp.py", {"mfsdp"}),
         ("bench/engines/stock.py", ALL),

@@ -1,4 +1,4 @@
-"""`python -m bench.worker.step_profile`: engines side by side, phase by phase."""
+"""`python -m benchmarks.step_profile`: engines side by side, phase by phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bench.errors import UsageError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
-from bench.worker.step_profile import METERS, PHASES, _spec, measure, table
+from benchmarks.step_profile import METERS, PHASES, _spec, measure, table
 
 
 def run(engine: EngineSpec, ranks: int = 2):

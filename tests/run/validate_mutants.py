@@ -85,7 +85,7 @@ UNLISTED: dict[str, tuple[Change, ...]] = {
             "        self._scaled.clear()\n",
         ),
     ),
-    "outer pieces are not gathered after a step": (
+    "outer sub-shards are not gathered after a step": (
         Change(
             _WEIGHTS,
             "self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER",

@@ -1,0 +1,62 @@
+"""In which order units are gathered: the same on every rank.
+
+[Note: gather order] A gather needs all ranks. Ranks that skip different units therefore take part
+in the gathers of what they skip, without running it: when a unit is about to run, every unit before
+it in the order, which this rank will not run any more, is gathered for the other ranks and released
+at once. All ranks then issue the same gathers in the same order, whatever paths they take: in a
+forward pass each unit once in the order of `PrefetchOrder`, in a backward pass in the reverse one.
+Where every unit runs, nothing is gathered in addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mfsdp_core.plan.prefetch import Direction, PrefetchOrder
+
+
+class GatherOrder:
+    """Which units one pass has gathered, in one direction. Units are known by their indices."""
+
+    def __init__(self, order: PrefetchOrder, direction: Direction) -> None:
+        self._order = order
+        self._direction: Direction = direction
+        self._sequence: list[int] = []
+        self._gathered: set[int] = set()
+        self._first = 0
+
+    def begin(self) -> None:
+        """A pass begins: no unit has been gathered."""
+        self._sequence = self._order.sequence(self._direction)
+        self._gathered.clear()
+        self._first = 0
+
+    def end(self) -> None:
+        """No pass runs: no unit is waited for."""
+        self._sequence = []
+        self._gathered.clear()
+
+    def mark(self, index: int) -> None:
+        """The unit is gathered now."""
+        self._gathered.add(index)
+
+    def __contains__(self, index: object) -> bool:
+        """Whether the pass has gathered the unit."""
+        return index in self._gathered
+
+    def missing_before(self, index: int | None) -> Iterator[int]:
+        """Units before `index` in the order (None: before the end) that were not gathered yet.
+
+        None for a unit that was gathered already: it runs once more.
+        """
+        if index in self:
+            return
+        sequence, gathered = self._sequence, self._gathered
+        while self._first < len(sequence) and sequence[self._first] in gathered:
+            self._first += 1
+        for position in range(self._first, len(sequence)):
+            other = sequence[position]
+            if other == index:
+                return
+            if other not in gathered:
+                yield other

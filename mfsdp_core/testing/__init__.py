@@ -1,1 +1,0 @@
-"""What measures and tests the core; no part of a training process."""

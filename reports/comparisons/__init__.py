@@ -1,0 +1,1 @@
+"""Two cells, or all cells of a dtype policy, side by side."""

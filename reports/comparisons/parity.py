@@ -1,0 +1,236 @@
+"""Loss parity: do cells that should compute the same thing report the same losses?
+
+Cells belong to one group when model, data, training settings, dtypes and device type agree; then
+every engine starts from the same weights and consumes the same global batches, and only the order
+of sums and the places of rounding differ. Each group has its own reference cell and its own bound.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.derive.summary import common_steps
+from bench.record import RunRecord
+from bench.spec import ResolvedRun
+from reports.views.cells import Cell, dtype_policy
+from reports.views.reference import choose_reference
+
+Verdict = Literal["reference", "parity", "diverges", "steps differ", "nothing to compare with"]
+
+EXACT_BOUNDS = {"fp64": 1e-10, "fp32": 1e-5}
+"""Relative bounds where every dtype is at least this wide."""
+
+ESTABLISHED_ENGINES = frozenset({"single", "ddp", "fsdp2"})
+"""Engines whose disagreement calibrates the bound of a low-precision policy."""
+
+SPREAD_FACTOR = 3.0
+"""A cell may differ from the reference by this many times what established engines differ."""
+
+CALIBRATION_LIMIT = 4.0
+"""The calibrated bound never passes this many unit roundoffs: a broken engine is no yardstick."""
+
+UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp64": 2.0**-53}
+"""Largest relative error of one rounding to nearest (half the distance of neighbours)."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A relative bound on the loss at every step, and in words where it comes from."""
+
+    bound: float
+    derivation: str
+
+
+@dataclass(frozen=True)
+class ParityRow:
+    """One cell against its group's reference, the worst of its runs.
+
+    max_relative: largest |loss - reference| / |reference| over the compared steps; `at_step` is
+    where. first_divergent_step: first step beyond the bound, None if there is none.
+    """
+
+    cell: Cell
+    verdict: Verdict
+    steps: int = 0
+    max_relative: float | None = None
+    at_step: int | None = None
+    first_divergent_step: int | None = None
+
+
+@dataclass(frozen=True)
+class ParityGroup:
+    """Cells that should agree. `repeat_spread`: largest difference among runs of one cell."""
+
+    policy: str
+    label: str
+    reference: Cell
+    tolerance: Tolerance
+    rows: tuple[ParityRow, ...]
+    repeat_spread: float | None
+
+    @property
+    def observed_spread(self) -> float | None:
+        """Largest difference of any compared cell, for comparison with the bound."""
+        found = [r.max_relative for r in self.rows if r.verdict in ("parity", "diverges")]
+        known = [value for value in found if value is not None]
+        return max(known) if known else None
+
+
+def parity_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
+    """Groups of all cells that finished, in the order of their first cell."""
+    grouped: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.finished:
+            grouped.setdefault(_group_key(cell.resolved), []).append(cell)
+    policies = [dtype_policy(members[0].resolved) for members in grouped.values()]
+    groups = []
+    for members, policy in zip(grouped.values(), policies, strict=True):
+        label = policy if policies.count(policy) == 1 else f"{policy} ({_problem(members[0])})"
+        groups.append(_group(members, policy, label))
+    return groups
+
+
+def tolerance_for(resolved: ResolvedRun) -> Tolerance:
+    """The bound of a dtype policy."""
+    dtypes = resolved.dtypes
+    used = {dtypes.compute, dtypes.main_grads, dtypes.grad_comm, dtypes.main_params}
+    widest_rounding = max((name for name in used if name), key=UNIT_ROUNDOFF.__getitem__)
+    if widest_rounding in EXACT_BOUNDS:
+        bound = EXACT_BOUNDS[widest_rounding]
+        why = (
+            f"every dtype is at least {widest_rounding}, so only the order of sums differs; fixed "
+            f"bound {bound:g}"
+        )
+        return Tolerance(bound, why)
+    bound = UNIT_ROUNDOFF[widest_rounding]
+    why = (
+        f"the unit roundoff of {widest_rounding}, 2^{int(math.log2(bound))} = {bound:.2e} (engines "
+        "round at different places; this admits one rounding of every token's loss, all in one "
+        "direction)"
+    )
+    return Tolerance(bound, why)
+
+
+def losses(record: RunRecord) -> list[float]:
+    """Mean loss over ranks of step 1, 2, ...; ends at the first step that a rank lacks."""
+    return [
+        sum(sample.loss for sample in ranks) / len(ranks) for ranks in common_steps(record.steps)
+    ]
+
+
+def relative_differences(head: Sequence[float], base: Sequence[float]) -> list[float]:
+    """|head - base| / |base| step by step; infinite where only one side is a number."""
+    return [_relative(a, b) for a, b in zip(head, base, strict=False)]
+
+
+def _relative(head: float, base: float) -> float:
+    if math.isnan(head) and math.isnan(base):
+        return 0.0
+    if not (math.isfinite(head) and math.isfinite(base)):
+        return 0.0 if head == base else math.inf
+    if base == 0:
+        return 0.0 if head == 0 else math.inf
+    return abs(head - base) / abs(base)
+
+
+def _group(members: Sequence[Cell], policy: str, label: str) -> ParityGroup:
+    reference = choose_reference(members, None, lambda cell: bool(cell.finished)) or members[0]
+    repeats = [spread for cell in members if (spread := _repeat_spread(cell)) is not None]
+    repeat_spread = max(repeats, default=None)
+    tolerance = _calibrated(tolerance_for(reference.resolved), reference, members, repeat_spread)
+    rows = tuple(_row(cell, reference, tolerance, alone=len(members) == 1) for cell in members)
+    return ParityGroup(policy, label, reference, tolerance, rows, repeat_spread)
+
+
+def _calibrated(
+    tolerance: Tolerance, reference: Cell, members: Sequence[Cell], repeat_spread: float | None
+) -> Tolerance:
+    """Widen a low-precision bound by what is known to be noise.
+
+    Training amplifies rounding: two correct implementations part further with every step, by an
+    amount that no dtype alone tells. What established engines, and repeats of one cell, differ
+    among themselves is such noise by definition.
+    """
+    if tolerance.bound in EXACT_BOUNDS.values():
+        return tolerance
+    others = [cell for cell in members if cell is not reference and _is_established(cell)]
+    if not _is_established(reference):
+        others = []
+    spreads = [_row(cell, reference, tolerance, alone=False).max_relative for cell in others]
+    spread = max((v for v in (*spreads, repeat_spread) if v is not None), default=0.0)
+    bound = min(SPREAD_FACTOR * spread, CALIBRATION_LIMIT * tolerance.bound)
+    if bound <= tolerance.bound:
+        return tolerance
+    names = ", ".join(cell.name for cell in (reference, *others))
+    why = (
+        f"{SPREAD_FACTOR:g} times the {spread:.1e} by which established engines ({names}) or "
+        f"repeats of one cell differ among themselves, at most {CALIBRATION_LIMIT:g} times "
+        f"{tolerance.derivation}"
+    )
+    return Tolerance(bound, why)
+
+
+def _is_established(cell: Cell) -> bool:
+    return cell.resolved.engine.name in ESTABLISHED_ENGINES
+
+
+def _row(cell: Cell, reference: Cell, tolerance: Tolerance, *, alone: bool) -> ParityRow:
+    base = losses(reference.finished[0].record)
+    if cell is reference:
+        verdict: Verdict = "nothing to compare with" if alone else "reference"
+        return ParityRow(cell, verdict, steps=len(base))
+    candidates = [_compared(cell, losses(r.record), base, tolerance) for r in cell.finished]
+    return max(candidates, key=_badness)
+
+
+def _compared(
+    cell: Cell, head: Sequence[float], base: Sequence[float], tolerance: Tolerance
+) -> ParityRow:
+    differences = relative_differences(head, base)
+    if not differences:
+        return ParityRow(cell, "steps differ")
+    worst = max(range(len(differences)), key=differences.__getitem__)
+    beyond = (i + 1 for i, value in enumerate(differences) if value > tolerance.bound)
+    first = next(beyond, None)
+    verdict: Verdict = "parity" if first is None else "diverges"
+    if first is None and len(head) != len(base):
+        verdict = "steps differ"
+    return ParityRow(cell, verdict, len(differences), differences[worst], worst + 1, first)
+
+
+def _badness(row: ParityRow) -> tuple[int, float]:
+    order = {"parity": 0, "steps differ": 1, "diverges": 2}
+    return order.get(row.verdict, 0), row.max_relative or 0.0
+
+
+def _repeat_spread(cell: Cell) -> float | None:
+    """Largest difference of a repeat from the cell's first run."""
+    runs = [losses(run.record) for run in cell.finished]
+    found = [max(relative_differences(run, runs[0]), default=0.0) for run in runs[1:]]
+    return max(found) if found else None
+
+
+def _group_key(resolved: ResolvedRun) -> str:
+    """All that decides which losses a correct engine reports; not how it gets there."""
+    train = resolved.train.model_dump(mode="json")
+    del train["micro_batch"]  # the same global batch in other pieces
+    key = {
+        "shape": resolved.shape.model_dump(mode="json"),
+        "data": resolved.data.model_dump(mode="json"),
+        "dtypes": resolved.dtypes.model_dump(mode="json"),
+        "device": resolved.launch.device,
+        "train": train,
+    }
+    return json.dumps(key, sort_keys=True)
+
+
+def _problem(cell: Cell) -> str:
+    train = cell.resolved.train
+    return (
+        f"{cell.resolved.shape.preset}, {train.global_batch} x {train.seq_len} tokens, "
+        f"{train.steps} steps"
+    )

@@ -1,0 +1,84 @@
+"""What an author may leave out: speed bought with memory, memory bought with time, a moved loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.comparisons.change import MEMORY_TITLES, Change, MemoryMetric
+from reports.comparisons.parity import ParityRow, tolerance_for
+from reports.renderers import quantity
+
+SPEED_THRESHOLD = 0.02
+"""Throughput changes below this are not called faster or slower."""
+
+MEMORY_THRESHOLDS: dict[MemoryMetric, float] = {"device_peak": 0.005, "ledger": 0.005, "rss": 0.05}
+"""Allocator peaks and ledgers repeat almost exactly; a resident set does not."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One trade-off of one cell, as a sentence."""
+
+    cell: str
+    text: str
+
+
+def tradeoff_flags(
+    changes: Sequence[Change], parity: Mapping[str, ParityRow] | None = None
+) -> list[Flag]:
+    """Flags of every head cell, in the given order.
+
+    Args:
+        changes: each cell against the reference.
+        parity: parity rows by cell name, for "loss moved" within one dtype policy.
+    """
+    flags = []
+    for change in changes:
+        flags.extend(_flags(change, (parity or {}).get(change.head.name)))
+    return flags
+
+
+def _flags(change: Change, parity: ParityRow | None) -> list[Flag]:
+    texts = [_speed_against_memory(change), _loss_moved(change, parity)]
+    return [Flag(change.head.name, text) for text in texts if text]
+
+
+def _speed_against_memory(change: Change) -> str:
+    speed, memory, metric = change.throughput_change, change.memory_change, change.memory_metric
+    if speed is None or memory is None or metric is None:
+        return ""
+    threshold = MEMORY_THRESHOLDS[metric]
+    faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
+    more, less = memory >= threshold, memory <= -threshold
+    if faster and more:
+        verdict = "faster, but more memory"
+    elif slower and less:
+        verdict = "less memory, but slower"
+    elif slower and more:
+        verdict = "slower and more memory"
+    else:
+        return ""
+    return (
+        f"{verdict}: throughput {quantity.change(speed)}, "
+        f"{MEMORY_TITLES[metric]} {quantity.change(memory)} ({change.sample_note})"
+    )
+
+
+def _loss_moved(change: Change, parity: ParityRow | None) -> str:
+    if parity is not None and parity.verdict == "diverges":
+        return (
+            f"loss moved: differs from the same dtype policy's reference by "
+            f"{quantity.difference(parity.max_relative)} (relative) at step {parity.at_step}"
+        )
+    moved = change.loss_difference
+    if moved is None:
+        return ""
+    # Of two policies, the coarser one's rounding is the yardstick.
+    bounds = [tolerance_for(cell.resolved).bound for cell in (change.base, change.head)]
+    if abs(moved) <= max(bounds):
+        return ""
+    return (
+        f"loss moved: final loss {quantity.change(moved, 2)} against {change.base.name}, more than "
+        f"the coarser dtype policy's bound of {quantity.share(max(bounds), 2)}"
+    )

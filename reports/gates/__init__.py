@@ -1,0 +1,1 @@
+"""Verdicts by a policy: samples, pairing, rules, noise floor, baselines."""

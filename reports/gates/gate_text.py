@@ -1,0 +1,161 @@
+"""A gate's result for a terminal, as Markdown, and as plain data for JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from reports.comparisons.comparison_text import DEFINITIONS
+from reports.gates.gate import GateResult
+from reports.gates.gate_table import metric_text, other_table, time_table
+from reports.gates.judgement import Judgement, Verdict
+from reports.gates.policy import TIME_METRICS
+from reports.renderers import markdown, quantity, terminal
+from reports.renderers.printable import printable
+
+METHOD = (
+    "samples are run medians after the detected steady state; interval: changes of the metric that "
+    "an exact permutation test does not reject; regressed and improved: the interval is wholly "
+    "beyond the tolerance, after Benjamini-Hochberg over the cells; equivalent: it is wholly inside"
+)
+
+
+_WORST_FIRST: tuple[Verdict, ...] = (
+    "regressed",
+    "unmeasured",
+    "inconclusive",
+    "improved",
+    "equivalent",
+)
+
+
+def headline(result: GateResult) -> str:
+    """The outcome in one line."""
+    if result.nothing_comparable:
+        return "NOT COMPARABLE: no cell of the two sides can be compared"
+    counts = Counter(one.verdict for one in result.judgements if one.required)
+    found = (
+        ", ".join(f"{counts[name]} {name}" for name in _WORST_FIRST if counts[name])
+        or "no required metric"
+    )
+    if result.failed:
+        word = "FAILED TO MEASURE"
+    elif result.regressed:
+        word = "REGRESSED"
+    else:
+        word = "UNDECIDED" if result.undecided else "PASSED"
+    return f"{word}: {found}"
+
+
+def to_terminal(result: GateResult, now: datetime) -> str:
+    """Aligned plain text, the outcome first."""
+    return f"{headline(result)}\n\n{verdicts(result, now)}"
+
+
+def to_markdown(result: GateResult, now: datetime) -> str:
+    """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
+    return f"### {markdown.escape(headline(result))}\n\n{verdicts(result, now, form='md')}"
+
+
+def verdicts(result: GateResult, now: datetime, *, form: str = "table") -> str:
+    """The tables and what must be known beside them; form: `table` (plain text) or `md`."""
+    tables = [t for t in (time_table(result.judgements), other_table(result.judgements)) if t.rows]
+    notes = [("definitions", DEFINITIONS), ("method", METHOD), *remarks(result, now)]
+    if form == "md":
+        parts = [markdown.escape(_names(result)), *(markdown.table(table) for table in tables)]
+        parts.append("\n".join(f"- {title}: {markdown.escape(text)}" for title, text in notes))
+    else:
+        parts = [printable(_names(result)), *(terminal.table(table) for table in tables)]
+        parts.append("\n".join(printable(f"{title}: {text}") for title, text in notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def to_data(result: GateResult, now: datetime) -> dict[str, Any]:
+    """Plain data; changes are fractions, not per cent."""
+    calibration = result.calibration
+    return {
+        "base": result.sides.base,
+        "head": result.sides.head,
+        "outcome": headline(result),
+        "passed": result.passed,
+        "policy": result.policy.source,
+        "alpha": result.policy.alpha,
+        "judgements": [_judgement(one) for one in result.judgements],
+        "failed": _pairs(result.sides.failed),
+        "not_comparable": _pairs(result.sides.not_comparable),
+        "pruned": _pairs(result.sides.pruned),
+        "noise": None if calibration is None else calibration.describe(now),
+        "remarks": [{"about": title, "text": text} for title, text in remarks(result, now)],
+    }
+
+
+def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
+    """Everything that a reader must know beside the tables."""
+    found = [("failed", f"{name}: {why}") for name, why in result.sides.failed]
+    found += _reasons(result.judgements)
+    found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
+    found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
+    found += [("left out", text) for text in result.notes]
+    times = [one for one in result.judgements if one.metric in TIME_METRICS]
+    found += _about_times(times)
+    if times:
+        found.append(("noise", _noise(result, now)))
+    if any(one.verdict == "improved" for one in times):
+        found.append(("improved", "a baseline that is compared with should be promoted anew"))
+    found.append(("policy", result.policy.source))
+    return found
+
+
+def _reasons(judgements: Sequence[Judgement]) -> list[tuple[str, str]]:
+    """Why each verdict was given; cells with the same reason share a line."""
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for one in judgements:
+        if one.reason:
+            cells.setdefault((one.verdict, metric_text(one), one.reason), []).append(one.cell)
+    return [
+        (verdict, f"{metric} of {', '.join(names)}: {reason}")
+        for (verdict, metric, reason), names in cells.items()
+    ]
+
+
+def _about_times(times: Sequence[Judgement]) -> list[tuple[str, str]]:
+    unpaired = [one for one in times if one.paired is False]
+    if not unpaired:
+        return []
+    return [
+        (
+            "unpaired",
+            f"{quantity.counted(len(unpaired), 'comparison')} of runs that were not interleaved: "
+            "what the machine did meanwhile counts as change; run both sides as arms "
+            "(--arm base=GITREF --arm head=. --interleave) to rule that out",
+        )
+    ]
+
+
+def _noise(result: GateResult, now: datetime) -> str:
+    if result.calibration is not None:
+        return result.calibration.describe(now)
+    hardware = result.sides.pairs[0].head.hardware.describe()
+    return (
+        f"this machine ({hardware}) has no noise calibration: the tolerances are taken as they "
+        "are; `mfsdp-bench noise SWEEP.yaml` measures a floor"
+    )
+
+
+def _names(result: GateResult) -> str:
+    return f"{result.sides.head} (head) against {result.sides.base} (base)"
+
+
+def _judgement(one: Judgement) -> dict[str, Any]:
+    data = asdict(one)
+    data["change"] = one.change
+    data["time_change"] = None if one.time_ratio is None else one.time_ratio - 1
+    data["throughput_change"] = None if one.throughput_ratio is None else one.throughput_ratio - 1
+    return data
+
+
+def _pairs(items: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"cell": name, "reason": reason} for name, reason in items]

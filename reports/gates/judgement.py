@@ -1,0 +1,257 @@
+"""Verdicts: regressed, improved, equivalent, inconclusive. Pure.
+
+        1/(1+t)      1      1+t
+    -------|---------+-------|---------->  ratio head / base of a metric where less is better
+     [===]                                 improved:     interval wholly below the band
+              [==========]                 equivalent:   interval wholly inside
+                              [====]       regressed:    interval wholly above
+           [=====================]         inconclusive: everything else
+
+The band is the tolerance t, never narrower than the noise floor. The interval contains the changes
+that the exact test does not reject; "wholly above" is the same as a small p-value of "the change
+stays within the band", and those p-values are adjusted over all cells (Benjamini-Hochberg).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from reports.gates.policy import Direction, Metric, Rule
+from reports.renderers import quantity
+from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
+from reports.statistics.multiplicity import adjusted
+from reports.statistics.sample_size import smallest_deciding_n
+
+Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "unmeasured"]
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One metric of one cell.
+
+    base, head: medians in the metric's unit (ms, tokens/s, bytes, loss). ratio: head / base of the
+    metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
+    used. floor: whether the noise floor set it. time_ratio, throughput_ratio: of step time and of
+    tokens/s, known for time metrics only. p_adjusted: of "within the tolerance", adjusted for
+    `tests` cells.
+    """
+
+    cell: str
+    metric: Metric
+    verdict: Verdict
+    required: bool
+    reason: str = ""
+    base: float | None = None
+    head: float | None = None
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    bootstrap: tuple[float, float] | None = None
+    tolerance: float | None = None
+    floor: bool = False
+    n_base: int = 0
+    n_head: int = 0
+    paired: bool | None = None
+    p_no_change: float | None = None
+    p_adjusted: float | None = None
+    p_equivalence: float | None = None
+    tests: int = 1
+    time_ratio: float | None = None
+    throughput_ratio: float | None = None
+    detail: str = ""
+
+    @property
+    def change(self) -> float | None:
+        """Relative change of the metric, head against base."""
+        return None if self.ratio is None else self.ratio - 1
+
+
+@dataclass(frozen=True)
+class TimeCase:
+    """Run medians of one cell, `{block: milliseconds}`; paired: blocks were interleaved."""
+
+    cell: str
+    base: Mapping[int, float]
+    head: Mapping[int, float]
+    paired: bool
+    tolerance: float
+    floor: bool = False
+    tokens_ratio: float = 1.0
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks that both sides have."""
+        return sorted(set(self.base) & set(self.head))
+
+
+def judge_times(
+    cases: Sequence[TimeCase], metric: Metric, rule: Rule, alpha: float, *, bootstrap: bool = True
+) -> list[Judgement]:
+    """Judge one time metric in all cells together.
+
+    Args:
+        cases: cells with at least one usable number on each side.
+        metric: step_time or throughput.
+        rule: its part of the policy.
+        alpha: two-sided, after adjustment for all of `cases`.
+        bootstrap: whether to compute the second interval, which decides nothing.
+    """
+    estimates = [_estimate(case, metric, alpha, bootstrap=bootstrap) for case in cases]
+    bands = [math.log1p(case.tolerance) for case in cases]
+    beyond = [e.p_beyond(band) for e, band in zip(estimates, bands, strict=True)]
+    return [
+        _time_judgement(case, metric, rule, estimate, p=p, tests=len(cases))
+        for case, estimate, p in zip(cases, estimates, adjusted(beyond), strict=True)
+    ]
+
+
+def judge_values(
+    cell: str,
+    metric: Metric,
+    rule: Rule,
+    base: Sequence[float],
+    head: Sequence[float],
+    *,
+    tolerance: float,
+) -> Judgement:
+    """Judge a metric that repeats almost exactly, from one run on each side or more.
+
+    Where runs of one side differ among themselves by more than the sides do, it is not as
+    deterministic as supposed, and nothing is concluded.
+    """
+    before, after = median(base), median(head)
+    ratio = after / before if before else (1.0 if after == before else math.inf)
+    verdict = _side(math.log(ratio) if ratio > 0 else -math.inf, math.log1p(tolerance), rule)
+    reason = ""
+    if verdict != "equivalent" and min(max(base), max(head)) >= max(min(base), min(head)):
+        verdict = "inconclusive"
+        reason = (
+            f"runs of one side differ as much as the sides do: base {min(base):.6g} to "
+            f"{max(base):.6g}, head {min(head):.6g} to {max(head):.6g}"
+        )
+    return Judgement(
+        cell=cell,
+        metric=metric,
+        verdict=verdict,
+        required=rule.gate == "required",
+        reason=reason,
+        base=before,
+        head=after,
+        ratio=ratio,
+        tolerance=tolerance,
+        n_base=len(base),
+        n_head=len(head),
+    )
+
+
+def _side(log_ratio: float, band: float, rule: Rule) -> Verdict:
+    """What a change that is known exactly means."""
+    if abs(log_ratio) <= band + _ROUNDING:
+        return "equivalent"
+    return _direction(log_ratio > 0, rule.direction)
+
+
+def _direction(up: bool, direction: Direction) -> Verdict:
+    if direction == "both":
+        return "regressed"
+    return "regressed" if up == (direction == "lower_is_better") else "improved"
+
+
+def _estimate(case: TimeCase, metric: Metric, alpha: float, *, bootstrap: bool) -> RatioEstimate:
+    def value(milliseconds: float) -> float:
+        return milliseconds if metric == "step_time" else 1e3 / milliseconds
+
+    scale = 1.0 if metric == "step_time" else case.tokens_ratio
+    if case.paired and case.blocks:
+        base = [value(case.base[block]) for block in case.blocks]
+        head = [scale * value(case.head[block]) for block in case.blocks]
+        return estimate_paired(base, head, alpha, bootstrap=bootstrap)
+    base = [value(x) for x in case.base.values()]
+    head = [scale * value(x) for x in case.head.values()]
+    return estimate_unpaired(base, head, alpha, bootstrap=bootstrap)
+
+
+def _time_judgement(
+    case: TimeCase,
+    metric: Metric,
+    rule: Rule,
+    estimate: RatioEstimate,
+    *,
+    p: float,
+    tests: int,
+) -> Judgement:
+    band = math.log1p(case.tolerance)
+    verdict: Verdict = "inconclusive"
+    if estimate.interval is not None and p <= estimate.alpha:
+        verdict = _direction(estimate.log_ratio > 0, rule.direction)
+    elif estimate.interval is not None and _inside(estimate.interval, band):
+        verdict = "equivalent"
+    time_ratio = estimate.ratio if metric == "step_time" else case.tokens_ratio / estimate.ratio
+    return Judgement(
+        cell=case.cell,
+        metric=metric,
+        verdict=verdict,
+        required=rule.gate == "required",
+        reason=_why(verdict, case, estimate, p, tests),
+        base=math.exp(median(estimate.base)),
+        head=math.exp(median(estimate.head)),
+        ratio=estimate.ratio,
+        interval=_exp(estimate.interval),
+        bootstrap=_exp(estimate.bootstrap),
+        tolerance=case.tolerance,
+        floor=case.floor,
+        n_base=len(estimate.base),
+        n_head=len(estimate.head),
+        paired=estimate.paired,
+        p_no_change=estimate.p_no_change,
+        p_adjusted=p,
+        p_equivalence=estimate.p_not_equivalent(band),
+        tests=tests,
+        time_ratio=time_ratio,
+        throughput_ratio=case.tokens_ratio / time_ratio,
+    )
+
+
+def _inside(interval: tuple[float, float], band: float) -> bool:
+    return -band <= interval[0] and interval[1] <= band
+
+
+def _exp(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+
+
+def _why(verdict: Verdict, case: TimeCase, estimate: RatioEstimate, p: float, tests: int) -> str:
+    """Why nothing was concluded, and what would help; empty for the other verdicts."""
+    if verdict != "inconclusive":
+        return ""
+    alpha, interval = estimate.alpha, estimate.interval
+    needed = smallest_deciding_n(alpha, paired=estimate.paired, tests=tests)
+    unit = "blocks" if estimate.paired else "runs on each side"
+    least = f"at least {needed} {unit}" + (f" (for {tests} cells)" if tests > 1 else "")
+    if interval is None:
+        have = (
+            quantity.counted(estimate.n, "block")
+            if estimate.paired
+            else f"{len(estimate.head)} against {len(estimate.base)} runs"
+        )
+        return (
+            f"cannot decide with {have}: the smallest p-value that is possible is "
+            f"{estimate.smallest_p:.2g}, and {alpha:g} is asked for; {least}"
+        )
+    low, high = (quantity.change(x - 1) for x in (math.exp(interval[0]), math.exp(interval[1])))
+    band = math.log1p(case.tolerance)
+    if interval[0] > band or interval[1] < -band:
+        more = "" if estimate.n >= needed else f"; {least}"
+        return (
+            f"the interval {low} to {high} is beyond the tolerance, but not after adjustment for "
+            f"{tests} cells (p {p:.3g}){more}"
+        )
+    return (
+        f"the interval {low} to {high} is neither inside nor beyond the tolerance of "
+        f"{quantity.share(case.tolerance)}; more {unit} narrow it"
+    )

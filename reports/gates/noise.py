@@ -1,0 +1,215 @@
+"""A/A calibration: how far identical code appears to be from itself on one kind of hardware.
+
+The noise floor of a cell is the largest change that its A/A comparison could not exclude: the end
+of the 95 % interval that is farther from no change. A gate's tolerance is never smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from statistics import stdev
+from typing import Any
+
+from bench.derive.hardware import HardwareKey
+from bench.errors import NothingMeasuredError, UsageError
+from bench.store import ResultsStore
+from reports.gates.cell_samples import CellEvidence
+from reports.renderers import quantity
+from reports.statistics.estimate import estimate_paired
+from reports.statistics.sample_size import smallest_deciding_n
+
+NOISE_VERSION = 1
+OLD_AFTER_DAYS = 30
+ALPHA = 0.05
+
+_MINUTES_PER_HOUR = 60
+_DAYS_SHOWN_IN_HOURS = 2
+_LARGEST_CHANGE = 10.0
+FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
+
+
+@dataclass(frozen=True)
+class CellNoise:
+    """A/A of one cell; everything relative (0.01 is 1 %).
+
+    change: apparent change of step time. low, high: its 95 % interval. spread: standard deviation
+    of one block's change.
+    """
+
+    cell: str
+    config_hash: str
+    blocks: int
+    change: float
+    low: float
+    high: float
+    spread: float
+
+    @property
+    def floor(self) -> float:
+        """The largest change, up or down, that identical code could not exclude."""
+        return max(self.high, 1 / (1 + self.low) - 1, 0.0)
+
+
+@dataclass(frozen=True)
+class NoiseCalibration:
+    """What is stored per hardware key."""
+
+    hardware: HardwareKey
+    measured_utc: str
+    sweep: str
+    commit: str
+    cells: tuple[CellNoise, ...]
+
+    def floor(self, config_hash: str) -> float:
+        """The floor of this configuration, or the largest one if it was not calibrated."""
+        own = [cell.floor for cell in self.cells if cell.config_hash == config_hash]
+        return max(own or [cell.floor for cell in self.cells])
+
+    def age_days(self, now: datetime) -> float:
+        """Days since the calibration."""
+        return (now - _time(self.measured_utc)).total_seconds() / 86_400
+
+    def describe(self, now: datetime) -> str:
+        """One sentence: floor, age, and a warning if it is old."""
+        floors = [cell.floor for cell in self.cells]
+        age = self.age_days(now)
+        text = (
+            f"noise floor {quantity.share(min(floors))} to {quantity.share(max(floors))} of step "
+            f"time, calibrated {age_in_words(age)} ({quantity.counted(len(floors), 'cell')})"
+        )
+        if age > OLD_AFTER_DAYS:
+            text += f"; older than {OLD_AFTER_DAYS} days: calibrate again with `mfsdp-bench noise`"
+        return text
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain data for noise/<hardware-key>.json."""
+        return {
+            "noise_version": NOISE_VERSION,
+            "hardware_key": self.hardware.slug,
+            "hardware": asdict(self.hardware),
+            "measured_utc": self.measured_utc,
+            "sweep": self.sweep,
+            "commit": self.commit,
+            "floor": max(cell.floor for cell in self.cells),
+            "cells": [asdict(cell) | {"floor": cell.floor} for cell in self.cells],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> NoiseCalibration:
+        """Read it back.
+
+        Raises:
+            UsageError: damaged, or of another version.
+        """
+        version = document.get("noise_version")
+        if version != NOISE_VERSION:
+            raise UsageError(
+                f"noise calibration: expected version {NOISE_VERSION}, found {version!r}; "
+                "calibrate again with `mfsdp-bench noise`"
+            )
+        try:
+            calibration = cls(
+                hardware=HardwareKey(**document["hardware"]),
+                measured_utc=str(document["measured_utc"]),
+                sweep=str(document["sweep"]),
+                commit=str(document["commit"]),
+                cells=tuple(_cell(item) for item in document["cells"]),
+            )
+            _time(calibration.measured_utc)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"the noise calibration is damaged ({error}); calibrate again with "
+                "`mfsdp-bench noise`"
+            ) from error
+        if not calibration.cells:
+            raise UsageError("the noise calibration has no cell; calibrate again")
+        return calibration
+
+
+def calibrate(
+    pairs: Sequence[tuple[CellEvidence, CellEvidence]], *, sweep: str, measured_utc: str
+) -> NoiseCalibration:
+    """Make a calibration of A/A pairs: the same code on both sides, interleaved.
+
+    Raises:
+        UsageError: the sides differ in code or configuration, so this is no A/A.
+        NothingMeasuredError: no cell has enough blocks with a steady time.
+    """
+    cells, short = [], []
+    for one, other in pairs:
+        if (one.code, one.config_hash) != (other.code, other.config_hash):
+            raise UsageError(f"{one.name}: the two sides are not the same code and configuration")
+        blocks = sorted(set(one.step_milliseconds) & set(other.step_milliseconds))
+        if len(blocks) < FEWEST_BLOCKS:
+            short.append(f"{one.name} has {len(blocks)}")
+            continue
+        cells.append(_calibrated(one, other, blocks))
+    if not cells:
+        found = "; ".join(short) or "no cell was measured"
+        raise NothingMeasuredError(
+            f"no noise floor: at least {FEWEST_BLOCKS} blocks with steady times are needed "
+            f"({found})"
+        )
+    first = pairs[0][0]
+    return NoiseCalibration(first.hardware, measured_utc, sweep, first.commit, tuple(cells))
+
+
+def age_in_words(days: float) -> str:
+    """How long ago: `5 minutes ago`, `3 days ago`."""
+    minutes = max(0, round(days * 24 * 60))
+    if minutes < 2 * _MINUTES_PER_HOUR:
+        return f"{quantity.counted(minutes, 'minute')} ago"
+    if days < _DAYS_SHOWN_IN_HOURS:
+        return f"{round(days * 24)} hours ago"
+    return f"{round(days)} days ago"
+
+
+def _calibrated(one: CellEvidence, other: CellEvidence, blocks: Sequence[int]) -> CellNoise:
+    base = [one.step_milliseconds[block] for block in blocks]
+    head = [other.step_milliseconds[block] for block in blocks]
+    estimate = estimate_paired(base, head, ALPHA, bootstrap=False)
+    if estimate.interval is None:
+        raise ValueError(f"{len(blocks)} blocks give no interval")
+    differences = [b - a for a, b in zip(estimate.base, estimate.head, strict=True)]
+    return CellNoise(
+        cell=one.name,
+        config_hash=one.config_hash,
+        blocks=len(blocks),
+        change=estimate.ratio - 1,
+        low=math.exp(estimate.interval[0]) - 1,
+        high=math.exp(estimate.interval[1]) - 1,
+        spread=stdev(differences),
+    )
+
+
+def _cell(item: Mapping[str, Any]) -> CellNoise:
+    numbers = {name: float(item[name]) for name in ("change", "low", "high", "spread")}
+    if not all(-1 < value < _LARGEST_CHANGE for value in numbers.values()):
+        raise ValueError(f"no usable numbers for {item['cell']}")
+    return CellNoise(
+        cell=str(item["cell"]),
+        config_hash=str(item["config_hash"]),
+        blocks=int(item["blocks"]),
+        **numbers,
+    )
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
+    """Finds the noise calibration of a kind of hardware; reads each file once."""
+    known: dict[HardwareKey, NoiseCalibration | None] = {}
+
+    def find(key: HardwareKey) -> NoiseCalibration | None:
+        if key not in known:
+            document = store.noise.find(key.slug)
+            known[key] = None if document is None else NoiseCalibration.from_document(document)
+        return known[key]
+
+    return find

@@ -1,0 +1,273 @@
+"""Which numbers a gate compares: two arms of one sweep, or two sides made at different times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.derive.blocks import Block, complete_blocks, is_interleaved
+from bench.errors import UsageError
+from bench.record import FINISHED_GOOD, RunRecord
+from bench.store import ResultsStore
+from reports.comparisons.compare import load_side
+from reports.gates.cell_samples import CellEvidence, cell_evidence
+from reports.views.cells import Cell, Run
+from reports.views.matching import match
+from reports.views.sweep_view import load_sweeps
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One cell on both sides. paired: its runs were made in blocks, the order drawn by lot."""
+
+    label: str
+    base: CellEvidence
+    head: CellEvidence
+    paired: bool
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What there is to compare, and what there is not.
+
+    failed: (cell, why) of cells that were planned and gave no number. not_comparable: (cell, why).
+    pruned: (cell, reason). source: the sweep file, if known.
+    """
+
+    base: str
+    head: str
+    pairs: tuple[Pair, ...]
+    failed: tuple[tuple[str, str], ...] = ()
+    not_comparable: tuple[tuple[str, str], ...] = ()
+    pruned: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    source: str = ""
+
+
+def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str | None) -> Sides:
+    """The two arms of a sweep, cell by cell, in complete blocks only.
+
+    Args:
+        store: the results folder.
+        sweep: id of a sweep that was run with arms.
+        base: name of the reference arm; None takes `base`, or the first one.
+        head: name of the arm to judge; None takes `head`, or the second one.
+
+    Raises:
+        UsageError: an unknown sweep or arm, or a sweep without arms.
+    """
+    view = load_sweeps(store, [sweep])[0]
+    records = [record for record in store.records(sweep=sweep) if record.status.arm]
+    before, after = _chosen_arms(store, sweep, records, base, head)
+    blocks = complete_blocks(records, [before, after])
+    names = list(dict.fromkeys([*_planned(store, sweep), *blocks]))
+    pairs, failed, notes = [], [], []
+    for name in names:
+        members = [r for r in records if r.status.cell == name]
+        if blocks.get(name):
+            pairs.append(_arm_pair(name, blocks[name], before, after))
+            lost = len({r.status.repeat for r in members}) - len(blocks[name])
+            if lost:
+                notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
+        else:
+            failed.append((name, _why_no_block(members, before, after)))
+    return Sides(
+        base=f"{sweep} [{before}]",
+        head=f"{sweep} [{after}]",
+        pairs=tuple(pairs),
+        failed=tuple(failed),
+        pruned=tuple((cell.name, f"{cell.reason} [{cell.rule}]") for cell in view.pruned),
+        notes=tuple(notes),
+        source=view.source,
+    )
+
+
+def cells_of(store: ResultsStore, name: str, arm: str | None) -> list[Cell]:
+    """The cells that `name` stands for; of a sweep with arms those of one arm.
+
+    Raises:
+        UsageError: a name that is nothing, or arms and none of them chosen.
+    """
+    cells = load_side(store, name)
+    arms = list(dict.fromkeys(cell.runs[0].record.status.arm for cell in cells))
+    if arm is None and len(arms) <= 1:  # no arms, or a single cell of one
+        return cells
+    if arm not in arms:
+        known = ", ".join(str(one) for one in arms)
+        asked = "found none of them" if arm is None else f"found {arm!r}"
+        raise UsageError(f"{name} was run with the arms {known}; name one of them, {asked}")
+    suffix = f" [{arm}]"
+    chosen = [cell for cell in cells if cell.runs[0].record.status.arm == arm]
+    return [replace(cell, name=cell.name.removesuffix(suffix)) for cell in chosen]
+
+
+def sides_of_sweeps(
+    store: ResultsStore,
+    base: str,
+    head: str,
+    ignore: Sequence[str] = (),
+    arms: tuple[str | None, str | None] = (None, None),
+) -> Sides:
+    """Two sweeps, cells or runs made one after the other: never paired.
+
+    Args:
+        store: the results folder.
+        base: as `reports.comparisons.compare.load_side` understands it.
+        head: the same.
+        ignore: settings to set aside when cells are matched.
+        arms: which arm of base and of head, where they have arms.
+
+    Raises:
+        UsageError: a name that is nothing, or arms and none of them chosen.
+    """
+    before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1])
+    matching = match(before, after, ignore)
+    found = [_sweep_pair(one, other) for one, other in matching.pairs]
+    refused = [
+        (cell.name, "no cell of equal configuration in base") for cell in matching.unmatched_head
+    ]
+    refused += [
+        (cell.name, "no cell of equal configuration in head") for cell in matching.unmatched_base
+    ]
+    view = load_sweeps(store, [head])[0] if head in store.sweeps() else None
+    return Sides(
+        base=base,
+        head=head,
+        pairs=tuple(item for item in found if isinstance(item, Pair)),
+        failed=tuple(item for item in found if not isinstance(item, Pair)) + _not_run(view),
+        not_comparable=tuple(refused),
+        pruned=tuple((c.name, f"{c.reason} [{c.rule}]") for c in view.pruned) if view else (),
+        source=view.source if view else "",
+    )
+
+
+def sides_of_baseline(
+    store: ResultsStore,
+    name: str,
+    kept: Sequence[CellEvidence],
+    head: str,
+    arm: str | None = None,
+) -> Sides:
+    """A sweep against the cells of a baseline, matched by configuration.
+
+    Raises:
+        UsageError: `head` is nothing.
+    """
+    by_config = {cell.config_hash: cell for cell in kept}
+    pairs, failed, refused = [], [], []
+    for cell in cells_of(store, head, arm):
+        base = by_config.pop(cell.resolved.config_hash, None)
+        if not cell.finished:
+            failed.append((cell.name, _states(cell)))
+        elif base is None:
+            refused.append((cell.name, _no_such_config(cell, kept)))
+        else:
+            pairs.append(Pair(cell.name, base, cell_evidence(cell), paired=False))
+    refused += [(c.name, f"only in baseline {name}") for c in by_config.values()]
+    view = load_sweeps(store, [head])[0] if head in store.sweeps() else None
+    return Sides(
+        base=f"baseline {name}",
+        head=head,
+        pairs=tuple(pairs),
+        failed=tuple(failed) + _not_run(view),
+        not_comparable=tuple(refused),
+        pruned=tuple((c.name, f"{c.reason} [{c.rule}]") for c in view.pruned) if view else (),
+        source=view.source if view else "",
+    )
+
+
+def _chosen_arms(
+    store: ResultsStore,
+    sweep: str,
+    records: Sequence[RunRecord],
+    base: str | None,
+    head: str | None,
+) -> tuple[str, str]:
+    known = list(
+        dict.fromkeys([*_planned_arms(store, sweep), *(str(r.status.arm) for r in records)])
+    )
+    if len(known) <= 1:
+        raise UsageError(
+            f"sweep {sweep} has {len(known)} arms; a comparison within one sweep needs two: run it "
+            "with --arm base=GITREF --arm head=. --interleave, or name what to compare with"
+        )
+    for asked in (base, head):
+        if asked is not None and asked not in known:
+            raise UsageError(f"sweep {sweep} has no arm {asked!r}; arms: {', '.join(known)}")
+    before = base or (
+        "base" if "base" in known and head != "base" else next(arm for arm in known if arm != head)
+    )
+    after = head or (
+        "head" if "head" in known and before != "head" else next(a for a in known if a != before)
+    )
+    if before == after:
+        raise UsageError(f"base and head are both arm {before!r}; name two arms")
+    return before, after
+
+
+def _arm_pair(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
+    interleaved = all(is_interleaved(block) for block in blocks)
+    sides = []
+    for arm in (base, head):
+        runs = [Run.of(block[arm]) for block in blocks]
+        cell = Cell(f"{name} [{arm}]", tuple(runs))
+        sides.append(cell_evidence(cell, runs, interleaved=interleaved))
+    return Pair(name, sides[0], sides[1], paired=interleaved)
+
+
+def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
+    label = head.name if base.name == head.name else f"{base.name} -> {head.name}"
+    for cell in (head, base):
+        if not cell.finished:
+            return label, f"{cell.name}: {_states(cell)}"
+    return Pair(label, cell_evidence(base), cell_evidence(head), paired=False)
+
+
+def _states(cell: Cell) -> str:
+    found = {
+        f"{run.record.status.state}: {run.record.status.reason}".rstrip(": ") for run in cell.runs
+    }
+    return f"no finished run ({'; '.join(sorted(found))})"
+
+
+def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
+    if not members:
+        return "it was planned and has not run"
+    parts = []
+    for arm in (base, head):
+        runs = [record for record in members if record.status.arm == arm]
+        bad = [r for r in runs if r.status.state not in FINISHED_GOOD]
+        if not runs:
+            parts.append(f"{arm} has not run")
+        elif bad:
+            parts.append(f"{arm}: {bad[-1].status.state}: {bad[-1].status.reason}".rstrip(": "))
+    return "no complete block (" + ("; ".join(parts) or "the arms never finished together") + ")"
+
+
+def _not_run(view: object) -> tuple[tuple[str, str], ...]:
+    names: Sequence[str] = getattr(view, "not_run", ())
+    return tuple((name, "it was planned and has not run") for name in names)
+
+
+def _no_such_config(cell: Cell, kept: Sequence[CellEvidence]) -> str:
+    text = f"no cell of configuration {cell.resolved.config_hash} in the baseline"
+    same = [other for other in kept if other.name == cell.name]
+    return f"{text}; its {cell.name} has configuration {same[0].config_hash}" if same else text
+
+
+def _plan(store: ResultsStore, sweep: str) -> Mapping[str, object]:
+    return store.read_plan(sweep) if sweep in store.sweeps() else {}
+
+
+def _planned(store: ResultsStore, sweep: str) -> list[str]:
+    return _texts(_plan(store, sweep).get("cells"), "id")
+
+
+def _planned_arms(store: ResultsStore, sweep: str) -> list[str]:
+    return _texts(_plan(store, sweep).get("arms"), "name")
+
+
+def _texts(items: object, key: str) -> list[str]:
+    if not isinstance(items, list):
+        return []
+    return [str(item[key]) for item in items if isinstance(item, Mapping) and key in item]

@@ -1,0 +1,231 @@
+"""Targets of a sweep against its records: met, missed or undecided, and the interval behind it.
+
+                    target
+    ------[====]------|---------->  ratio head / base      met: the interval ends below the target
+                [=====|====]                               undecided
+                      | [=====]                            missed: it begins above
+
+Times are judged by the interval of the paired ratio over complete blocks ("Gates" in README.md);
+memory, which repeats almost exactly, by the ratio of medians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bench.derive.blocks import Block, complete_blocks, is_interleaved
+from bench.errors import UsageError
+from bench.store import ResultsStore
+from reports.renderers import quantity
+from reports.renderers.table import Column, Row, RowKind, Table
+from reports.views.cells import Run
+from reports.views.sweep_view import SweepView
+
+TargetVerdict = Literal["met", "missed", "undecided", "unmeasured"]
+
+METHOD = (
+    "Ratios are head over base. A time is met if the interval of the paired ratio over complete "
+    "interleaved blocks ends at or below the target, missed if it begins above, else undecided; "
+    "fewer than six blocks give no interval. Memory repeats almost exactly and is judged by the "
+    "ratio of medians."
+)
+_COLUMNS = (
+    Column("cell", "left"),
+    Column("metric", "left"),
+    Column("verdict", "left"),
+    Column("target, at most"),
+    Column("ratio of medians"),
+    Column("interval of the paired ratio"),
+    Column("base"),
+    Column("head"),
+    Column("runs", "left"),
+)
+_KINDS: Mapping[TargetVerdict, RowKind] = {
+    "met": "plain",
+    "missed": "bad",
+    "undecided": "unsteady",
+    "unmeasured": "unsteady",
+}
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """One target. base, head: medians over blocks, in ms or bytes; ratio: of these medians.
+
+    interval: of the paired ratio at 95 %, None where so few blocks give none, or for memory.
+    """
+
+    cell: str
+    metric: str
+    base_arm: str
+    head_arm: str
+    at_most: float
+    verdict: TargetVerdict
+    reason: str = ""
+    base: float | None = None
+    head: float | None = None
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    blocks: int = 0
+
+
+def judge_targets(store: ResultsStore, sweep: str) -> list[TargetResult]:
+    """Every target in the plan of `sweep`, in its order; none if it has none.
+
+    Raises:
+        UsageError: there is no such sweep.
+    """
+    plan = store.read_plan(sweep)
+    targets = _planned(plan)
+    if not targets:
+        return []
+    records = [record for record in store.records(sweep=sweep) if record.status.arm]
+    results = []
+    for target in targets:
+        blocks = complete_blocks(records, [target.base, target.head]).get(target.cell, [])
+        results.append(_judged(target, blocks))
+    return results
+
+
+def targets_of(store: ResultsStore, sweeps: Sequence[SweepView]) -> list[TargetResult]:
+    """`judge_targets` of every sweep of a report; cells are named as in the report."""
+    found = []
+    for sweep in sweeps:
+        prefix = f"{sweep.id}: " if len(sweeps) > 1 else ""
+        try:
+            results = judge_targets(store, sweep.id)
+        except UsageError:  # no plan that can be read, so no targets; the report says so elsewhere
+            continue
+        found += [replace(result, cell=prefix + result.cell) for result in results]
+    return found
+
+
+def targets_sentence(results: Sequence[TargetResult]) -> str:
+    """How many of the targets were met, and which were not, in one sentence."""
+    counts = Counter(result.verdict for result in results)
+    found = ", ".join(f"{counts[word]} {word}" for word in _KINDS if counts[word])
+    missed = [
+        f"{r.metric} of {r.cell} (ratio {r.ratio:.3f}, at most {r.at_most:.2f})"
+        for r in results
+        if r.verdict == "missed"
+    ]
+    return f"Targets of the sweep: {found}" + (f"; missed: {', '.join(missed)}." if missed else ".")
+
+
+def target_table(results: Sequence[TargetResult]) -> Table:
+    """One row per target."""
+    return Table(_COLUMNS, tuple(_row(result) for result in results))
+
+
+def to_data(results: Sequence[TargetResult]) -> list[dict[str, Any]]:
+    """Plain data for JSON."""
+    return [asdict(result) for result in results]
+
+
+class _Planned(BaseModel):
+    """A target as the plan keeps it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    cell: str
+    base: str
+    head: str
+    metric: str
+    at_most: float
+
+
+def _planned(plan: Mapping[str, Any]) -> list[_Planned]:
+    """Those that can be understood; a plan may be damaged."""
+    items = plan.get("targets")
+    found = []
+    for item in items if isinstance(items, list) else []:
+        with suppress(ValidationError):
+            found.append(_Planned.model_validate(item))
+    return found
+
+
+def _judged(target: _Planned, blocks: Sequence[Block]) -> TargetResult:
+    base_arm, head_arm, metric, at_most = target.base, target.head, target.metric, target.at_most
+    pairs = [(_value(block[base_arm], metric), _value(block[head_arm], metric)) for block in blocks]
+    values = [(b, h) for b, h in pairs if b is not None and h is not None]
+
+    def result(verdict: TargetVerdict, reason: str = "", **numbers: Any) -> TargetResult:
+        return TargetResult(
+            target.cell,
+            metric,
+            base_arm,
+            head_arm,
+            at_most,
+            verdict,
+            reason,
+            blocks=len(values),
+            **numbers,
+        )
+
+    if not values:
+        return result("unmeasured", f"none of {len(blocks)} complete blocks has a number")
+    base, head = median(b for b, _ in values), median(h for _, h in values)
+    ratio = head / base
+    numbers: dict[str, Any] = {"base": base, "head": head, "ratio": ratio}
+    if metric != "step_time":
+        return result("met" if ratio <= at_most else "missed", **numbers)
+    if not all(is_interleaved(block) for block in blocks):
+        return result("undecided", "the runs were not interleaved", **numbers)
+    # Here and not above: reports without targets do not wait for scipy.
+    from reports.statistics.estimate import estimate_paired
+
+    estimate = estimate_paired([b for b, _ in values], [h for _, h in values], bootstrap=False)
+    if estimate.interval is None:
+        have = quantity.counted(len(values), "block")
+        return result("undecided", f"too few for an interval: {have}, 6 are needed", **numbers)
+    low, high = (math.exp(end) for end in estimate.interval)
+    numbers["interval"] = (low, high)
+    if high <= at_most:
+        return result("met", **numbers)
+    return result("missed" if low > at_most else "undecided", **numbers)
+
+
+def _value(record: Any, metric: str) -> float | None:
+    run = Run.of(record)
+    if metric == "step_time":
+        return run.summary.step_milliseconds_median
+    if metric == "rss":
+        found: Any = run.summary.rss_peak_bytes
+    else:
+        found = (record.memory or {}).get("cpu_allocator_peak_bytes")
+        found = run.summary.device_peak_bytes if found is None else found
+    return None if found is None else float(found)
+
+
+def _row(result: TargetResult) -> Row:
+    if result.interval is None:
+        interval = quantity.MISSING
+    else:
+        interval = f"{result.interval[0]:.3f} to {result.interval[1]:.3f}"
+    verdict = result.verdict + (f" ({result.reason})" if result.reason else "")
+    texts = (
+        result.cell,
+        result.metric,
+        verdict,
+        f"{result.at_most:.2f}",
+        quantity.MISSING if result.ratio is None else f"{result.ratio:.3f}",
+        interval,
+        f"{result.base_arm} {_amount(result, result.base)}",
+        f"{result.head_arm} {_amount(result, result.head)}",
+        quantity.counted(result.blocks, "block"),
+    )
+    return Row(texts, _KINDS[result.verdict])
+
+
+def _amount(result: TargetResult, value: float | None) -> str:
+    if result.metric != "step_time":
+        return quantity.binary_bytes(value)
+    return quantity.MISSING if value is None else f"{value:.1f} ms"

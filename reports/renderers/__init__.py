@@ -1,0 +1,1 @@
+"""Documents and tables as plain data, and what shows them: HTML, Markdown, terminal."""

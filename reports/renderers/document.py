@@ -1,0 +1,91 @@
+"""A report as data: sections of blocks in plain text. Renderers escape; sections never do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.renderers.table import Table
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Prose; `tone` sets a remark or a warning off from the rest."""
+
+    text: str
+    tone: Literal["plain", "note", "warning"] = "plain"
+    kind: Literal["paragraph"] = "paragraph"
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list of sentences, each with an optional name before it."""
+
+    items: tuple[tuple[str, str], ...]
+    kind: Literal["bullets"] = "bullets"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Short labelled values: the page's first glance."""
+
+    items: tuple[tuple[str, str], ...]
+    kind: Literal["facts"] = "facts"
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """A table with an optional caption."""
+
+    table: Table
+    caption: str = ""
+    kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One `<svg>` element; `name` is also its file name beside the Markdown."""
+
+    name: str
+    svg: str
+    caption: str
+    kind: Literal["figure"] = "figure"
+
+
+@dataclass(frozen=True)
+class Details:
+    """Literal text, folded away under its title."""
+
+    title: str
+    text: str
+    kind: Literal["details"] = "details"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+    kind: Literal["heading"] = "heading"
+
+
+Block = Paragraph | Bullets | Facts | TableBlock | Figure | Details | Heading
+
+
+@dataclass(frozen=True)
+class Section:
+    """`anchor` is a fixed word, never taken from a record."""
+
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    subtitle: str
+    sections: tuple[Section, ...]
+    footer: str

@@ -1,0 +1,97 @@
+"""Markdown that shows names literally, whatever is in them."""
+
+from __future__ import annotations
+
+import re
+from html import escape as html_escape
+
+from reports.renderers.document import (
+    Block,
+    Bullets,
+    Details,
+    Document,
+    Facts,
+    Figure,
+    Heading,
+    Paragraph,
+    TableBlock,
+)
+from reports.renderers.printable import printable
+from reports.renderers.table import Row, Table, columns
+
+# GitHub interprets HTML, tables, links, emphasis, mentions and issue references.
+_SPECIAL = re.compile(r"[\\`*\[\]~$]")
+_OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "&#64;", "#": "&#35;"}
+_ENTITY = re.compile("[" + "".join(_ENTITIES) + "]")
+_FENCE = re.compile(r"`{3,}")
+
+
+def escape(text: str) -> str:
+    """`text` as inline Markdown that renders as exactly this text, on one line."""
+    plain = printable(text)
+    quoted = _ENTITY.sub(lambda found: _ENTITIES[found.group()], plain)
+    # An escape that an entity brought in (its "#") is not seen again: order matters.
+    slashed = _SPECIAL.sub(lambda found: "\\" + found.group(), quoted)
+    slashed = _OUTER_UNDERSCORE.sub(lambda found: found.group().replace("_", r"\_"), slashed)
+    return slashed.replace("://", "&#58;//").replace("www.", "www&#46;")
+
+
+def table(data: Table) -> str:
+    """A GitHub table; a row that stands out has its first cell in bold."""
+    head = "| " + " | ".join(escape(column.title) for column in data.columns) + " |"
+    rule = "|" + "|".join("---:" if c.align == "right" else ":---" for c in data.columns) + "|"
+    lines = [head, rule]
+    for row in data.rows:
+        cells = [escape(cell) or " " for cell in row.cells]
+        if row.kind == "reference":
+            cells[0] = f"**{cells[0]}**"
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def code_block(text: str, language: str = "") -> str:
+    """A fenced block, with a fence longer than any inside `text`."""
+    longest = max((len(found) for found in _FENCE.findall(text)), default=2)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def render(document: Document) -> str:
+    """The whole report; figures are links to `figures/<name>.svg`."""
+    parts = [f"# {escape(document.title)}"]
+    if document.subtitle:
+        parts.append(escape(document.subtitle))
+    for section in document.sections:
+        parts.append(f"## {escape(section.title)}")
+        parts.extend(_block(block) for block in section.blocks)
+    parts.append(f"---\n\n{escape(document.footer)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Paragraph(text, tone):
+            shown = escape(text) if tone == "plain" else f"> {escape(text)}"
+        case Heading(text):
+            shown = f"### {escape(text)}"
+        case Bullets(items):
+            shown = "\n".join(f"- {_named(name, text)}" for name, text in items)
+        case Facts(items):
+            shown = table(Table(columns("", " ", left=2), tuple(Row(item) for item in items)))
+        case TableBlock(data, caption):
+            shown = table(data) + (f"\n\n{escape(caption)}" if caption else "")
+        case Figure(name, _, caption):
+            shown = f"![{escape(caption)}](figures/{name}.svg)"
+        case Details(title, text):
+            body = code_block(text, "json")
+            shown = f"<details><summary>{_html(title)}</summary>\n\n{body}\n\n</details>"
+    return shown
+
+
+def _named(name: str, text: str) -> str:
+    return f"**{escape(name)}**: {escape(text)}" if name else escape(text)
+
+
+def _html(text: str) -> str:
+    return html_escape(printable(text))

@@ -1,0 +1,78 @@
+"""Numbers as text: one way to write each kind of quantity, with its unit."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "-"
+"""What is shown where nothing was measured; never a zero."""
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP = 1024
+
+
+def significant(value: float | None, digits: int = 4) -> str:
+    """`value` with about `digits` significant digits, thousands separated: 10,925 or 0.04321."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    decimals = max(0, digits - 1 - magnitude)
+    if decimals > digits + 3:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{decimals}f}"
+
+
+def loss(value: float | None) -> str:
+    """A loss with the six decimals at which engines are compared by eye."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.6f}"
+
+
+def change(fraction: float | None, decimals: int = 1) -> str:
+    """A relative change with its sign: +3.1 %, -12.0 %."""
+    if fraction is None or not math.isfinite(fraction):
+        return MISSING
+    text = f"{100 * fraction:+.{decimals}f}"
+    if float(text) == 0:
+        text = text[1:]  # a rounded zero has no direction
+    return f"{text} %"
+
+
+def share(fraction: float | None, decimals: int = 1) -> str:
+    """A part of a whole: 62.4 %."""
+    return MISSING if fraction is None else f"{100 * fraction:.{decimals}f} %"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio of two quantities: 1.048x."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.3f}x"
+
+
+def difference(value: float | None) -> str:
+    """A small relative difference: 3.2e-06; exact agreement reads as 0."""
+    if value is None or math.isnan(value):
+        return MISSING
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def signed_difference(value: float | None) -> str:
+    """The same with its sign: +3.2e-06."""
+    if value is None or math.isnan(value):
+        return MISSING
+    return "0" if value == 0 else f"{value:+.1e}"
+
+
+def binary_bytes(value: float | None) -> str:
+    """Bytes in the largest binary unit that keeps a number of at least 1: 412.3 MiB."""
+    if value is None:
+        return MISSING
+    scaled, unit = float(value), 0
+    while abs(scaled) >= _STEP and unit < len(_BINARY_UNITS) - 1:
+        scaled, unit = scaled / _STEP, unit + 1
+    return f"{scaled:.0f} B" if unit == 0 else f"{scaled:.1f} {_BINARY_UNITS[unit]}"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A count with its noun: 1 cell, 12 cells."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"

@@ -1,0 +1,181 @@
+"""A validation as tables and sentences, for the terminal and for reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
+from reports.renderers import terminal
+from reports.renderers.table import Row, RowKind, Table, columns
+
+#: Failing cases that are told in full; the rest get a line each.
+MOST_DETAILS = 5
+_NONE = "-"
+
+
+def to_terminal(record: ValidationRecord) -> str:
+    """All of it as plain text: what failed comes last, where a reader of a terminal looks."""
+    parts = [headline(record)]
+    if record.bugs:
+        parts.append(terminal.table(bug_table(record.bugs)))
+        parts += [detail for bug in record.bugs if (detail := _caught(bug, record.bugs))]
+        return "\n\n".join(parts)
+    if record.cases:
+        parts.append(terminal.table(check_table(record)))
+    reasons = reasons_table(record)
+    if reasons.rows:
+        parts.append(terminal.table(reasons))
+    parts += failures_in_full(record)
+    return "\n\n".join(parts)
+
+
+def headline(record: ValidationRecord) -> str:
+    """One sentence."""
+    ending = " (interrupted)" if record.interrupted else ""
+    if record.bugs:
+        counted = Counter(bug.outcome for bug in record.bugs)
+        return (
+            f"{record.id}: {len(record.bugs)} bugs put back: {counted['caught']} caught, "
+            f"{counted['missed']} missed, {counted['not_applicable']} not applicable{ending}"
+        )
+    counts = record.counts()
+    seconds = sum(case.seconds for case in record.cases)
+    work = sum(case.cpu_seconds for case in record.cases)
+    return (
+        f"{record.id}: {', '.join(record.engines)} ({record.wanted}) on {record.device}: "
+        f"{len(record.cases)} cases: {counts['passed']} passed, {counts['failed']} failed, "
+        f"{counts['not_applicable']} not applicable, {seconds:.1f} s "
+        f"({work:.1f} s of processor time in the ranks){ending}"
+    )
+
+
+def check_table(record: ValidationRecord) -> Table:
+    """One row per check, for every engine how often it passed and failed, and the closest call."""
+    titles = ["check"]
+    for engine in record.engines:
+        titles += [f"{engine} passed", f"{engine} failed", f"{engine} n/a"]
+    rows = []
+    for check in _in_order(record.cases):
+        cells, failed = [check], False
+        for engine in record.engines:
+            found = [
+                one.state
+                for case in record.cases
+                if case.engine == engine
+                for one in case.checks
+                if one.check == check
+            ]
+            counted = Counter(found)
+            failed = failed or counted["failed"] > 0
+            states: tuple[CheckState, ...] = ("passed", "failed", "not_applicable")
+            cells += [str(counted[state]) if counted[state] else _NONE for state in states]
+        kind: RowKind = "bad" if failed else "plain"
+        rows.append(Row(tuple(cells), kind))
+    return Table(columns(*titles), tuple(rows))
+
+
+def reasons_table(record: ValidationRecord) -> Table:
+    """Why cases and checks do not apply: every reason once per engine, and what it stops."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for case in record.cases:
+        if case.state == "not_applicable":
+            found.setdefault((case.engine, case.reason), Counter())["cases"] += 1
+        for check in case.checks:
+            if check.state == "not_applicable":
+                found.setdefault((case.engine, check.reason), Counter())[check.check] += 1
+    rows = [
+        Row((engine, reason, ", ".join(f"{count} {what}" for what, count in stopped.items())))
+        for (engine, reason), stopped in found.items()
+    ]
+    return Table(columns("engine", "does not apply because", "what", left=3), tuple(rows))
+
+
+def case_table(cases: Sequence[CaseVerdict]) -> Table:
+    """One row per case that ran: what it is and how it ended."""
+    rows = [
+        Row(
+            (
+                case.case,
+                "passed" if case.state == "passed" else "FAILED",
+                ", ".join(check.check for check in case.failures) or _NONE,
+                f"{case.seconds:.2f}",
+            ),
+            "bad" if case.failures else "plain",
+        )
+        for case in cases
+        if case.state != "not_applicable"
+    ]
+    return Table(columns("case", "verdict", "failed checks", "seconds", left=3), tuple(rows))
+
+
+def bug_table(bugs: Sequence[BugVerdict]) -> Table:
+    """One row per bug."""
+    kinds: dict[str, RowKind] = {"missed": "bad", "not_applicable": "unsteady"}
+    rows = [
+        Row(
+            (
+                bug.bug,
+                bug.outcome.replace("_", " "),
+                bug.title,
+                bug.reason or (bug.failure.check if bug.failure else _NONE),
+                bug.case or _NONE,
+                str(bug.cases_run) if bug.cases_run else _NONE,
+            ),
+            kinds.get(bug.outcome, "plain"),
+        )
+        for bug in bugs
+    ]
+    titles = columns("bug", "outcome", "what it is", "noticed by", "in case", "cases run", left=5)
+    return Table(titles, tuple(rows))
+
+
+def failures_in_full(record: ValidationRecord) -> list[str]:
+    """The first failing cases with everything that is known, then the names of the others."""
+    failed = [case for case in record.cases if case.failures]
+    parts = [failure_text(case) for case in failed[:MOST_DETAILS]]
+    rest = failed[MOST_DETAILS:]
+    if rest:
+        lines = [f"  {c.case}: {', '.join(k.check for k in c.failures)}" for c in rest]
+        parts.append("\n".join([f"also failed ({len(rest)}):", *lines]))
+    return parts
+
+
+def failure_text(case: CaseVerdict) -> str:
+    """One failing case; the first failed check in full, as the others may follow from it."""
+    lines = [f"FAILED {case.case}"]
+    first, *others = case.failures
+    lines += [f"  {line}" for line in check_lines(first)]
+    for check in others:
+        place = f" ({check.finding.place})" if check.finding and check.finding.place else ""
+        lines.append(f"  also failed: {check.check}{place}")
+    return "\n".join(lines)
+
+
+def check_lines(check: CheckVerdict) -> list[str]:
+    """A failed check: where, what was expected, what was found, what shows why."""
+    finding = check.finding
+    if finding is None:
+        return [check.check]
+    lines = [f"{check.check}: {finding.place}" if finding.place else check.check]
+    lines += [f"  expected  {finding.expected}", f"  found     {finding.found}"]
+    if check.measured:
+        lines.append(f"            {check.measured}")
+    lines += [f"  evidence  {line}" for line in finding.evidence]
+    return lines
+
+
+def _caught(bug: BugVerdict, among: Sequence[BugVerdict]) -> str:
+    """How the bug showed; only where few were asked for."""
+    if bug.failure is None or len(among) > MOST_DETAILS:
+        return ""
+    lines = [f"{bug.bug} showed in {bug.case}", *(f"  {x}" for x in check_lines(bug.failure))]
+    return "\n".join(lines)
+
+
+def _in_order(cases: Sequence[CaseVerdict]) -> list[str]:
+    """Checks in the order in which they are asked."""
+    order: dict[str, None] = {}
+    for case in cases:
+        order.update(dict.fromkeys(check.check for check in case.checks))
+    return list(order)

@@ -1,0 +1,1 @@
+"""What records and plans say, before anything is compared."""

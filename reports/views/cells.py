@@ -1,0 +1,169 @@
+"""Cells of a report: the runs of one point of a sweep, newest code first, with derived numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from bench.derive.summary import summarise
+from bench.record import FINISHED_GOOD, RunRecord, RunSummary
+from bench.spec import ResolvedRun
+
+RunClass = Literal["measured", "unsteady", "failed", "damaged", "running"]
+
+Number = Literal[
+    "step_milliseconds_median",
+    "step_milliseconds_p90",
+    "tokens_per_second",
+    "tflops_per_second_per_device",
+    "mfu",
+    "final_loss",
+    "final_grad_norm",
+    "wire_bytes_per_step",
+    "rss_peak_bytes",
+    "device_peak_bytes",
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record and what is derived from it."""
+
+    record: RunRecord
+    summary: RunSummary
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Run:
+        """Derive the numbers of `record`; a summary kept on disk is never read."""
+        return cls(record, summarise(record))
+
+    @property
+    def kind(self) -> RunClass:
+        """How the run counts.
+
+        Damage outranks success, because what is left of the numbers would not be all of them. A
+        run that was killed may well have a last line cut off: it stays a failed run, unless the
+        damage is in the status that says so.
+        """
+        state, problems = self.record.status.state, self.record.problems
+        if state == "running":
+            return "running"
+        if state not in FINISHED_GOOD:
+            return "damaged" if any("status.json" in text for text in problems) else "failed"
+        if problems:
+            return "damaged"
+        return "measured" if self.summary.step_milliseconds_median is not None else "unsteady"
+
+    @property
+    def finished(self) -> bool:
+        """Whether losses and memory stand, steady or not."""
+        return self.kind in ("measured", "unsteady")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a sweep. `runs`: one per repeat, all of one configuration and one code.
+
+    `superseded` counts older runs of the same repeats (other code, or retried failures).
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    superseded: int = 0
+
+    @property
+    def resolved(self) -> ResolvedRun:
+        """The configuration, the same in all runs."""
+        return self.runs[0].record.resolved
+
+    @property
+    def arm(self) -> str | None:
+        """The side of a comparison that its runs were made for; None without arms."""
+        return self.runs[0].record.status.arm
+
+    @property
+    def name_without_arm(self) -> str:
+        """The same for all arms of a cell."""
+        return self.name.removesuffix(f" [{self.arm}]")
+
+    @property
+    def measured(self) -> tuple[Run, ...]:
+        """Runs whose times count."""
+        return tuple(run for run in self.runs if run.kind == "measured")
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        """Runs whose losses and memory count."""
+        return tuple(run for run in self.runs if run.finished)
+
+    @property
+    def n(self) -> int:
+        """Runs behind the cell's time: the unit of replication is a run, not a step."""
+        return len(self.measured)
+
+    def values(self, number: Number) -> list[float]:
+        """The number of every run that has it."""
+        found = (getattr(run.summary, number) for run in self.finished)
+        return [float(value) for value in found if value is not None]
+
+    def value(self, number: Number) -> float | None:
+        """Median over runs of the runs' numbers."""
+        values = self.values(number)
+        return median(values) if values else None
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Bytes by category of the first finished run that kept them."""
+        for run in self.finished:
+            if run.summary.memory_by_category_bytes:
+                return run.summary.memory_by_category_bytes
+        return {}
+
+    @property
+    def dtypes(self) -> str:
+        """The dtype policy in a few words, as `bf16, comm fp32`."""
+        return dtype_policy(self.resolved)
+
+
+def dtype_policy(resolved: ResolvedRun) -> str:
+    """Compute dtype, then every dtype that differs from what a reader would assume."""
+    dtypes = resolved.dtypes
+    words: list[str] = [dtypes.compute]
+    main = dtypes.main_params or dtypes.compute
+    if main != dtypes.compute:
+        words.append(f"main {main}")
+    if dtypes.main_grads != main:
+        words.append(f"grads {dtypes.main_grads}")
+    if dtypes.grad_comm != dtypes.main_grads:
+        words.append(f"comm {dtypes.grad_comm}")
+    return ", ".join(words)
+
+
+def make_cell(name: str, members: Iterable[RunRecord]) -> Cell:
+    """The cell made of `members` (at least one), all of one sweep, cell and arm.
+
+    The newest configuration and code counts; of each repeat the newest run that finished, or the
+    newest if none did. Everything else is counted as superseded.
+    """
+    ordered = sorted(members, key=_started)
+    newest = next((r for r in reversed(ordered) if r.status.code), ordered[-1])
+    by_repeat: dict[int, Run] = {}
+    for record in ordered:
+        if _identity(record) != _identity(newest):
+            continue
+        run, repeat = Run.of(record), record.status.repeat
+        if run.finished or repeat not in by_repeat or not by_repeat[repeat].finished:
+            by_repeat[repeat] = run
+    runs = tuple(by_repeat[repeat] for repeat in sorted(by_repeat))
+    return Cell(name, runs, superseded=len(ordered) - len(runs))
+
+
+def _identity(record: RunRecord) -> tuple[str, str]:
+    return record.resolved.config_hash, record.status.code
+
+
+def _started(record: RunRecord) -> tuple[str, str]:
+    """Start time, then the folder's time stamp, which is there even if the status is damaged."""
+    return record.status.started_utc or record.run_id.rpartition("/")[2], record.run_id

@@ -1,0 +1,76 @@
+"""What a record says about the machine and the code it was measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bench.derive.hardware import UNKNOWN, hardware_key
+from bench.record import RunRecord
+from reports.renderers import quantity
+from reports.renderers.printable import printable
+
+#: Load above so many times what the benchmark itself causes is called busy.
+_BUSY_FACTOR = 1.5
+
+
+def describe_hardware(record: RunRecord) -> str:
+    """The machine in words: `2 x NVIDIA H200`, or `AMD EPYC 9B14, 2 cores, 7.7 GiB (CPU)`."""
+    words = hardware_key(record).describe()
+    memory = record.environment.get("memory_bytes")
+    if record.resolved.launch.device == "cpu" and isinstance(memory, int | float):
+        words = f"{words.removesuffix(' (CPU)')}, {quantity.binary_bytes(memory)} (CPU)"
+    return printable(words)
+
+
+def describe_code(record: RunRecord) -> str:
+    """Commit, and whether files were changed on top of it: `1a2b3c4d5e6f (with local changes)`."""
+    git = _mapping(record.environment, "git")
+    commit = git.get("commit")
+    if not commit:
+        return UNKNOWN
+    return printable(str(commit)[:12]) + (" (with local changes)" if git.get("dirty") else "")
+
+
+def describe_software(record: RunRecord) -> str:
+    """Python, torch and, on GPUs, CUDA and NCCL as the ranks had loaded them."""
+    runtime = _mapping(record.environment, "runtime")
+    names = {"python": "Python", "torch": "torch", "cuda": "CUDA", "nccl": "NCCL"}
+    parts = [f"{title} {runtime[key]}" for key, title in names.items() if runtime.get(key)]
+    return printable(", ".join(parts)) or UNKNOWN
+
+
+def busiest_start(records: Iterable[RunRecord]) -> str:
+    """A warning where other work kept the machine busy before a run, else an empty text.
+
+    A run of this project before it leaves a load of its own in the last minute's average: up to one
+    per rank and core. More than that is somebody else's.
+    """
+    worst: tuple[float, float] | None = None
+    for record in records:
+        load, cores = (record.environment.get(k) for k in ("load_average_before", "cpu_count"))
+        if isinstance(load, int | float) and isinstance(cores, int) and cores > 0:
+            own = max(cores, record.resolved.launch.ranks)
+            if load > _BUSY_FACTOR * own and (worst is None or load / own > worst[0] / worst[1]):
+                worst = float(load), float(own)
+    if worst is None:
+        return ""
+    return (
+        f"The machine was busy with other work: before one run its load average was {worst[0]:.1f},"
+        f" where {worst[1]:.0f} would be this benchmark's own. Times and throughput mean little."
+    )
+
+
+def describe_hosts(records: Iterable[RunRecord]) -> str:
+    """Every host name, once."""
+    return printable(distinct(str(r.environment.get("hostname") or UNKNOWN) for r in records))
+
+
+def distinct(texts: Iterable[str]) -> str:
+    """The different texts, in order, joined by semicolons."""
+    return "; ".join(dict.fromkeys(texts)) or UNKNOWN
+
+
+def _mapping(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = environment.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,51 @@
+"""Which cell the others are compared with: named by the reader, or chosen by a stated rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.errors import UsageError
+from reports.views.cells import Cell
+
+ENGINE_PREFERENCE = ("ddp", "single", "fsdp2", "mfsdp")
+"""The most widely used and simplest implementation first; the one under test last."""
+
+RULE = (
+    "the widest dtypes first, then the engines in the order " + ", ".join(ENGINE_PREFERENCE) + ", "
+    "then the order of the sweep"
+)
+
+_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def choose_reference(
+    cells: Sequence[Cell], named: str | None, usable: Callable[[Cell], bool]
+) -> Cell | None:
+    """The reference among `cells`; None if no cell is usable.
+
+    Args:
+        cells: in the order of the sweep.
+        named: name of the wanted cell, or None for `RULE`.
+        usable: whether a cell has the numbers that are to be compared.
+
+    Raises:
+        UsageError: `named` is no cell, or has no number to compare with.
+    """
+    if named is not None:
+        found = [cell for cell in cells if cell.name == named]
+        if not found:
+            known = ", ".join(cell.name for cell in cells) or "none"
+            raise UsageError(f"no cell {named!r} to compare with; expected one of: {known}")
+        if not usable(found[0]):
+            raise UsageError(f"cell {named!r} has no finished, steady run to compare with")
+        return found[0]
+    candidates = [cell for cell in cells if usable(cell)]
+    return min(candidates, key=_rank, default=None)
+
+
+def _rank(cell: Cell) -> tuple[int, int]:
+    """Small is preferred; `min` keeps the first of equals, which is the sweep's order."""
+    dtypes = cell.resolved.dtypes
+    names = (dtypes.compute, dtypes.main_grads, dtypes.grad_comm, dtypes.main_params)
+    width = sum(_BYTES[name or dtypes.compute] for name in names)
+    return -width, ENGINE_PREFERENCE.index(cell.resolved.engine.name)

@@ -1,0 +1,196 @@
+"""One sweep as a report sees it: what was planned, what ran, what is missing or damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import UsageError
+from bench.record import RunRecord
+from bench.store import ResultsStore
+from reports.views.cells import Cell, make_cell
+
+
+@dataclass(frozen=True)
+class PrunedCell:
+    """A cell that could not run where the sweep was planned."""
+
+    name: str
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """`cells` in the order of the plan. `problems` are sentences about files that are damaged.
+
+    merged: (cell, cell whose runs count for it too). stale: runs of configurations that the sweep
+    no longer plans; they are left out. arms: planned or found, in that order; planned counts each
+    cell once per arm.
+    """
+
+    id: str
+    description: str = ""
+    source: str = ""
+    planned: int = 0
+    arms: tuple[str, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    not_run: tuple[str, ...] = ()
+    pruned: tuple[PrunedCell, ...] = ()
+    merged: tuple[tuple[str, str], ...] = ()
+    stale: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def base_arm(arms: Sequence[str]) -> str:
+    """What the others are compared with unless somebody says otherwise: `base`, or the first."""
+    return "base" if "base" in arms else arms[0]
+
+
+def load_sweeps(store: ResultsStore, sweep_ids: Sequence[str]) -> list[SweepView]:
+    """Read the sweeps. Cell names get the sweep's id in front where there are several sweeps.
+
+    Raises:
+        UsageError: no sweep named, or one that has neither a plan nor a run.
+    """
+    if not sweep_ids:
+        known = ", ".join(store.sweeps()) or "none"
+        raise UsageError(f"no sweep named; expected at least one of: {known}")
+    records = list(store.records())
+    several = len(set(sweep_ids)) > 1
+    return [
+        _load(store, sweep_id, records, prefix=f"{sweep_id}: " if several else "")
+        for sweep_id in dict.fromkeys(sweep_ids)
+    ]
+
+
+def _load(
+    store: ResultsStore, sweep_id: str, records: Sequence[RunRecord], prefix: str
+) -> SweepView:
+    own = [record for record in records if record.status.sweep == sweep_id]
+    problems: list[str] = []
+    try:
+        plan: Mapping[str, Any] = store.read_plan(sweep_id)
+    except UsageError as error:
+        if not own:
+            raise
+        problems.append(f"the plan of {sweep_id} cannot be read: {error}")
+        plan = {}
+    planned = _planned(plan)
+    by_cell = _members(own, planned, records) if planned else _by_name(own)
+    planned_arms = [_text(item, "name") for item in _items(plan, "arms")]
+    arms = _arms(planned_arms, own)
+    by_cell = _with_arms_in_order(by_cell, arms)
+    cells = [
+        make_cell(prefix + cell + (f" [{arm}]" if arm else ""), members)
+        for (cell, arm), members in by_cell.items()
+    ]
+    shown = {record.run_id for members in by_cell.values() for record in members}
+    stale = sum(record.run_id not in shown for record in own)
+    problems.extend(f"{run.run_id}: {run.problem}" for run in store.damaged())
+    return SweepView(
+        id=sweep_id,
+        description=_text(plan, "description"),
+        source=_text(plan, "source"),
+        planned=len(planned) * max(1, len(planned_arms)) or len(by_cell),
+        arms=arms,
+        cells=tuple(cells),
+        not_run=tuple(prefix + name for name in _not_run(planned, planned_arms, by_cell)),
+        pruned=tuple(
+            PrunedCell(prefix + _text(item, "id"), _text(item, "rule"), _text(item, "reason"))
+            for item in _items(plan, "pruned")
+        ),
+        merged=tuple(
+            (prefix + _text(item, "id"), prefix + _text(item, "same_as"))
+            for item in _items(plan, "duplicates")
+        ),
+        stale=stale,
+        problems=tuple(problems),
+    )
+
+
+def _members(
+    own: Sequence[RunRecord],
+    planned: Mapping[str, Sequence[str]],
+    records: Sequence[RunRecord],
+) -> dict[tuple[str, str], list[RunRecord]]:
+    """Runs by (cell, arm) in the order of the plan, matched by configuration as resuming does.
+
+    A planned cell without a run of its own takes runs of the same configuration from elsewhere in
+    the store: a run whose status is damaged no longer says where it belongs.
+    """
+    found: dict[tuple[str, str], list[RunRecord]] = {}
+    for cell, hashes in planned.items():
+        same = [r for r in own if r.resolved.config_hash in hashes] or [
+            r for r in records if r.resolved.config_hash in hashes and not r.status.sweep
+        ]
+        if len(hashes) > 1:
+            # Arms of two cells may have one run in common: the configuration is not enough.
+            same = [r for r in same if r.status.cell == cell] or same
+        for record in same:
+            found.setdefault((cell, record.status.arm or ""), []).append(record)
+    return found
+
+
+def _arms(planned: Sequence[str], own: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Names of the arms in the order of the plan, then those that only runs have."""
+    found = [record.status.arm for record in own]
+    return tuple(dict.fromkeys(name for name in [*planned, *found] if name))
+
+
+def _not_run(
+    planned: Iterable[str], arms: Sequence[str], found: Container[tuple[str, str]]
+) -> list[str]:
+    """Planned cells without a run; of a cell that lacks some of its arms only, these."""
+    names = []
+    for cell in planned:
+        missing = [arm for arm in arms or ("",) if (cell, arm) not in found]
+        if len(missing) == max(1, len(arms)):
+            names.append(cell)
+        else:
+            names += [f"{cell} [{arm}]" for arm in missing]
+    return names
+
+
+def _with_arms_in_order(
+    by_cell: Mapping[tuple[str, str], list[RunRecord]], arms: Sequence[str]
+) -> dict[tuple[str, str], list[RunRecord]]:
+    """The arms of every cell in their own order, whichever of them happened to run first."""
+    place = {arm: index for index, arm in enumerate(arms)}
+    cells = {cell: index for index, (cell, _) in enumerate(by_cell)}
+    keys = sorted(by_cell, key=lambda key: (cells[key[0]], place.get(key[1], -1)))
+    return {key: by_cell[key] for key in keys}
+
+
+def _by_name(own: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
+    """Runs by (cell, arm) without a plan, in the order of their first run."""
+    found: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in own:
+        cell = record.status.cell or f"{record.resolved.slug}-{record.resolved.config_hash}"
+        found.setdefault((cell, record.status.arm or ""), []).append(record)
+    return found
+
+
+def _planned(plan: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Config hashes (one, or one of every arm) by cell id, in the order of the plan."""
+    return {_text(item, "id"): _hashes(item) for item in _items(plan, "cells")}
+
+
+def _hashes(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    arms = cell.get("by_arm")
+    runs = arms.values() if isinstance(arms, Mapping) else ()
+    found = [_text(run, "config_hash") for run in runs if isinstance(run, Mapping)]
+    return tuple(dict.fromkeys(found)) or (_text(cell, "config_hash"),)
+
+
+def _items(plan: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    items = plan.get(key, [])
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, Mapping)]
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
+    value = item.get(key, "")
+    return value if isinstance(value, str) else ""
