@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ def main() -> None:
         # A locale without a character of a description or path is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.stdout.isatty():
+        from reports.renderers.terminal import show_on_terminal
+
+        show_on_terminal(shutil.get_terminal_size().columns)
     sys.exit(run_command_line(sys.argv[1:]))
 
 

@@ -43,6 +43,8 @@ def run_sweep(request: Request, options: Options) -> int:
         console.note(f"{pruned_text(plans.chosen)}\n")
     outcome = run_planned(plans, sides, store, options)
     code = outcome_code(plans.chosen, outcome)
+    if not options.as_json:
+        _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
     report: str | None = None
@@ -60,6 +62,15 @@ def run_sweep(request: Request, options: Options) -> int:
     return code
 
 
+def _show_results(store: ResultsStore, plan: Plan) -> None:
+    from bench.cli.results_table import results_table
+    from reports.renderers import terminal
+
+    table = results_table(store, plan)
+    if table is not None:
+        console.data(f"\n{terminal.table(table)}\n")
+
+
 def _check_options(plans: RequestedPlan, options: Options) -> None:
     if options.seed is not None and not plans.chosen.interleaved:
         raise UsageError(
@@ -74,7 +85,7 @@ def run_planned(
     from bench.cli.live_display import progress_display
 
     stop = Event()
-    with stop_on_signals(stop), progress_display(sys.stderr) as publish:
+    with stop_on_signals(stop), progress_display(sys.stderr, stop) as publish:
         return run_sides(
             plans.chosen,
             store,
