@@ -20,7 +20,8 @@ _MEANINGS: dict[RowKind, str] = {
     "bad": "failed or not met",
     "unsteady": "undecided, not steady or not measured",
 }
-_NARROWEST_TEXT = 10
+
+_NARROWEST_TEXT = 16
 
 _width_of_terminal: ContextVar[int | None] = ContextVar("width_of_terminal", default=None)
 
@@ -44,24 +45,32 @@ def _legend(data: Table) -> list[str]:
 
 
 def _fitted(data: Table, width: int) -> str | None:
-    """By `rich`, with texts wrapped; None where not even the numbers fit."""
-    needed = [_needed(data, index) for index in range(len(data.columns))]
+    """By `rich`: texts wrap between words, and within them where there is no other way.
+
+    None where not even that fits: then lines are as long as they are.
+    """
+    indices = range(len(data.columns))
+    needed = [_needed(data, index) for index in indices]
     if sum(needed) + 2 * len(needed) + 2 > width:
-        return None
+        texts = [data.columns[index].align == "left" for index in indices]
+        folded = [
+            min(one, _NARROWEST_TEXT) if text else one
+            for one, text in zip(needed, texts, strict=True)
+        ]
+        if sum(folded) + 2 * len(folded) + 2 > width:
+            return None
+        needed = folded
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column("", width=1)
     for column, least in zip(data.columns, needed, strict=True):
-        numbers = column.align == "right"
         drawn.add_column(
             Text(printable(column.title)),
             justify=column.align,
-            vertical="bottom",
-            no_wrap=numbers,
             min_width=least,
             overflow="fold",
         )
@@ -73,11 +82,11 @@ def _fitted(data: Table, width: int) -> str | None:
 
 
 def _needed(data: Table, index: int) -> int:
-    """Columns of the terminal that a column cannot do without: its numbers, or a few letters."""
+    """Columns of the terminal that a column cannot do without: its numbers, its longest word."""
     column = data.columns[index]
-    longest = max((_width(printable(row.cells[index])) for row in data.rows), default=0)
-    words = max((_width(word) for word in column.title.split()), default=0)
-    return max(words, longest if column.align == "right" else min(longest, _NARROWEST_TEXT))
+    cells = [printable(row.cells[index]) for row in data.rows]
+    whole = cells if column.align == "right" else [word for cell in cells for word in cell.split()]
+    return max(map(_width, [*whole, *column.title.split(), " "]))
 
 
 def _plain(data: Table) -> str:
