@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
-from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.events import EventBus
-from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, AllocatorName, parse_allocation
-from mfsdp_core.plan.config import (
-    GradientChecks,
-    ReductionConfig,
-    ScheduleConfig,
-    Transport,
-    parse_sharding,
-    refuse_not_built,
-)
+from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, AllocatorName
+from mfsdp_core.plan.config import Transport
 from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
-from mfsdp_core.runtime.build import Environment, build_context
-from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
-from mfsdp_core.runtime.units import resolve_unit_classes, select_units
+from mfsdp_core.sharding import NestedUnits, ShardingRequest
 from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, replace_parameters
+from mfsdp_core.state.whole_matrices import refuse_whole_matrices
 from mfsdp_core.wrapper import MegatronFSDP
 
 UnitModules = Sequence[type[nn.Module] | str]
-NestedUnits = Literal["outermost", "all"]
 
 
 def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
@@ -129,64 +115,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
         CapabilityNotBuiltError: an argument whose capability this version lacks.
     """
     arguments = dict(locals())
-    refuse_not_built(arguments)
-    if not isinstance(mixed_precision_policy, MixedPrecisionPolicy):
-        raise ConfigurationError(
-            "mixed_precision_policy: expected mfsdp_core.MixedPrecisionPolicy, found "
-            f"{type(mixed_precision_policy).__name__}."
-        )
-    if on_double_reduction not in ("raise", "warn"):
-        raise ConfigurationError(
-            f"on_double_reduction={on_double_reduction!r}: expected 'raise' or 'warn'."
-        )
-    config = parse_sharding(
-        zero_dp_strategy,
-        outer_dp_sharding_strategy,
-        ReductionConfig(
-            average_in_collective, calculate_per_token_loss, transport, use_decoupled_grad
-        ),
-        ScheduleConfig(
-            prefetch=overlap_param_gather,
-            overlap_reduction=overlap_grad_reduce,
-            auto_sync=sync_model_each_microbatch,
-            strict_reduction=on_double_reduction == "raise",
-            prefetch_order=prefetch_order
-            if isinstance(prefetch_order, str)
-            else tuple(prefetch_order),
-            prefetch_budget_bytes=prefetch_budget_bytes,
-            gather_by_module=enable_fine_grained_param_gather,
-        ),
-        has_outer_axis=dp_outer_dim is not None,
-        allocation=parse_allocation(
-            allocator,
-            pool_slots,
-            double_buffer=fsdp_double_buffer,
-            max_pool=maxpool_double_buffer,
-            persistent_fallback=fsdp_db_use_persist_buf_on_alloc_fail,
-        ),
-        bucketing=not disable_bucketing,
-    )
-    checks = GradientChecks(report_nan_in_param_grad, check_for_nan_in_grad)
-    config = dataclasses.replace(config, checks=checks)
-    if nested_units not in get_args(NestedUnits):
-        raise ConfigurationError(f"nested_units={nested_units!r}: expected 'outermost' or 'all'.")
-    classes = resolve_unit_classes(fsdp_unit_modules)
-    units = select_units(module, classes, nested=nested_units == "all")
-    check_meta_tensors(
-        module,
-        allowed=init_model_with_meta_device,
-        sharded=config.strategy.inner.shards_optimizer,
-    )
-    names = AxisNames(dp_shard_dim, dp_outer_dim, tp_dim)
-    dense = dense_axes(device_mesh, names, hybrid_fsdp_group, fsdp_group_ag)
-    experts = expert_axes(
-        expt_device_mesh, names, hybrid_fsdp_expt_group, expt_fsdp_group_ag, dense
-    )
-    target = target_device(device, dense.mesh)
-    move_real_tensors(module, target)
-    environment = Environment(dense, experts, target, EventBus(), MemoryLedger())
-    context = build_context(module, units, config, mixed_precision_policy, environment)
-    return MegatronFSDP(module, context, environment, mixed_precision_policy)
+    del arguments["module"]
+    return MegatronFSDP.of(module, ShardingRequest.parse(arguments))
 
 
 def fully_shard_optimizer(
@@ -254,8 +184,10 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
         ConfigurationError: as the two functions, or an optimizer with state or foreign parameters.
     """
     arguments = dict(locals())
-    del arguments["optimizer"]
+    del arguments["module"], arguments["optimizer"]
+    request = ShardingRequest.parse(arguments)
     check_replaceable(optimizer, module.parameters())
-    model = fully_shard_model(**arguments)
+    refuse_whole_matrices(optimizer, sharded=request.config.strategy.inner.shards_optimizer)
+    model = MegatronFSDP.of(module, request)
     replace_parameters(optimizer, model.sharded_by_original())
     return model, fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,16 @@ import torch.distributed as dist
 from torch import nn
 
 from mfsdp_core.comm.wire_log import WireLog
+from mfsdp_core.ddp_config import DistributedDataParallelConfig
+from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.parameter_marks import ParamAndGradBuffer, mark
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
-from mfsdp_core.runtime.build import Environment, group_dtypes
-from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.build import group_dtypes
 from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.units import Unit
+from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.owner import OWNER
@@ -41,7 +46,12 @@ class BucketFacts:
 
 
 class MegatronFSDP(nn.Module):
-    """A sharded model. Built by `fully_shard_model`, not directly.
+    """A sharded model, as `fully_shard_model` returns it.
+
+    The constructor takes upstream's arguments. Those that `fully_shard_model` has too mean the
+    same; `own` are those that upstream lacks. dist_index: None is a mesh over all ranks.
+    ddp_config: None shards everything. Either switch of fine-grained gathering is
+    enable_fine_grained_param_gather.
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
@@ -50,27 +60,64 @@ class MegatronFSDP(nn.Module):
     reduction where gradients are held whole, one optimizer step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the drop-in signature
         self,
         module: nn.Module,
-        context: ShardedContext,
-        environment: Environment,
-        policy: MixedPrecisionPolicy,
+        dist_index: FSDPDistributedIndex | None = None,
+        ddp_config: DistributedDataParallelConfig | None = None,
+        mixed_precision_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
+        fsdp_unit_modules: Sequence[type[nn.Module] | str] | None = None,
+        disable_bucketing: bool = False,
+        device: torch.device | str | int | None = None,
+        calculate_per_token_loss: bool = False,
+        init_model_with_meta_device: bool = False,
+        sync_model_each_microbatch: bool = False,
+        keep_fp8_transpose_cache: bool = False,
+        nccl_ub: bool = False,
+        fsdp_double_buffer: bool = False,
+        fsdp_db_use_persist_buf_on_alloc_fail: bool = False,
+        disable_symmetric_registration: bool = False,
+        enable_fine_grained_param_gather_hook: bool = False,
+        enable_fine_grained_param_gather_backward_hook: bool = False,
+        fine_grained_recurse_module_types: Sequence[type[nn.Module]] | None = None,
+        report_nan_in_param_grad: bool = False,
+        **own: Any,
     ) -> None:
+        arguments = {k: v for k, v in locals().items() if k not in {"self", "module", "__class__"}}
         super().__init__()
+        self._wrap(module, shard_module(module, request_of_wrapper(arguments)))
+
+    @classmethod
+    def of(cls, module: nn.Module, request: ShardingRequest) -> Self:
+        """Shard `module` in place as `request` says, and wrap it. Collective.
+
+        Raises:
+            ConfigurationError: see `fully_shard_model`.
+        """
+        sharding = shard_module(module, request)
+        model = cls.__new__(cls)
+        nn.Module.__init__(model)
+        model._wrap(module, sharding)
+        return model
+
+    def _wrap(self, module: nn.Module, sharding: Sharding) -> None:
+        environment = sharding.environment
         self.module = module
         self.events = environment.events
         self.ledger: MemoryLedger = environment.ledger
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log, kinds=("collective",))
-        self.param_and_grad_buffer = _BufferRegistration()
+        self.device, self.ddp_config = environment.device, sharding.ddp_config
+        self.dist_index = sharding.dist_index
         self._dense, self._experts = environment.dense, environment.experts
-        self._context = context
-        self._policy = policy
+        self._context = sharding.context
+        self._policy = sharding.policy
+        self.param_and_grad_buffer = ParamAndGradBuffer(self._units())
         owner = weakref.ref(self)
         for group in self._groups():
             for managed in group.parameters:
                 setattr(managed.sharded, OWNER, owner)
+                mark(managed, self.dist_index)
                 raw: Any = managed.raw
                 raw.get_main_grad = _MainGradient(group, managed.raw)
                 if group.gradients is not None:
@@ -115,12 +162,41 @@ class MegatronFSDP(nn.Module):
 
     @property
     def model_auto_sync(self) -> bool:
-        """Whether a backward pass that began now would end its cycle."""
+        """Whether every backward pass ends its cycle; `sync` makes it so within its block."""
         return self._context.is_last_microbatch
+
+    @model_auto_sync.setter
+    def model_auto_sync(self, sync_model: bool) -> None:
+        self.set_model_auto_sync(sync_model)
 
     def set_model_auto_sync(self, sync_model: bool = True) -> None:
         """Whether a backward pass outside of `no_sync` and `sync` ends its cycle."""
-        self._context.auto_sync = sync_model
+        self._context.auto_sync = bool(sync_model)
+
+    @property
+    def is_last_microbatch(self) -> bool:
+        """Whether a backward pass that began now would end its cycle.
+
+        May be set, for loops that say so themselves: True makes backward passes outside of
+        `no_sync` and `sync` end their cycle, as auto-sync does.
+        """
+        return self._context.is_last_microbatch
+
+    @is_last_microbatch.setter
+    def is_last_microbatch(self, is_last: bool) -> None:
+        self._context.marked_last = bool(is_last)
+
+    @property
+    def microbatch_count(self) -> int:
+        """Backward passes since gradients were last finished or forgotten.
+
+        May be set; it is a counter for the caller, and nothing here depends on it.
+        """
+        return self._context.grads.unfinished_passes
+
+    @microbatch_count.setter
+    def microbatch_count(self, count: int) -> None:
+        self._context.grads.unfinished_passes = count
 
     # --- gradients ----------------------------------------------------------------------------
 
@@ -138,11 +214,14 @@ class MegatronFSDP(nn.Module):
         """Set `.grad` of the sharded parameters to the reduced gradients."""
         self._context.grads.attach()
 
-    def finish_grad_sync(self, *_unused: Any) -> None:
+    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Issue what has not been issued, wait for all of it, attach it. Idempotent in a cycle.
 
         Without a backward pass in the cycle there is nothing to attach, and `.grad` stays None.
+        force_all_reduce: as under upstream, both values do the same; Megatron-LM's interface to
+        data parallelism has it, where it asks for whole gradients on every rank.
         """
+        del force_all_reduce
         with torch.no_grad():
             self._context.finish_gradients()
 
@@ -168,8 +247,16 @@ class MegatronFSDP(nn.Module):
     # --- weights ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def start_param_sync(self, *_unused: Any, force_sync: bool = False, **_ignored: Any) -> None:
-        """Start gathering what the next forward pass needs first; `force_sync` also waits."""
+    def start_param_sync(
+        self, *_unused: Any, force_sync: bool = False, force_dispatch: bool = False
+    ) -> None:
+        """Start gathering what the next forward pass needs first.
+
+        force_sync: also wait. force_dispatch: as under upstream, both values do the same, since
+        gathers always start here. Positional arguments are chunks of Megatron-Core's pipeline
+        schedules, of which a model has one.
+        """
+        del force_dispatch
         context = self._context
         context.params.issue(context.root)
         context.gathering.ahead(context.gathering.points[0], "forward")
@@ -204,25 +291,21 @@ class MegatronFSDP(nn.Module):
         """The dtype policy in force."""
         return self._policy
 
-    def reset_mixed_precision_policy(self, mp_policy: MixedPrecisionPolicy) -> None:
-        """Change the dtype of gradient communication, from the next bucket on.
+    def reset_mixed_precision_policy(self, mixed_precision_policy: MixedPrecisionPolicy) -> None:
+        """Take the dtype of gradient communication from a policy, from the next bucket on.
 
-        Allowed between microbatches, since buckets are allocated when they are needed.
+        The model keeps its own main dtypes, whatever the policy says of them. Allowed between
+        microbatches, since buckets are allocated when they are needed.
 
         Raises:
-            PolicyChangeError: a main dtype differs from the one the buffers were built with, or a
-                bucket in the old dtype is live (R5).
+            PolicyChangeError: a bucket in the old dtype is live (R5), or buffers are pooled.
         """
-        for name in ("main_params_dtype", "main_grads_dtype"):
-            built, wanted = getattr(self._policy, name), getattr(mp_policy, name)
-            if built != wanted:
-                raise PolicyChangeError(
-                    f"{name} is {built} in this model's buffers and cannot become {wanted}. "
-                    "Only grad_comm_dtype may change; build a new model for the rest."
-                )
-        pooled = self._context.allocators.pools
-        changes = mp_policy.grad_comm_dtype != self._policy.grad_comm_dtype
-        if changes and pooled:
+        wanted = dataclasses.replace(
+            self._policy, grad_comm_dtype=mixed_precision_policy.grad_comm_dtype
+        )
+        if wanted == self._policy:
+            return
+        if self._context.allocators.pools:
             raise PolicyChangeError(
                 "grad_comm_dtype cannot change with buffer pools, whose slots were planned for "
                 f"{self._policy.grad_comm_dtype}. Use allocator='storage_resize', or keep it."
@@ -234,15 +317,17 @@ class MegatronFSDP(nn.Module):
             )
         for group in self._groups():
             if group.gradients is not None:
-                group.dtypes = group_dtypes(group.dtypes.compute, mp_policy, trainable=True)
+                group.dtypes = group_dtypes(group.dtypes.compute, wanted, trainable=True)
                 group.gradients.set_comm_dtype(group.dtypes)
-        self._policy = mp_policy
+        self._policy = wanted
 
     @contextmanager
-    def mixed_precision_context(self, mp_policy: MixedPrecisionPolicy) -> Iterator[None]:
-        """`mp_policy` within the block, the previous one after it; rules as for the reset."""
+    def mixed_precision_context(
+        self, mixed_precision_policy: MixedPrecisionPolicy
+    ) -> Iterator[None]:
+        """`reset_mixed_precision_policy` within the block, the previous policy after it."""
         previous = self._policy
-        self.reset_mixed_precision_policy(mp_policy)
+        self.reset_mixed_precision_policy(mixed_precision_policy)
         try:
             yield
         finally:
@@ -330,9 +415,26 @@ class MegatronFSDP(nn.Module):
         """By id of each original parameter, the shard that stands for it."""
         return {p.original_id: p.sharded for group in self._groups() for p in group.parameters}
 
+    @cached_property
+    def raw_param(self) -> dict[str, nn.Parameter]:
+        """By name in the bare module, the parameter that modules compute with while they run."""
+        return {p.names[0]: p.raw for group in self._groups() for p in group.parameters}
+
+    @cached_property
+    def param_to_name(self) -> dict[nn.Parameter, str]:
+        """The name in the bare module of every shard, and of the parameter it stands for."""
+        managed = [p for group in self._groups() for p in group.parameters]
+        return {face: p.names[0] for p in managed for face in (p.raw, p.sharded)}
+
+    def get_distributed_index(self) -> FSDPDistributedIndex:
+        """`dist_index`."""
+        return self.dist_index
+
+    def _units(self) -> list[Unit]:
+        return [self._context.root, *self._context.units]
+
     def _groups(self) -> list[ParameterGroup]:
-        units = (self._context.root, *self._context.units)
-        return [group for unit in units for group in unit.groups]
+        return [group for unit in self._units() for group in unit.groups]
 
 
 class _MainGradient:
@@ -346,14 +448,3 @@ class _MainGradient:
         if self._gradients is None:
             raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
         return self._gradients.target(self._index)
-
-
-class _BufferRegistration:
-    """Upstream's handle for registering NCCL user buffers by hand."""
-
-    def manual_buffer_registration(self) -> None:
-        """Refused: there are no user buffers in this version."""
-        raise CapabilityNotBuiltError(
-            "manual_buffer_registration() needs NCCL user buffers (nccl_ub), which this version "
-            "does not build. Remove the call."
-        )

@@ -26,7 +26,7 @@ _WORD_EVERY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for. inject: `R1,R2` or `all`, None checks engines as they are."""
+    """What the command line asks for. inject: as `parse_bugs`; None checks engines as they are."""
 
     engines: tuple[str, ...]
     full: bool

@@ -1,4 +1,4 @@
-"""Historical bugs put back, one at a time, to see whether the checker notices.
+"""Bugs put back, one at a time, to see whether the checker notices.
 
 The ranks import a changed copy of mfsdp_core; neither they nor the judge are told that it was
 changed, let alone how. Every bug meets the same cases in the same order, up to the first that fails
@@ -15,31 +15,43 @@ from pathlib import Path
 
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
-from bench.validate.bugs import BUG_BY_ID, BUGS, Bug, Change
+from bench.validate.bugs import BUG_BY_ID, BUGS, UNLISTED, Bug, bug_of
 from bench.validate.cases import Case
 from bench.validate.mutation import copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
 
 ALL = "all"
+_SUFFIXES = (".patch", ".diff")
+_EXPECTED = f"expected {ALL}, unlisted, some of {', '.join(BUG_BY_ID)}, or FILE.patch"
 
 
 def parse_bugs(text: str) -> tuple[Bug, ...]:
-    """`R1,R2` or `all`, as bugs in the order of the table.
+    """`R1,R2`, `all` (the historical ones), `unlisted`, or patch files, as bugs.
 
     Raises:
-        UsageError: a number that is not in the table.
+        UsageError: neither a known number nor a patch file that fits the source.
     """
-    wanted = [word.strip() for word in text.split(",") if word.strip()]
-    if [word.lower() for word in wanted] == [ALL]:
-        return BUGS
-    unknown = [word for word in wanted if word.upper() not in BUG_BY_ID]
-    if unknown or not wanted:
-        known = ", ".join(BUG_BY_ID)
-        found = ", ".join(unknown) or "nothing"
-        raise UsageError(f"--inject: expected {ALL}, or some of {known}; found {found}")
-    names = {word.upper() for word in wanted}
-    return tuple(bug for bug in BUGS if bug.id in names)
+    found: list[Bug] = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        found += _named(word)
+    if not found:
+        raise UsageError(f"--inject: {_EXPECTED}; found nothing")
+    return tuple(dict.fromkeys(found))
+
+
+def _named(word: str) -> Sequence[Bug]:
+    groups = {ALL: BUGS, "unlisted": UNLISTED}
+    if word.lower() in groups:
+        return groups[word.lower()]
+    if word.upper() in BUG_BY_ID:
+        return (BUG_BY_ID[word.upper()],)
+    if word.endswith(_SUFFIXES):
+        bug = bug_of(Path(word))
+        with tempfile.TemporaryDirectory() as folder:
+            copy_of_core(Path(folder), bug.patch)
+        return (bug,)
+    raise UsageError(f"--inject: {_EXPECTED}; found {word}")
 
 
 class Control:
@@ -68,19 +80,19 @@ def inject(
     """Each bug's verdict, in order; ends early after `stop`.
 
     Raises:
-        StaleChangeError: the table of bugs has to follow the source.
+        StalePatchError: a patch does not fit the source.
     """
     control = Control(fork_server, workers)
     for bug in bugs:
         if stop.is_set():
             return
-        if bug.without_changes:
+        if bug.patch is None:
             yield BugVerdict(
-                bug=bug.id, title=bug.title, outcome="not_applicable", reason=bug.without_changes
+                bug=bug.id, title=bug.title, outcome="not_applicable", reason=bug.without_patch
             )
             continue
         start = time.perf_counter()
-        met = _met(fork_server, bug.changes, cases, control=control, stop=stop)
+        met = _met(fork_server, bug.patch, cases, control=control, stop=stop)
         noticed = met[-1] if met and met[-1].state == "failed" else None
         if stop.is_set() and noticed is None:
             return
@@ -89,19 +101,19 @@ def inject(
 
 def first_failure(
     fork_server: ForkServer,
-    changes: Sequence[Change],
+    patch: Path | None,
     cases: Sequence[Case],
     workers: WorkerSettings,
 ) -> CaseVerdict | None:
-    """The first case that fails on a core with `changes` and passes without; None: not noticed."""
+    """The first case that fails on a core with `patch` and passes without; None: not noticed."""
     control = Control(fork_server, workers)
-    met = _met(fork_server, changes, cases, control=control, stop=threading.Event())
+    met = _met(fork_server, patch, cases, control=control, stop=threading.Event())
     return met[-1] if met and met[-1].state == "failed" else None
 
 
 def _met(
     fork_server: ForkServer,
-    changes: Sequence[Change],
+    patch: Path | None,
     cases: Sequence[Case],
     *,
     control: Control,
@@ -112,7 +124,7 @@ def _met(
     met: list[CaseVerdict] = []
     # A neutral name: nothing that runs may tell a changed copy from the original.
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
-        copy_of_core(Path(folder), changes)
+        copy_of_core(Path(folder), patch)
         for verdict in verdicts(fork_server, cases, control.workers, core=Path(folder), stop=stop):
             if verdict.state == "failed" and not control.passes(by_id[verdict.case]):
                 continue

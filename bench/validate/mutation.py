@@ -1,45 +1,76 @@
-"""A copy of mfsdp_core with changes in it: how a bug is put back without a branch for it."""
+"""A copy of mfsdp_core with a patch in it: how a bug is put back without a branch for it."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterable
+import subprocess
 from pathlib import Path
 
-from bench.errors import BenchError
-from bench.validate.bugs import Change
+from bench.errors import UsageError
+from bench.validate.bugs import PATCHES
 
 CORE = Path(__file__).parents[2] / "mfsdp_core"
+#: Lines of context on each side of a change that have to be as they were.
+_CONTEXT_LINES = 1
 
 
-class StaleChangeError(BenchError):
-    """A change no longer fits the source: its text is not there, or there several times."""
+class StalePatchError(UsageError):
+    """A patch does not fit the source."""
 
 
-def copy_of_core(folder: Path, changes: Iterable[Change]) -> Path:
-    """Copy mfsdp_core into `folder` (which exists), apply `changes`, and return the copy.
+def copy_of_core(folder: Path, patch: Path | None = None) -> Path:
+    """Copy mfsdp_core into `folder` (which exists), apply `patch`, and return the copy.
 
     Raises:
-        StaleChangeError: the table of bugs has to follow the source.
+        StalePatchError: the patch does not fit, or changes nothing below mfsdp_core.
     """
     target = folder / CORE.name
     shutil.copytree(CORE, target, ignore=shutil.ignore_patterns("__pycache__"))
-    apply(target, changes)
+    if patch is not None:
+        apply(folder, patch)
     return target
 
 
-def apply(core: Path, changes: Iterable[Change]) -> None:
-    """Apply `changes`, in order, to the copy of mfsdp_core at `core`.
+def apply(folder: Path, patch: Path) -> None:
+    """Apply `patch` to the copy of mfsdp_core in `folder`; paths in it begin with mfsdp_core.
+
+    Lines may have moved since the patch was made, and one line of context is enough.
 
     Raises:
-        StaleChangeError: as `copy_of_core`.
+        StalePatchError: as `copy_of_core`.
     """
-    for change in changes:
-        source = core / change.file
-        text = source.read_text() if source.is_file() else ""
-        if text.count(change.old) != 1:
-            raise StaleChangeError(
-                f"{change.file}: expected once, found {text.count(change.old)} times: "
-                f"{change.old!r}. Write the change anew in bench/validate/bugs.py."
-            )
-        source.write_text(text.replace(change.old, change.new))
+    before = _sources(folder)
+    said = ""
+    # Patches of git name files a/mfsdp_core/..., others without the first part.
+    for strip in ("-p1", "-p0"):
+        said = _git_apply(folder, patch, strip)
+        if _sources(folder) != before:
+            return
+    advice = (
+        "write it anew against the source"
+        if patch.is_relative_to(PATCHES)
+        else "expected a unified diff whose paths begin with mfsdp_core, made from this version"
+    )
+    raise StalePatchError(f"the patch {patch.name} does not fit mfsdp_core: {advice}\n{said}")
+
+
+def _git_apply(folder: Path, patch: Path, strip: str) -> str:
+    """What git says against it; nothing is changed then."""
+    # A repository around the folder would make git leave out what lies outside of it.
+    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    command = ["git", "apply", strip, f"-C{_CONTEXT_LINES}", "--include=mfsdp_core/**"]
+    result = subprocess.run(
+        [*command, str(patch.resolve())],
+        cwd=folder,
+        env=alone,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.stderr.strip()
+
+
+def _sources(folder: Path) -> dict[str, bytes]:
+    root = folder / CORE.name
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*.py"))}

@@ -1,4 +1,6 @@
-"""`python -m bench.validate.put_back BUG FOLDER`: a copy of mfsdp_core with a historical bug in it.
+"""`python -m bench.validate.put_back BUG FOLDER`: a copy of mfsdp_core with a bug in it.
+
+BUG is the number of a historical bug, as R1, or a patch file.
 
 FOLDER is made and gets the package `mfsdp_core`. As an arm of a sweep, written as in
 `--arm base=checkout:FOLDER`, it shows what the bug does to losses, norms and times.
@@ -10,7 +12,7 @@ import sys
 from pathlib import Path
 
 from bench.errors import BenchError, UsageError
-from bench.validate.bugs import BUG_BY_ID
+from bench.validate.injection import parse_bugs
 from bench.validate.mutation import copy_of_core
 
 
@@ -18,18 +20,17 @@ def put_back(bug_id: str, folder: Path) -> Path:
     """Copy the core into the new folder `folder` with bug `bug_id` in it; returns the copy.
 
     Raises:
-        UsageError: an unknown bug, one that cannot be put back, or a folder that exists.
-        StaleChangeError: the bug no longer fits the source.
+        UsageError: an unknown bug, one that cannot be put back, a patch that does not fit the
+            source, or a folder that exists.
     """
-    bug = BUG_BY_ID.get(bug_id)
-    if bug is None or not bug.changes:
-        known = ", ".join(name for name, each in BUG_BY_ID.items() if each.changes)
-        raise UsageError(f"no change of the core puts {bug_id!r} back; expected one of {known}")
+    (bug,) = parse_bugs(bug_id)
+    if bug.patch is None:
+        raise UsageError(f"no change of the core puts {bug_id} back: {bug.without_patch}")
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return copy_of_core(folder, bug.changes)
+    return copy_of_core(folder, bug.patch)
 
 
 def main(arguments: list[str]) -> int:

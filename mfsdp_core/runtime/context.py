@@ -63,6 +63,7 @@ class ShardedContext:
         self.gathering = gathering
         self.events = events
         self.auto_sync = auto_sync
+        self.marked_last = False
         self.allocators = allocators
         self._calls = CallBook()
         self._forward_order = GatherOrder(params.order, "forward")
@@ -75,8 +76,8 @@ class ShardedContext:
 
     @property
     def is_last_microbatch(self) -> bool:
-        """Whether a backward pass now ends its cycle: innermost no_sync/sync, else auto-sync."""
-        return self._sync_stack[-1] if self._sync_stack else self.auto_sync
+        """Whether a backward pass now ends its cycle: innermost no_sync/sync, else what was set."""
+        return self._sync_stack[-1] if self._sync_stack else self.auto_sync or self.marked_last
 
     @contextmanager
     def marking_last(self, is_last: bool) -> Iterator[None]:

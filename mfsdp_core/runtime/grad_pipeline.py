@@ -37,6 +37,7 @@ class GradPipeline:
         self._flying: deque[tuple[Unit, bool]] = deque()
         self._outer_flying: deque[GradientBuffers] = deque()
         self.backward_seen = False
+        self.unfinished_passes = 0
         for unit in self._order:
             for buffers in unit.gradients:
                 buffers.drain_oldest = self._drain_oldest
@@ -111,6 +112,7 @@ class GradPipeline:
                     self._start(unit, buffers, is_last=is_last)
         self.land_all()
         self.backward_seen = True
+        self.unfinished_passes += 1
 
     def issue_rest(self) -> None:
         """Start every reduction that the cycle still owes."""
@@ -132,6 +134,7 @@ class GradPipeline:
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
+        self.unfinished_passes = 0
         if self.backward_seen:
             for unit in self._order:
                 for group in unit.groups:
@@ -145,6 +148,7 @@ class GradPipeline:
             for group in unit.groups:
                 group.reset_gradients()
         self.backward_seen = False
+        self.unfinished_passes = 0
 
     def abandon(self) -> None:
         """Drop what a backward pass that failed has left behind; the accumulators stay."""

@@ -4,8 +4,8 @@ Every operation on a DTensor goes through its dispatcher, which costs more than 
 small shard: an AdamW step is ten operations per parameter. An optimizer that treats every element
 by itself computes the same numbers on the local tensors, so for those (`ELEMENTWISE`) the step
 runs with the local tensors in place of the DTensors; parameters, gradients and state are DTensors
-again before it returns. Others, and optimizers with step hooks, which may look at parameters, keep
-the dispatcher.
+again before it returns. So does any optimizer of torch's where every rank has whole tensors.
+Others, and optimizers with step hooks, which may look at parameters, keep the dispatcher.
 
 [Note: pieces] On a CPU the step also goes through a large shard piece by piece: all operations of
 one piece, which then lies in the core's cache, before those of the next. Each operation alone would
@@ -15,11 +15,14 @@ read the whole shard, its gradient and its state from memory again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
+
+from mfsdp_core.state.whole_matrices import are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
 ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
@@ -48,42 +51,58 @@ State = dict[str, Any]
 class LocalStep:
     """Call it to step `optimizer`; base_step: its own method."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, base_step: Callable[[], Any]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, base_step: Callable[..., Any]) -> None:
         self._optimizer = optimizer
         self._base_step = base_step
 
-    def __call__(self) -> None:
-        """One step."""
-        if not self._is_elementwise():
-            self._base_step()
-            return
-        groups = self._optimizer.param_groups
-        whole = [group["params"] for group in groups]
-        swapped: dict[int, _Swapped] = {}
-        try:
-            for group, params in zip(groups, whole, strict=True):
-                for parameter in filter(_swaps, params):
-                    swapped[id(parameter)] = _Swapped(parameter, self._optimizer, _piece(group))
-                group["params"] = [
-                    stand_in
-                    for p in params
-                    for stand_in in (swapped[id(p)].stand_ins if id(p) in swapped else (p,))
-                ]
-            self._base_step()
-        finally:
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
-            for one in swapped.values():
-                one.restore()
-
-    def _is_elementwise(self) -> bool:
+    @property
+    def is_local(self) -> bool:
+        """Whether the step sees local tensors in place of the optimizer's parameters."""
         hooked = (
             self._optimizer._optimizer_step_pre_hooks
             or self._optimizer._optimizer_step_post_hooks
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-        return type(self._optimizer) in ELEMENTWISE and not hooked
+        return not hooked and (type(self._optimizer) in ELEMENTWISE or self._sees_whole_tensors)
+
+    def __call__(self, *closure: Callable[[], Any]) -> Any:
+        """One step; returns what the optimizer's own method does. closure: none if it is local."""
+        if not self.is_local:
+            return self._base_step(*closure)
+        groups = self._optimizer.param_groups
+        whole = [group["params"] for group in groups]
+        swapped: dict[int, _Swapped] = {}
+        try:
+            for group, params in zip(groups, whole, strict=True):
+                for parameter in filter(_swaps, params):
+                    swapped[id(parameter)] = _Swapped(
+                        parameter, self._optimizer, self._piece(group)
+                    )
+                group["params"] = [
+                    stand_in
+                    for p in params
+                    for stand_in in (swapped[id(p)].stand_ins if id(p) in swapped else (p,))
+                ]
+            return self._base_step()
+        finally:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
+            for one in swapped.values():
+                one.restore()
+
+    @cached_property
+    def _sees_whole_tensors(self) -> bool:
+        """Whether it is one of torch's, and no parameter is cut."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return type(self._optimizer).__module__.startswith("torch.optim") and are_whole(parameters)
+
+    def _piece(self, group: State) -> int | None:
+        """Elements of a piece for one group's parameters, None where they are not cut."""
+        whole = type(self._optimizer) not in ELEMENTWISE
+        if whole or any(group.get(option) for option in ("foreach", "fused", "differentiable")):
+            return None
+        return PIECE_ELEMENTS * torch.get_num_threads()
 
 
 class _Swapped:
@@ -180,13 +199,6 @@ class _Swapped:
             shape=parameter.shape,
             stride=parameter.stride(),
         )
-
-
-def _piece(group: State) -> int | None:
-    """Elements of a piece for one group's parameters; None where the update is one operation."""
-    if any(group.get(option) for option in ("foreach", "fused", "differentiable")):
-        return None
-    return PIECE_ELEMENTS * torch.get_num_threads()
 
 
 def _own(value: Any, *, is_first: bool) -> Any:

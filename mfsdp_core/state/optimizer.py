@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
 
-from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.local_step import LocalStep
 from mfsdp_core.state.owner import owner_references
+from mfsdp_core.state.whole_matrices import are_whole, refuse_whole_matrices
+
+#: Attribute of an optimizer whose methods have been replaced.
+_PREPARED = "_mfsdp_prepared"
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Make `optimizer`, built over sharded parameters, finish gradients and refresh weights.
 
-    `step(sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)` finishes the
-    gradients, steps, and brings the updated main weights into the compute weights.
+    `step(closure=None, sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)`
+    finishes the gradients, steps, and brings the updated main weights into the compute weights. A
+    closure computes a loss and its gradients, which are then finished; the loss is returned.
     `zero_grad(set_to_none=True, zero_grad_buffer=True)` also clears the gradient buffers, which
-    begins a new cycle. The same object is returned; learning-rate schedulers keep working. Nothing
-    is stepped or allocated ahead of the first real step (R4).
+    begins a new cycle. The same object is returned, and `step` stays a method of it, which
+    learning-rate schedulers rely on. Nothing is stepped or allocated ahead of the first real step
+    (R4). Preparing an optimizer twice is preparing it once.
 
     Raises:
-        ConfigurationError: no parameter of the optimizer is sharded by this package.
+        ConfigurationError: no parameter of the optimizer is sharded by this package, or it needs
+            whole matrices where ranks have rows.
     """
     owners = owner_references(_parameters(optimizer))
     if not owners:
@@ -34,54 +42,74 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
             "model.parameters() after sharding, or use fully_shard(module, optimizer)."
         )
-    step = LocalStep(optimizer, optimizer.step)
-    methods = _ShardedMethods(step, optimizer.zero_grad, owners)
+    refuse_whole_matrices(optimizer, sharded=not are_whole(_parameters(optimizer)))
     patched: Any = optimizer
-    patched.step = methods.step
-    patched.zero_grad = methods.zero_grad
+    if hasattr(optimizer, _PREPARED):
+        return optimizer
+    setattr(optimizer, _PREPARED, True)
+    patched.step = MethodType(_step_method(optimizer, owners), optimizer)
+    patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
     describe_optimizer(optimizer)
     for owner in _alive(owners):
         owner.ledger.measure("optimizer_state", _state_meter(optimizer))
     return optimizer
 
 
-class _ShardedMethods:
-    """The two methods that replace an optimizer's own, around the originals."""
+def _step_method(
+    optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]
+) -> Callable[..., Any]:
+    base = LocalStep(optimizer, optimizer.step)
 
-    def __init__(
-        self,
-        base_step: Callable[[], Any],
-        base_zero_grad: Callable[..., None],
-        owners: list[weakref.ref[Any]],
-    ) -> None:
-        self._base_step = base_step
-        self._base_zero_grad = base_zero_grad
-        self._owners = owners
+    def finish(*, wanted: bool) -> None:
+        for owner in _alive(owners) if wanted else ():
+            owner.finish_grad_sync()
+
+    def install(*, wanted: bool = True) -> None:
+        for owner in _alive(owners) if wanted else ():
+            owner.install_optimized_model_weights()
 
     def step(
-        self,
-        closure: Callable[[], float] | None = None,
+        _self: torch.optim.Optimizer,
+        closure: Callable[[], Any] | None = None,
         *,
         sync_grad_before_optimizer_step: bool = True,
         install_optimized_model_weights: bool = True,
+    ) -> Any:
+        """See `prepare_optimizer`."""
+
+        def evaluate() -> Any:
+            assert closure is not None
+            install()  # an optimizer may evaluate again after it has moved the weights
+            with torch.enable_grad():
+                loss = closure()
+            finish(wanted=sync_grad_before_optimizer_step)
+            return loss
+
+        if closure is not None and base.is_local:
+            # First, as every such optimizer does: the step sees other tensors than the model.
+            result = evaluate()
+            base()
+        else:
+            finish(wanted=sync_grad_before_optimizer_step)
+            result = base() if closure is None else base(evaluate)
+        install(wanted=install_optimized_model_weights)
+        return result
+
+    return step
+
+
+def _zero_grad_method(
+    base: Callable[..., None], owners: list[weakref.ref[Any]]
+) -> Callable[..., None]:
+    def zero_grad(
+        _self: torch.optim.Optimizer, set_to_none: bool = True, *, zero_grad_buffer: bool = True
     ) -> None:
         """See `prepare_optimizer`."""
-        if closure is not None:
-            raise LifecycleError(
-                "step() of a sharded optimizer takes no closure: gradients must be finished "
-                "between backward and step. Call backward first, then step()."
-            )
-        for owner in _alive(self._owners) if sync_grad_before_optimizer_step else ():
-            owner.finish_grad_sync()
-        self._base_step()
-        for owner in _alive(self._owners) if install_optimized_model_weights else ():
-            owner.install_optimized_model_weights()
-
-    def zero_grad(self, set_to_none: bool = True, *, zero_grad_buffer: bool = True) -> None:
-        """See `prepare_optimizer`."""
-        self._base_zero_grad(set_to_none=set_to_none)
-        for owner in _alive(self._owners) if zero_grad_buffer else ():
+        base(set_to_none=set_to_none)
+        for owner in _alive(owners) if zero_grad_buffer else ():
             owner.zero_grad_buffer()
+
+    return zero_grad
 
 
 def check_replaceable(

@@ -92,6 +92,7 @@ def _(world: World) -> int:
     assert world.run("validate", "deepspeed") == 2
     assert world.run("validate", "--case", "no-such-case") == 2
     assert world.run("validate", "--inject", "R99") == 2
+    assert world.run("validate", "--inject", "lost.patch") == 2
     assert not (world.folder / "results").exists()
     return world.run("validate", "ddp", "--inject", "R1")
 

@@ -32,7 +32,7 @@ def regression_tests(bug: Bug) -> list[Path]:
 
 def bugs_with_tests() -> list[Bug]:
     """The bugs that can be put back and have a regression test."""
-    return [bug for bug in BUGS if bug.changes and regression_tests(bug)]
+    return [bug for bug in BUGS if bug.patch is not None and regression_tests(bug)]
 
 
 def is_noticed(bug: Bug, folder: Path) -> bool:
@@ -41,7 +41,7 @@ def is_noticed(bug: Bug, folder: Path) -> bool:
     Raises:
         RuntimeError: the copy could not be tested, which proves nothing.
     """
-    copy_of_core(folder, bug.changes)
+    copy_of_core(folder, bug.patch)
     shutil.copytree(TESTS, folder / "tests" / "core")
     shutil.copy(_ROOT / "pyproject.toml", folder)
     files = [str(file.relative_to(_ROOT)) for file in regression_tests(bug)]

@@ -33,7 +33,8 @@ def reduction_dtypes(strategy: str) -> list[set[str]]:
     return seen
 
 
-def refusals(strategy: str) -> list[str]:
+def kept_and_refused(strategy: str) -> tuple[MixedPrecisionPolicy, list[str]]:
+    """The policy in force after others were asked for, and what is said while buckets are live."""
     toy = shard("aligned_stack", strategy, 2, mixed_precision_policy=policy(torch.float32))
     messages = []
 
@@ -45,13 +46,13 @@ def refusals(strategy: str) -> list[str]:
     def watch(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
         output.register_hook(change_while_reductions_are_under_way)
 
-    with pytest.raises(PolicyChangeError) as main_dtype:
-        toy.model.reset_mixed_precision_policy(policy(torch.float32, main=torch.bfloat16))
-    messages.append(str(main_dtype.value))
+    wanted = MixedPrecisionPolicy(torch.float64, torch.bfloat16, torch.bfloat16)
+    with toy.model.mixed_precision_context(mixed_precision_policy=wanted):
+        assert toy.model.mp_policy == policy(torch.bfloat16)
     toy.model.module.blocks[0].register_forward_hook(watch)
     with toy.model.sync():
         toy.backward()
-    return messages
+    return toy.model.mp_policy, messages
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -64,6 +65,7 @@ def test_r5_the_communication_dtype_of_the_wire_follows_the_policy(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_r5_main_dtypes_and_live_buckets_keep_their_policy(ranks: RankPool, strategy: str) -> None:
-    for main_dtype, live in ranks.run(refusals, strategy):
-        assert "main_grads_dtype" in main_dtype
-        assert "live" in live
+    for in_force, said in ranks.run(kept_and_refused, strategy):
+        assert in_force == policy(torch.float32)
+        assert said
+        assert all("live" in message for message in said)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from validate_mutants import UNLISTED
 
+from bench.errors import UsageError
 from bench.testing.workers import ForkServer
-from bench.validate.bugs import BUGS, Bug, Change
+from bench.validate.bugs import BUGS, UNLISTED, Bug
 from bench.validate.injection import first_failure, parse_bugs
 from bench.validate.matrix import cases
-from bench.validate.mutation import copy_of_core
+from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.session import MODULES, WorkerSettings
 
 pytestmark = pytest.mark.processes
@@ -27,35 +30,75 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 def test_a_bug_is_asked_for_by_its_number() -> None:
-    assert [bug.id for bug in parse_bugs("r2, R1")] == ["R1", "R2"]
+    assert [bug.id for bug in parse_bugs("r2, R1")] == ["R2", "R1"]
     assert parse_bugs("all") == BUGS
+    assert parse_bugs("unlisted") == UNLISTED
 
 
 @pytest.mark.parametrize("bug", parse_bugs(",".join(SAMPLE)), ids=lambda bug: bug.id)
 def test_a_sample_of_historical_bugs_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
-    assert first_failure(fork_server, bug.changes, QUICK, WorkerSettings()) is not None
+    assert first_failure(fork_server, bug.patch, QUICK, WorkerSettings()) is not None
 
 
-@pytest.mark.parametrize("name", UNLISTED)
-def test_a_bug_on_no_list_still_fits_the_source(name: str, tmp_path) -> None:
-    copy_of_core(tmp_path, UNLISTED[name])
+PATCHED = pytest.mark.parametrize(
+    "bug", [bug for bug in (*BUGS, *UNLISTED) if bug.patch], ids=lambda bug: bug.id
+)
 
 
-def test_a_change_that_changes_nothing_is_not_noticed(fork_server: ForkServer) -> None:
-    harmless = Change("runtime/grad_pipeline.py", "IN_FLIGHT = 1\n", "IN_FLIGHT = 2\n")
+@PATCHED
+def test_a_patch_still_fits_the_source(bug: Bug, tmp_path: Path) -> None:
+    core = copy_of_core(tmp_path, bug.patch)
+    changed = [f for f in core.rglob("*.py") if f.read_text() != original(f, core)]
+    named = set(re.findall(r"^\+\+\+ b/mfsdp_core/(\S+)", bug.patch.read_text(), re.MULTILINE))
+    assert {str(file.relative_to(core)) for file in changed} == named
+    for file in changed:
+        compile(file.read_text(), str(file), "exec")
+
+
+def original(file: Path, core: Path) -> str:
+    return (CORE / file.relative_to(core)).read_text()
+
+
+def harmless(folder: Path) -> Path:
+    """A patch as somebody may bring it: made by `diff`, without a title."""
+    path = "runtime/grad_pipeline.py"
+    old = (CORE / path).read_text()
+    assert old.count("IN_FLIGHT = 1\n") == 1
+    new = old.replace("IN_FLIGHT = 1\n", "IN_FLIGHT = 2\n")
+    lines = difflib.unified_diff(
+        old.splitlines(True), new.splitlines(True), f"mfsdp_core/{path}", f"mfsdp_core/{path}"
+    )
+    patch = folder / "harmless.patch"
+    patch.write_text("".join(lines))
+    return patch
+
+
+def test_anybodys_patch_is_taken_also_where_lines_have_moved(tmp_path: Path) -> None:
+    (bug,) = parse_bugs(str(harmless(tmp_path)))
+    assert (bug.id, bug.title) == ("harmless", "harmless")
+    moved = tmp_path / "moved.patch"
+    moved.write_text(re.sub(r"@@ -\d+,(\d+) \+\d+", r"@@ -400,\1 +400", bug.patch.read_text()))
+    core = copy_of_core(tmp_path, moved)
+    assert "IN_FLIGHT = 2" in (core / "runtime" / "grad_pipeline.py").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-a\n+b\n"])
+def test_a_patch_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    patch = tmp_path / "other.patch"
+    patch.write_text(text)
+    with pytest.raises(UsageError, match="does not fit mfsdp_core: expected a unified diff"):
+        parse_bugs(str(patch))
+
+
+def test_a_change_that_changes_nothing_is_not_noticed(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     sample = [case for case in QUICK if case.ranks == 2 and case.policy == "fp64"][:3]
-    assert first_failure(fork_server, (harmless,), sample, WorkerSettings()) is None
+    assert first_failure(fork_server, harmless(tmp_path), sample, WorkerSettings()) is None
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("bug", [b for b in BUGS if b.changes], ids=lambda bug: bug.id)
-def test_every_historical_bug_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
-    assert first_failure(fork_server, bug.changes, QUICK, WorkerSettings()) is not None
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", UNLISTED)
-def test_every_bug_on_no_list_is_noticed(fork_server: ForkServer, name: str) -> None:
-    assert first_failure(fork_server, UNLISTED[name], QUICK, WorkerSettings()) is not None
+@PATCHED
+def test_every_bug_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
+    assert first_failure(fork_server, bug.patch, QUICK, WorkerSettings()) is not None

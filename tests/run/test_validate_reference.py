@@ -9,9 +9,7 @@ from bench.engines.inspection import Piece
 from bench.errors import UsageError
 from bench.validate import joining, rounding
 from bench.validate.attribution import attribute
-from bench.validate.bugs import Change
 from bench.validate.matrix import cases, select
-from bench.validate.mutation import StaleChangeError, copy_of_core
 
 GENERATOR = torch.Generator().manual_seed(5)
 RAW = [
@@ -91,8 +89,3 @@ def test_cases_are_selected_by_id_by_a_part_or_by_a_pattern() -> None:
     assert all(case.outer == 2 for case in select(every, ["*2x2h*"]))
     with pytest.raises(UsageError, match="matches none"):
         select(every, ["tide"])
-
-
-def test_a_change_that_no_longer_fits_the_source_is_an_error(tmp_path) -> None:
-    with pytest.raises(StaleChangeError, match="found 0 times"):
-        copy_of_core(tmp_path, [Change("wrapper.py", "text that is not there", "")])

@@ -38,7 +38,9 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
     ] = None,
     inject: Annotated[
         str | None,
-        typer.Option("--inject", metavar="R1,...|all", help="Put historical bugs back first."),
+        typer.Option(
+            "--inject", metavar="R1,...|all|FILE.patch", help="Put bugs into the core first."
+        ),
     ] = None,
     case_seconds: Annotated[
         float,

@@ -1,0 +1,255 @@
+"""From the flat arguments of the public functions to a sharded module."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
+from mfsdp_core.ddp_config import DistributedDataParallelConfig
+from mfsdp_core.dist_index import FSDPDistributedIndex
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.events import EventBus
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, parse_allocation
+from mfsdp_core.plan.config import (
+    GradientChecks,
+    ReductionConfig,
+    ScheduleConfig,
+    ShardingConfig,
+    parse_sharding,
+    refuse_not_built,
+)
+from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.runtime.build import Environment, build_context
+from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
+from mfsdp_core.runtime.units import resolve_unit_classes, select_units
+
+NestedUnits = Literal["outermost", "all"]
+
+#: Arguments that upstream lacks, with their defaults.
+OWN_DEFAULTS: dict[str, Any] = {
+    "on_double_reduction": "raise",
+    "transport": "auto",
+    "allocator": None,
+    "pool_slots": SMALLEST_POOL_SLOTS,
+    "prefetch_order": "recorded",
+    "prefetch_budget_bytes": None,
+    "check_for_nan_in_grad": False,
+    "nested_units": "outermost",
+}
+
+
+@dataclass(frozen=True)
+class ShardingRequest:
+    """The arguments of `fully_shard_model`, checked; nothing has been touched yet.
+
+    arguments: as given, by name. unit_classes: of `fsdp_unit_modules`.
+    """
+
+    arguments: Mapping[str, Any]
+    config: ShardingConfig
+    policy: MixedPrecisionPolicy
+    unit_classes: tuple[type[nn.Module], ...]
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> ShardingRequest:
+        """Check what can be checked without a module and without ranks.
+
+        Raises:
+            ConfigurationError: see `fully_shard_model`.
+        """
+        refuse_not_built(arguments)
+        policy = arguments["mixed_precision_policy"]
+        if not isinstance(policy, MixedPrecisionPolicy):
+            raise ConfigurationError(
+                "mixed_precision_policy: expected mfsdp_core.MixedPrecisionPolicy, found "
+                f"{type(policy).__name__}."
+            )
+        for name, choices in (
+            ("on_double_reduction", ("raise", "warn")),
+            ("nested_units", get_args(NestedUnits)),
+        ):
+            if arguments[name] not in choices:
+                expected = " or ".join(map(repr, choices))
+                raise ConfigurationError(f"{name}={arguments[name]!r}: expected {expected}.")
+        classes = resolve_unit_classes(arguments["fsdp_unit_modules"])
+        return cls(arguments, _config(arguments), policy, classes)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What the wrapper of a sharded module works with."""
+
+    context: ShardedContext
+    environment: Environment
+    policy: MixedPrecisionPolicy
+    ddp_config: DistributedDataParallelConfig
+    dist_index: FSDPDistributedIndex
+
+
+def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
+    """Shard `module` in place. Collective.
+
+    Raises:
+        ConfigurationError: see `fully_shard_model`.
+    """
+    arguments, config = request.arguments, request.config
+    units = select_units(module, request.unit_classes, nested=arguments["nested_units"] == "all")
+    check_meta_tensors(
+        module,
+        allowed=arguments["init_model_with_meta_device"],
+        sharded=config.strategy.inner.shards_optimizer,
+    )
+    environment = _environment(arguments)
+    move_real_tensors(module, environment.device)
+    context = build_context(module, units, config, request.policy, environment)
+    index = {name: arguments[name] for name in _INDEX_ARGUMENTS}
+    index["device_mesh"] = arguments["device_mesh"] or environment.dense.mesh
+    strategy = config.strategy
+    named = {
+        **arguments,
+        "zero_dp_strategy": strategy.inner_name,
+        "outer_dp_sharding_strategy": strategy.outer_name,
+    }
+    return Sharding(
+        context,
+        environment,
+        request.policy,
+        DistributedDataParallelConfig.of_arguments(named),
+        FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
+    )
+
+
+def request_of_wrapper(arguments: Mapping[str, Any]) -> ShardingRequest:
+    """From the arguments of upstream's wrapper class.
+
+    Raises:
+        TypeError: an argument that nobody knows.
+        ConfigurationError: arguments that contradict each other, or see `fully_shard_model`.
+    """
+    rest = dict(arguments)
+    config, index = rest.pop("ddp_config"), rest.pop("dist_index")
+    own: dict[str, Any] = rest.pop("own")
+    unknown = own.keys() - OWN_DEFAULTS
+    if unknown:
+        raise TypeError(f"MegatronFSDP() got unexpected arguments {sorted(unknown)}.")
+    if rest.pop("fine_grained_recurse_module_types"):
+        raise CapabilityNotBuiltError(
+            "fine_grained_recurse_module_types is not built: a module's own parameters are "
+            "gathered as it runs, those of its children as they run. Leave it out."
+        )
+    fine = [rest.pop(f"enable_fine_grained_param_gather_{part}hook") for part in ("", "backward_")]
+    if config is None:
+        config = DistributedDataParallelConfig(
+            data_parallel_sharding_strategy="optim_grads_params",
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
+            **{name: rest[name] for name in _REPEATED},
+        )
+    contradicted = [name for name in _REPEATED if rest[name] and not getattr(config, name)]
+    if contradicted:
+        raise ConfigurationError(
+            f"{', '.join(contradicted)}: True as arguments, and False in ddp_config, which "
+            "decides. Say it there."
+        )
+    said = config.arguments(rest["mixed_precision_policy"])
+    said["enable_fine_grained_param_gather"] |= any(fine)
+    said["check_for_nan_in_grad"] |= own.get("check_for_nan_in_grad", False)
+    return ShardingRequest.parse(
+        {**OWN_DEFAULTS, **own, **rest, **index_arguments(index, config), **said}
+    )
+
+
+#: Arguments of upstream's wrapper class that its configuration has as well.
+_REPEATED = (
+    "keep_fp8_transpose_cache",
+    "nccl_ub",
+    "fsdp_double_buffer",
+    "fsdp_db_use_persist_buf_on_alloc_fail",
+    "disable_symmetric_registration",
+)
+_INDEX_ARGUMENTS = tuple(
+    field.name
+    for field in dataclasses.fields(FSDPDistributedIndex)
+    if field.name != "hsdp_outer_dp_shard"
+)
+
+
+def index_arguments(
+    index: FSDPDistributedIndex | None, config: DistributedDataParallelConfig
+) -> dict[str, Any]:
+    """The arguments of `fully_shard_model` that say the same as `index`.
+
+    Raises:
+        ConfigurationError: `index` and `config` disagree about the outer dimension.
+    """
+    if index is None:
+        return dict.fromkeys(_INDEX_ARGUMENTS)
+    shards = config.outer_dp_sharding_strategy != "no_shard"
+    if index.hsdp_outer_dp_shard != shards:
+        raise ConfigurationError(
+            f"dist_index.hsdp_outer_dp_shard is {index.hsdp_outer_dp_shard} and "
+            f"ddp_config.outer_dp_sharding_strategy {config.outer_dp_sharding_strategy!r}: the "
+            "outer dimension shards the optimizer in both or in neither."
+        )
+    return {name: getattr(index, name) for name in _INDEX_ARGUMENTS}
+
+
+def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
+    given = arguments["prefetch_order"]
+    schedule = ScheduleConfig(
+        prefetch=arguments["overlap_param_gather"],
+        overlap_reduction=arguments["overlap_grad_reduce"],
+        auto_sync=arguments["sync_model_each_microbatch"],
+        strict_reduction=arguments["on_double_reduction"] == "raise",
+        prefetch_order=given if isinstance(given, str) else tuple(given),
+        prefetch_budget_bytes=arguments["prefetch_budget_bytes"],
+        gather_by_module=arguments["enable_fine_grained_param_gather"],
+    )
+    reduction = ReductionConfig(
+        arguments["average_in_collective"],
+        arguments["calculate_per_token_loss"],
+        arguments["transport"],
+        arguments["use_decoupled_grad"],
+    )
+    config = parse_sharding(
+        arguments["zero_dp_strategy"],
+        arguments["outer_dp_sharding_strategy"],
+        reduction,
+        schedule,
+        has_outer_axis=arguments["dp_outer_dim"] is not None,
+        allocation=parse_allocation(
+            arguments["allocator"],
+            arguments["pool_slots"],
+            double_buffer=arguments["fsdp_double_buffer"],
+            max_pool=arguments["maxpool_double_buffer"],
+            persistent_fallback=arguments["fsdp_db_use_persist_buf_on_alloc_fail"],
+        ),
+        bucketing=not arguments["disable_bucketing"],
+    )
+    checks = GradientChecks(
+        arguments["report_nan_in_param_grad"], arguments["check_for_nan_in_grad"]
+    )
+    return dataclasses.replace(config, checks=checks)
+
+
+def _environment(arguments: Mapping[str, Any]) -> Environment:
+    names = AxisNames(arguments["dp_shard_dim"], arguments["dp_outer_dim"], arguments["tp_dim"])
+    dense = dense_axes(
+        arguments["device_mesh"], names, arguments["hybrid_fsdp_group"], arguments["fsdp_group_ag"]
+    )
+    experts = expert_axes(
+        arguments["expt_device_mesh"],
+        names,
+        arguments["hybrid_fsdp_expt_group"],
+        arguments["expt_fsdp_group_ag"],
+        dense,
+    )
+    target = target_device(arguments["device"], dense.mesh)
+    return Environment(dense, experts, target, EventBus(), MemoryLedger())
