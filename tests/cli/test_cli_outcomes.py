@@ -267,6 +267,34 @@ def _(world: World) -> int:
     return interrupted(world, 2)
 
 
+# -- export ------------------------------------------------------------------------------------
+
+
+@scenario("export", "runs of any state")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed")
+    assert world.run("export", "two", "--out", "tables") == 0
+    assert (world.folder / "tables" / "steps.csv").read_text().count("\n") > 1
+    (world.run_folder("ddp") / "spec.json").write_text("{")
+    code = world.run("export")
+    assert "spec.json cannot be understood" in world.err
+    return code
+
+
+@scenario("export", "no run")
+def _(world: World) -> int:
+    assert world.store
+    return world.run("export")
+
+
+@scenario("export", "an unknown sweep or format, or a folder that cannot be written")
+def _(world: World) -> int:
+    world.sweep()
+    assert world.run("export", "tow") == 2
+    assert world.run("export", "--to", "xlsx") == 2
+    return world.run("export", "--out", "/proc/nowhere")
+
+
 # -- status, show, logs ------------------------------------------------------------------------
 
 
