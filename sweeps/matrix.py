@@ -21,7 +21,7 @@ from sweeps.settings import (
     full_path,
     run_spec,
     short_path,
-    shown_value,
+    shown_setting,
     spec_value,
 )
 
@@ -251,7 +251,8 @@ def pinned(matrix: Matrix, settings: Settings) -> Matrix:
 
 def _pinned_labels(labels: Mapping[str, str], shown: Settings) -> Mapping[str, str]:
     return {
-        name: shown_value(shown[name]) if name in shown else old for name, old in labels.items()
+        name: shown_setting(name, shown[name]) if name in shown else old
+        for name, old in labels.items()
     }
 
 
@@ -261,4 +262,4 @@ def path_value(name: str, value: Scalar, line: int = 1) -> AxisValue:
     Words need no name before them in an id; numbers, switches and environment variables do.
     """
     bare = isinstance(value, str) and value != "" and not name.startswith("env.")
-    return AxisValue(shown_value(value), {full_path(name): value}, line, bare=bare)
+    return AxisValue(shown_setting(name, value), {full_path(name): value}, line, bare=bare)

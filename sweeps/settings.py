@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from bench.errors import UsageError
+from bench.redaction import REDACTED, looks_secret, redact_text
 from bench.spec import RunSpec
 from sweeps.suggest import did_you_mean
 
@@ -152,18 +153,27 @@ def run_spec(settings: Settings) -> RunSpec:
 
 
 def shown_value(value: Scalar) -> str:
-    """The text of a value in labels, ids and expressions: `true`, `null`, `8`, `mfsdp`."""
+    """The text of a value in labels, ids and expressions: `true`, `null`, `8`, `mfsdp`.
+
+    Without credentials: it stands in names of cells, and so in plans, reports and messages.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else redact_text(str(value))
+
+
+def shown_setting(path: str, value: Scalar) -> str:
+    """As `shown_value`, and nothing of the value of a variable whose name is that of a secret."""
+    secret = full_path(path).startswith(ENV_PREFIX) and looks_secret(path)
+    return REDACTED if secret and value is not None else shown_value(value)
 
 
 def spec_value(spec: RunSpec, path: str) -> str:
     """The text of the value that `spec` holds at `path` (full form)."""
     if path.startswith(ENV_PREFIX):
-        return shown_value(spec.launch.env.get(path.removeprefix(ENV_PREFIX)))
+        return shown_setting(path, spec.launch.env.get(path.removeprefix(ENV_PREFIX)))
     value: Any = spec
     for key in path.split("."):
         value = getattr(value, key)

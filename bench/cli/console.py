@@ -2,6 +2,7 @@
 
 Texts hold names and reasons out of files and records. A terminal would obey escape sequences in
 them, so control characters are made visible; JSON escapes its own, logs are printed as they are.
+Remarks and refusals may quote what was written in a sweep file, so credentials are taken out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
+
+from bench.redaction import redact_text
 
 
 def data(text: str) -> None:
@@ -31,7 +34,7 @@ def data_json(document: Any) -> None:
 
 def note(text: str) -> None:
     """A remark to the person at the terminal, to stderr; lost quietly if nobody listens."""
-    _print(_harmless(text), sys.stderr)
+    _print(_harmless(redact_text(text)), sys.stderr)
 
 
 def _harmless(text: str) -> str:

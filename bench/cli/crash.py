@@ -8,6 +8,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from bench.redaction import redact_text
+
 
 def write_crash_report(error: BaseException, arguments: list[str]) -> Path | None:
     """Write the traceback to a new file in the temporary folder; None if that fails too."""
@@ -19,7 +21,7 @@ def write_crash_report(error: BaseException, arguments: list[str]) -> Path | Non
     try:
         handle, name = tempfile.mkstemp(prefix="mfsdp-bench-crash-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
-            stream.writelines(lines)
+            stream.writelines(redact_text(line) for line in lines)
     except OSError:
         return None
     return Path(name)

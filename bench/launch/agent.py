@@ -1,8 +1,8 @@
 """The process between the launcher and the ranks: torch.distributed.run, tied to its parent's life.
 
 `python -m bench.launch.agent PARENT_PID RANKS WORKER_MODULE RUN_DIR`. What torchrun knows about
-failed ranks (rank, exit code or signal) goes to `logs/agent.json` as data, so that nobody has to
-parse its output. Exit code 0 if every rank ended with 0.
+failed ranks (rank, exit code or signal), and when each of them was gone, goes to `logs/agent.json`
+as data, so that nobody has to parse its output. Exit code 0 if every rank ended with 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.launch.deaths import Deaths
 from bench.launch.parent_death import die_with_parent
 from bench.worker.process import AGENT_PID_VARIABLE
 
@@ -53,28 +54,35 @@ def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
         worker_module,
         str(run_dir),
     ]
-    failures: list[dict[str, Any]] = []
+    deaths = Deaths(ranks)
+    outcome: dict[str, Any] = {"failures": [], "signal": None}
     code = 0
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
         code = 1
-        failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "pid": failure.pid}
+        outcome["failures"] = [
+            {
+                "rank": rank,
+                "exit_code": failure.exitcode,
+                "pid": failure.pid,
+                "died_seconds": deaths.seconds(failure.pid),
+            }
             for rank, failure in error.failures.items()
         ]
     except SignalException as error:
+        outcome["signal"] = int(error.sigval)
         code = 128 + error.sigval
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _write_outcome(run_dir, failures)
+    _write_outcome(run_dir, outcome)
     return code
 
 
-def _write_outcome(run_dir: Path, failures: list[dict[str, Any]]) -> None:
+def _write_outcome(run_dir: Path, outcome: dict[str, Any]) -> None:
     path = run_dir / "logs" / OUTCOME_FILE
     try:
-        path.write_text(json.dumps({"failures": failures}, indent=2) + "\n")
+        path.write_text(json.dumps(outcome, indent=2) + "\n")
     except OSError as error:
         sys.stderr.write(f"cannot write {path}: {error}\n")
 

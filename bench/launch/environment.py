@@ -13,10 +13,10 @@ from typing import Any
 from bench.launch.command import launch_variables
 from bench.launch.git_state import git_state
 from bench.launch.rank_code import RankCode, own_code
+from bench.redaction import redact
 from bench.resolve.environment_names import SETTABLE_PREFIXES
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
-from bench.store.redaction import redact
 from bench.store.run_folder import utc_now
 
 PACKAGES = (

@@ -9,10 +9,11 @@ from pathlib import Path
 @dataclass
 class _Tail:
     path: Path
+    grown_seconds: float
     size_bytes: int = 0
     lines: int = 0
 
-    def read_new(self) -> bool:
+    def read_new(self, now_seconds: float) -> bool:
         """True if the file has grown; reads only what is new."""
         try:
             if self.path.stat().st_size == self.size_bytes:
@@ -24,6 +25,8 @@ class _Tail:
             return False
         self.size_bytes += len(added)
         self.lines += added.count(b"\n")
+        if added:
+            self.grown_seconds = now_seconds
         return bool(added)
 
 
@@ -36,18 +39,22 @@ class Heartbeat:
     """
 
     def __init__(self, paths: list[Path], now_seconds: float) -> None:
-        self._tails = [_Tail(path) for path in paths]
+        self._tails = [_Tail(path, now_seconds) for path in paths]
         self.last_growth_seconds = now_seconds
 
     def poll(self, now_seconds: float) -> None:
         """Look at the files; remembers `now_seconds` if any of them has grown."""
-        if any([tail.read_new() for tail in self._tails]):  # noqa: C419 - every file is read
+        if any([tail.read_new(now_seconds) for tail in self._tails]):  # noqa: C419 - every file is read
             self.last_growth_seconds = now_seconds
 
     @property
     def steps(self) -> list[int]:
         """Finished steps of each rank."""
         return [tail.lines for tail in self._tails]
+
+    def silent_seconds(self, now_seconds: float) -> list[float]:
+        """Time since each rank's last line, or since the start."""
+        return [now_seconds - tail.grown_seconds for tail in self._tails]
 
     @property
     def finished_steps(self) -> int:

@@ -1,27 +1,27 @@
 """From what is left of a run to the one state that its record gets.
 
-Several ranks fail together: the one that broke, and those that lost it in a collective. Named is
-the cause, in this order: what a rank reported about itself and no peer can cause (out of memory,
-NaN, unsupported); death by a signal; an exit without a report; the earliest reported exception.
+Several ranks fail together: the one that broke, and those that lost it. Named is the cause: what a
+rank reported about itself and no peer can cause (out of memory, NaN, unsupported), else the rank
+that broke first ([Note: who broke first]), else the agent.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.launch.agent import OUTCOME_FILE
+from bench.launch.blame import Failure, first_to_break
 from bench.launch.protocol import JobState
 from bench.record import RunState
 from bench.store import RunFolder
 from bench.store.reading import read_json_object
 
 _OWN_FAULTS: tuple[RunState, ...] = ("out_of_memory", "nan", "unsupported")
-# Sent by torchrun to the survivors, or raised by a communication watchdog: a consequence.
-_SOFT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGABRT, signal.SIGINT, signal.SIGHUP})
+_FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _MAX_REASON_CHARACTERS = 600
 
 
@@ -39,7 +39,9 @@ class Outcome:
 class Evidence:
     """What is known after all processes are gone.
 
-    failures: reports of the ranks by rank. exit_codes: of the ranks that torchrun saw fail.
+    failures: reports of the ranks by rank, earliest first. exit_codes: of the ranks that torchrun
+    saw fail. died_seconds: Unix time of their deaths, where the kernel told. agent_signal: what
+    the agent was asked to end by, None if it was not.
     """
 
     agent_exit_code: int | None
@@ -48,6 +50,8 @@ class Evidence:
     steps: list[int]
     steps_expected: int
     kernel_oom_kills: int = 0
+    died_seconds: dict[int, float] = field(default_factory=dict)
+    agent_signal: int | None = None
 
 
 def gather_evidence(
@@ -55,11 +59,14 @@ def gather_evidence(
 ) -> Evidence:
     """Read the reports of the ranks (earliest first) and of the agent out of the run folder."""
     failures = folder.read_failures()
+    agent = read_json_object(folder.logs_path / OUTCOME_FILE, []) or {}
     ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
     return Evidence(
         agent_exit_code=end.exit_code,
         failures={rank: failures[rank] for rank in ordered},
-        exit_codes=_exit_codes(folder.logs_path / OUTCOME_FILE),
+        exit_codes={rank: int(code) for rank, code in _of_ranks(agent, "exit_code").items()},
+        died_seconds=_of_ranks(agent, "died_seconds"),
+        agent_signal=found if isinstance(found := agent.get("signal"), int) else None,
         steps=steps,
         steps_expected=steps_expected,
         kernel_oom_kills=end.kernel_oom_kills,
@@ -70,14 +77,7 @@ def classify(evidence: Evidence) -> Outcome:
     """The outcome of a run whose agent ended by itself."""
     if evidence.agent_exit_code == 0:
         return _success(evidence)
-    return (
-        _own_fault(evidence)
-        or _signalled(evidence, soft=False)
-        or _silent_exit(evidence)
-        or _exception(evidence)
-        or _signalled(evidence, soft=True)
-        or _agent_fault(evidence)
-    )
+    return _own_fault(evidence) or _broken(evidence) or _agent_fault(evidence)
 
 
 def _success(evidence: Evidence) -> Outcome:
@@ -101,25 +101,39 @@ def _own_fault(evidence: Evidence) -> Outcome | None:
     return None
 
 
-def _exception(evidence: Evidence) -> Outcome | None:
-    for rank, report in evidence.failures.items():
-        return _reported(evidence, rank, report)
-    return None
+def _broken(evidence: Evidence) -> Outcome | None:
+    """The rank that broke first; None if the agent was ended, and took its ranks with it."""
+    failed = sorted({*evidence.exit_codes, *evidence.failures})
+    first = first_to_break([_failure(evidence, rank) for rank in failed])
+    code = evidence.agent_exit_code
+    agent_ended = evidence.agent_signal is not None or (code is not None and code < 0)
+    if first is None or (agent_ended and first.lost_a_peer):
+        return None
+    if first.report is not None:
+        return _reported(evidence, first.rank, first.report)
+    if first.signal is not None:
+        return _death(evidence, first.rank, first.signal)
+    reason = f"rank {first.rank} ended with exit code {first.exit_code} and said no more"
+    return Outcome("crashed", f"{reason}; see its log", first.rank, first.exit_code)
 
 
-def _reported(evidence: Evidence, rank: int, report: dict[str, Any]) -> Outcome:
+def _failure(evidence: Evidence, rank: int) -> Failure:
+    report = evidence.failures.get(rank)
+    return Failure(
+        rank,
+        report,
+        evidence.exit_codes.get(rank),
+        reported_seconds=None if report is None else _failed_at(report),
+        died_seconds=evidence.died_seconds.get(rank),
+    )
+
+
+def _reported(evidence: Evidence, rank: int, report: Mapping[str, Any]) -> Outcome:
     kind = report.get("kind")
     state: RunState = next((known for known in _OWN_FAULTS if known == kind), "crashed")
     message = str(report.get("message") or "no message").strip()
     reason = f"rank {rank}: {message}"[:_MAX_REASON_CHARACTERS]
     return Outcome(state, reason, rank, evidence.exit_codes.get(rank))
-
-
-def _signalled(evidence: Evidence, *, soft: bool) -> Outcome | None:
-    for rank, code in sorted(evidence.exit_codes.items()):
-        if code < 0 and (-code in _SOFT_SIGNALS) == soft:
-            return _death(evidence, rank, -code)
-    return None
 
 
 def _death(evidence: Evidence, rank: int, number: int) -> Outcome:
@@ -136,20 +150,18 @@ def _death(evidence: Evidence, rank: int, number: int) -> Outcome:
             ", from outside the harness (the kernel's out-of-memory killer does that; it has left"
             " no count here)"
         )
+    elif number == signal.SIGABRT:
+        reason += f": it ended itself (a failed assertion, a watchdog); see logs/rank{rank}.log"
+    elif number in _FROM_OUTSIDE:
+        reason += ", from outside the harness"
     return Outcome(state, reason, rank, -number)
-
-
-def _silent_exit(evidence: Evidence) -> Outcome | None:
-    for rank, code in sorted(evidence.exit_codes.items()):
-        if code > 0 and rank not in evidence.failures:
-            reason = f"rank {rank} ended with exit code {code} and said no more; see its log"
-            return Outcome("crashed", reason, rank, code)
-    return None
 
 
 def _agent_fault(evidence: Evidence) -> Outcome:
     code = evidence.agent_exit_code
-    if code is None:
+    if evidence.agent_signal is not None:
+        how = f"was ended by {signal_name(evidence.agent_signal)}"
+    elif code is None:
         how = "is gone and left no exit code"
     elif code < 0:
         how = f"was ended by {signal_name(-code)}"
@@ -168,14 +180,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _exit_codes(path: Path) -> dict[int, int]:
-    document = read_json_object(path, []) or {}
+def _of_ranks(agent: Mapping[str, Any], name: str) -> dict[int, float]:
+    """One number per failed rank out of `agent.json`, where it is known."""
     try:
-        return {int(entry["rank"]): int(entry["exit_code"]) for entry in document["failures"]}
-    except (KeyError, TypeError, ValueError):
+        found = {int(entry["rank"]): entry.get(name) for entry in agent["failures"]}
+        return {rank: float(value) for rank, value in found.items() if value is not None}
+    except (AttributeError, KeyError, TypeError, ValueError):
         return {}
 
 
-def _failed_at(report: dict[str, Any]) -> float:
+def _failed_at(report: Mapping[str, Any]) -> float:
     seconds = report.get("time_seconds")
     return float(seconds) if isinstance(seconds, int | float) else math.inf

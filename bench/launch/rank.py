@@ -16,13 +16,14 @@ from pathlib import Path
 
 from bench.launch.nccl_logs import give_nccl_a_log
 from bench.launch.parent_death import die_with_parent
-from bench.worker.process import AGENT_PID_VARIABLE
+from bench.worker.process import AGENT_PID_VARIABLE, end_by_signal_alone
 
 
 def main(arguments: list[str]) -> None:
     """Run the worker; an exception that it did not report itself becomes a failure file."""
     worker_module, run_dir = arguments
     die_with_parent(int(os.environ[AGENT_PID_VARIABLE]))
+    end_by_signal_alone()
     rank = int(os.environ["RANK"])
     _print_into(Path(run_dir) / "logs" / f"rank{rank}.log")
     give_nccl_a_log(Path(run_dir), rank, os.environ)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.launch.heartbeat import Heartbeat
-from bench.launch.protocol import Job
+from bench.launch.protocol import Job, Symptoms
 from bench.record import RunState
 from bench.spec import LaunchSpec
 
 _STACK_SECONDS = 0.5
+_RANKS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -71,35 +72,55 @@ class Watch:
             limit = self._launch.timeout_seconds
             return Ending(
                 "timeout",
-                f"not finished within launch.timeout_seconds = {limit:g} {self._progress()}",
+                f"not finished within launch.timeout_seconds = {limit:g} {self._progress()};"
+                f" {self._circumstances(self._job.symptoms(), now)}",
                 self._heartbeat.rank_behind(),
             )
         allowed = self._launch.hang_seconds
         if not self._heartbeat.started:
             allowed += self._limits.startup_allowance_seconds
         if now - self._heartbeat.last_growth_seconds > allowed:
-            return self._hang(allowed)
+            return self._hang(allowed, now)
         return None
 
-    def _hang(self, allowed_seconds: float) -> Ending:
-        """Name the rank that holds the others up, as far as the evidence goes."""
-        states = self._job.symptoms().ranks
-        stopped = [rank for rank, state in sorted(states.items()) if state == "stopped"]
-        behind = self._heartbeat.rank_behind()
-        guilty = stopped[0] if stopped else behind
-        evidence = ""
-        if stopped:
-            evidence = f"; rank {', '.join(map(str, stopped))} is stopped (SIGSTOP)"
-        elif behind is not None:
-            evidence = f"; rank {behind} is behind the others"
+    def _hang(self, allowed_seconds: float, now: float) -> Ending:
+        """Name the process that holds the others up, as far as the evidence goes."""
+        seen = self._job.symptoms()
+        guilty, evidence = self._suspect(seen)
+        circumstances = self._circumstances(seen, now)
         self._job.ask_for_stacks()
         time.sleep(_STACK_SECONDS)
         return Ending(
             "hang",
-            f"no rank finished a step for {allowed_seconds:g} s {self._progress()}{evidence};"
-            " stacks are in logs/rank<N>.log",
+            f"no rank finished a step for {allowed_seconds:g} s {self._progress()}; {evidence}"
+            f"{circumstances}; stacks are in logs/rank<N>.log",
             guilty,
         )
+
+    def _suspect(self, seen: Symptoms) -> tuple[int | None, str]:
+        """The rank to name, None where it is none of them, and what speaks against it."""
+        stopped = [rank for rank, state in sorted(seen.ranks.items()) if state == "stopped"]
+        if stopped:
+            return stopped[0], f"rank {', '.join(map(str, stopped))} is stopped (SIGSTOP); "
+        if seen.agent == "stopped":
+            return None, "the process that starts the ranks is stopped (SIGSTOP); "
+        behind = self._heartbeat.rank_behind()
+        if behind is not None:
+            return behind, f"rank {behind} is behind the others; "
+        return None, ""
+
+    def _circumstances(self, seen: Symptoms, now: float) -> str:
+        """What a starved machine and a stuck rank differ in."""
+        silent = self._heartbeat.silent_seconds(now)
+        shown = list(range(len(silent)))
+        if len(shown) > _RANKS_SHOWN:
+            shown = sorted(shown, key=lambda rank: -silent[rank])[:_RANKS_SHOWN]
+        ranks = ", ".join(
+            f"rank {rank} {seen.ranks.get(rank, 'gone')}, last line {silent[rank]:.0f} s ago"
+            for rank in shown
+        )
+        more = f", {len(silent) - len(shown)} more ranks" if len(silent) > len(shown) else ""
+        return f"{ranks}{more}" + (f"; {seen.load}" if seen.load else "")
 
     def _progress(self) -> str:
         steps = self._heartbeat.steps

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from bench.errors import ConfigError
-from bench.store.redaction import looks_secret
+from bench.redaction import looks_secret
 
 SETTABLE_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "CUDA_", "GLOO_", "MFSDP_")
 

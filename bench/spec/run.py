@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_serializer
 
+from bench.redaction import redact
 from bench.spec.engine import EngineSpec
 from bench.spec.model import ModelShape, ModelSpec
 from bench.spec.names import (
@@ -67,7 +68,10 @@ class TrainSpec(Frozen):
 
 
 class LaunchSpec(Frozen):
-    """Processes and their environment. The two limits do not change a result and are not hashed."""
+    """Processes and their environment. The two limits do not change a result and are not hashed.
+
+    Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
+    """
 
     ranks: int = Field(default=2, ge=1)
     device: DeviceType = "cpu"
@@ -75,6 +79,10 @@ class LaunchSpec(Frozen):
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
     hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
+
+    @field_serializer("env", when_used="json")
+    def _without_credentials(self, env: dict[str, str]) -> Any:
+        return redact(env)
 
 
 class MeasureSpec(Frozen):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.record import RunStatus, RunSummary, StepSample
+from bench.redaction import redact
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import (
@@ -21,7 +22,6 @@ from bench.store.atomic import (
 )
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
-from bench.store.redaction import redact
 
 
 def utc_now() -> str:

@@ -19,12 +19,14 @@ _PACKAGES: Final = ("bench", "mfsdp_core")
 
 
 def end_by_signal_alone() -> None:
-    """Let SIGTERM end the process at once.
+    """Let SIGTERM and SIGINT end the process at once.
 
     A handler in Python would not run while the rank is blocked inside a collective, which is just
-    when the launcher has to end it; the default action of the kernel does.
+    when the launcher has to end it; the default action of the kernel does. A KeyboardInterrupt
+    would also unwind through a broken process group first, and the death would be its peers' fault.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def parent_process_id() -> int:

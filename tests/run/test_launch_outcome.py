@@ -25,6 +25,8 @@ def outcome(
     agent: int = 1,
     steps: tuple[int, int] = (20, 20),
     kills: int = 0,
+    died: dict[int, float] | None = None,
+    agent_signal: int | None = None,
 ) -> Outcome:
     return classify(
         Evidence(
@@ -34,6 +36,8 @@ def outcome(
             steps=list(steps),
             steps_expected=20,
             kernel_oom_kills=kills,
+            died_seconds=died or {},
+            agent_signal=agent_signal,
         )
     )
 
@@ -76,6 +80,40 @@ def test_a_rank_ended_by_a_signal_is_the_cause_of_a_lost_connection() -> None:
 def test_an_exception_is_the_cause_of_a_peer_that_was_aborted_or_terminated(number: int) -> None:
     found = outcome({0: report("crashed", "mine")}, {0: 1, 1: -number})
     assert (found.reason, found.failed_rank) == ("rank 0: mine", 0)
+
+
+@pytest.mark.parametrize("number", [2, 6, 9, 11, 15])
+def test_a_death_by_any_signal_is_the_cause_of_a_lost_connection(number: int) -> None:
+    # The loss may be reported before the death is noticed, by a few milliseconds.
+    lost = LOST_PEER | {"time_seconds": 10.0}
+    found = outcome({0: lost}, {0: 1, 1: -number}, died={0: 10.02, 1: 10.01})
+    assert (found.failed_rank, found.exit_code) == (1, -number)
+
+
+@pytest.mark.parametrize("number", [9, 15])
+def test_a_survivor_that_torchrun_ended_is_never_the_cause(number: int) -> None:
+    found = outcome({}, {0: -number, 1: 7}, died={0: 10.3, 1: 10.0})
+    assert (found.failed_rank, found.exit_code) == (1, 7)
+    lost = LOST_PEER | {"time_seconds": 10.0}
+    found = outcome({1: lost}, {0: -number, 1: 1}, died={0: 10.3, 1: 10.1})
+    assert (found.failed_rank, found.reason) == (1, f"rank 1: {lost['message']}")
+
+
+def test_of_two_ranks_ended_by_signals_the_first_is_the_cause() -> None:
+    assert outcome({}, {0: -15, 1: -15}, died={0: 10.2, 1: 10.0}).failed_rank == 1
+    assert outcome({}, {0: -11, 1: -6}, died={0: 10.2, 1: 10.0}).failed_rank == 1
+
+
+def test_a_watchdog_that_aborts_after_an_exception_of_its_peer_is_not_the_cause() -> None:
+    mine = report("crashed", "mine") | {"time_seconds": 10.0}
+    found = outcome({1: mine}, {0: -6, 1: 1}, died={0: 10.1, 1: 10.2})
+    assert (found.failed_rank, found.reason) == (1, "rank 1: mine")
+
+
+def test_an_agent_that_was_ended_is_the_cause_of_lost_connections() -> None:
+    found = outcome({0: LOST_PEER}, agent=143, agent_signal=15)
+    assert (found.state, found.failed_rank) == ("crashed", None)
+    assert "the process that starts the ranks was ended by SIGTERM" in found.reason
 
 
 def test_a_lone_abort_is_a_crash_by_that_signal() -> None:

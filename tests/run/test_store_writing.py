@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench.errors import NothingMeasuredError, UsageError
+from bench.redaction import REDACTED, looks_secret, redact
 from bench.resolve import Machine, resolve
 from bench.spec import RunSpec
 from bench.store import ResultsStore, StoreFullError
 from bench.store.atomic import write_json_atomically
-from bench.store.redaction import REDACTED, looks_secret, redact
 
 RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
@@ -129,6 +129,8 @@ def test_a_real_full_file_system_is_a_store_full_error(tmp_path: Path) -> None:
         "SLURM_JWT_TOKEN",
         "APIKEY",
         "GITHUB_PAT",
+        "TORCH_WANDB_CRED",
+        "NCCL_CREDS",
     ],
 )
 def test_a_name_that_sounds_like_a_secret_is_redacted(name: str) -> None:

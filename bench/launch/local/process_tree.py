@@ -71,11 +71,13 @@ def process_state(pid: int) -> str:
 
 
 def rank_states(pid: int) -> dict[int, str]:
-    """Status by psutil (`running`, `sleeping`, `stopped`, ...) of each rank below agent `pid`."""
+    """Status by psutil of each rank below agent `pid`; one that has ended is not listed."""
     states: dict[int, str] = {}
     for process in descendants(pid):
         with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
-            states[int(process.environ()["RANK"])] = process.status()
+            rank = int(process.environ()["RANK"])
+            if process.status() != psutil.STATUS_ZOMBIE:
+                states.setdefault(rank, process.status())
     return states
 
 

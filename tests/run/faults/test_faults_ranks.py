@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -83,6 +84,43 @@ def test_a_rank_killed_by_sigkill_in_mid_run_is_named(scripted) -> None:
     assert len(run.record().steps[0]) >= 3
 
 
+@pytest.mark.parametrize(
+    ("number", "guilty"),
+    [
+        (signal.SIGABRT, 1),
+        (signal.SIGTERM, 1),
+        (signal.SIGTERM, 0),
+        (signal.SIGINT, 1),
+        (signal.SIGSEGV, 0),
+        (signal.SIGKILL, 1),
+    ],
+)
+def test_the_rank_that_a_signal_ended_is_named_and_not_the_one_that_lost_it(
+    scripted, number: signal.Signals, guilty: int
+) -> None:
+    script = {1 - guilty: (2, "notice"), guilty: (3, f"signal {number}")}
+    status = scripted(script, steps=ENDLESS).run()
+    assert (status.state, status.failed_rank, status.exit_code) == ("crashed", guilty, -number)
+    assert f"rank {guilty} was ended by {number.name}" in status.reason
+
+
+def test_a_survivor_that_the_agent_ended_is_not_blamed(scripted) -> None:
+    status = scripted({1: (3, "raise")}, steps=ENDLESS).run()
+    assert (status.failed_rank, status.reason) == (1, "rank 1: ValueError: scripted exception")
+
+
+def test_an_agent_that_is_ended_is_named_and_not_a_rank(scripted) -> None:
+    run = scripted({0: (2, "notice"), 1: (2, "notice")}, steps=ENDLESS)
+
+    def end_the_agent(steps: int) -> None:
+        if steps >= 3 and alive(run.pid("rank1")):
+            psutil.Process(run.pid("rank1")).parent().terminate()
+
+    status = run.run(on_step=end_the_agent)
+    assert (status.state, status.failed_rank) == ("crashed", None)
+    assert "the process that starts the ranks was ended by SIGTERM" in status.reason
+
+
 def test_a_rank_that_is_stopped_is_a_hang_and_is_named_with_stacks_of_the_others(scripted) -> None:
     run = scripted(steps=ENDLESS, hang_seconds=1.5)
     stopped_at: list[float] = []
@@ -100,10 +138,26 @@ def test_a_rank_that_is_stopped_is_a_hang_and_is_named_with_stacks_of_the_others
     assert "scripted_worker" in run.log("rank0.log")
 
 
+def test_a_stopped_agent_is_named_and_no_rank(scripted) -> None:
+    run = scripted(steps=5, hang_seconds=1.5)
+
+    def stop_the_agent(steps: int) -> None:
+        if steps >= 1 and alive(run.pid("rank1")):
+            psutil.Process(run.pid("rank1")).parent().suspend()
+
+    status = run.run(on_step=stop_the_agent)
+    assert (status.state, status.failed_rank) == ("hang", None)
+    assert "(after step 5); the process that starts the ranks is stopped (SIGSTOP)" in status.reason
+    assert "rank 0 gone, last line" in status.reason
+
+
 def test_a_rank_that_is_behind_the_others_is_a_hang_and_is_named(scripted) -> None:
     status = scripted({0: (4, "hang")}, steps=ENDLESS, hang_seconds=1.5).run()
     assert (status.state, status.failed_rank) == ("hang", 0)
     assert "rank 0: 3, rank 1: 4" in status.reason
+    # What tells a starved machine from a stuck rank.
+    assert re.search(r"rank 0 sleeping, last line \d+ s ago, rank 1 \w+, last", status.reason)
+    assert re.search(r"load \d+\.\d on \d+ cores", status.reason)
 
 
 def test_a_rank_that_never_starts_stepping_has_its_own_allowance(scripted) -> None:

@@ -1,13 +1,15 @@
 """A rank without torch that steps in lock-step with its peers and misbehaves as it is told.
 
 MFSDP_TEST_SCRIPT: JSON, rank -> [step, act]. The act happens when the rank is about to finish that
-step. A rank waits for its peers as a collective would: without a look at whether they still live.
+step. A rank waits for its peers as a collective would: without a look at whether they still live,
+or, from its act "notice" on, failing as soon as one is gone, as gloo does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ run_dir = Path(sys.argv[1])
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 run = ResolvedRun.model_validate_json((run_dir / "spec.json").read_bytes())
 script = json.loads(os.environ.get("MFSDP_TEST_SCRIPT", "{}"))
+peers = select.poll()
 at_step, act = script.get(str(rank), [0, ""])
 
 
@@ -41,6 +44,9 @@ def misbehave() -> None:
     elif act.startswith("signal "):
         os.kill(os.getpid(), int(act.removeprefix("signal ")))
         time.sleep(600)
+    elif act == "notice":
+        (peer,) = {0, 1} - {rank}
+        peers.register(os.pidfd_open(int((run_dir / f"pid.rank{peer}").read_text())))
     elif act == "ignore SIGTERM":
         import signal
 
@@ -64,7 +70,8 @@ sys.stdout.write(f"rank {rank} says hello\n")
 sys.stdout.flush()
 for step in range(1, run.train.steps + 1):
     while any(steps_of(peer) < step - 1 for peer in range(ranks)):
-        time.sleep(0.01)
+        if peers.poll(10):
+            raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]")
     if step == at_step:
         misbehave()
     time.sleep(0.02)

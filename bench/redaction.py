@@ -1,8 +1,8 @@
-"""Keeps secrets out of records: nothing that looks like one is written to disk.
+"""Keeps secrets out of records: nothing that looks like one is written to disk or printed.
 
-Two signs: the name of a variable (TOKEN, KEY, PASSWORD ... as a word of the name), or the form of a
-value (well-known token prefixes, a password inside a URL). Better one redaction too many: a record
-is meant to be shared.
+Three signs: the name of a variable (TOKEN, KEY, PASSWORD, CRED ... as a word of the name), such a
+name before an equals sign in a text, or the form of a value (well-known token prefixes, a password
+inside a URL). Better one redaction too many: a record is meant to be shared.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 
 REDACTED = "<redacted>"
 
-_SECRET_WORD = re.compile(
-    r"(?:^|[_.-])(?:\w*TOKENS?|\w*KEY|\w*SECRETS?|PASS|PASSWD|\w*PASSWORD|PASSPHRASE"
-    r"|CREDENTIALS?|AUTH|AUTHORIZATION|COOKIE|PAT)(?:$|[_.-])",
-    re.IGNORECASE,
+_WORDS = (
+    r"\w*TOKENS?|\w*KEY|\w*SECRETS?|PASS|PASSWD|\w*PASSWORDS?|PWD|PASSPHRASE"
+    r"|\w*CREDS?|\w*CREDENTIALS?|AUTH|AUTHORIZATION|COOKIE|PAT"
 )
+_SECRET_WORD = re.compile(rf"(?:^|[_.-])(?:{_WORDS})(?:$|[_.-])", re.IGNORECASE)
+# Capitals only: `key=value` in a sentence is not an environment variable.
+_ASSIGNMENT = re.compile(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=([^\s,;'\"]+)")
 _SECRET_VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[opsur]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
     r"|sk-[A-Za-z0-9_-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,}|nvapi-[\w-]{8,}"
@@ -31,8 +33,14 @@ def looks_secret(name: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """`text` without anything that has the form of a token or of a password in a URL."""
+    """`text` without tokens, passwords in URLs, and values of variables with a secret's name."""
+    text = _ASSIGNMENT.sub(_without_value, text) if "=" in text else text
     return _URL_PASSWORD.sub(REDACTED, _SECRET_VALUE.sub(REDACTED, text))
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name = found.group(1)
+    return f"{name}={REDACTED}" if looks_secret(name) else found.group(0)
 
 
 def redact(document: Any) -> Any:

@@ -1,0 +1,56 @@
+"""When each child of this process died, told by the kernel at once.
+
+torchrun looks at its ranks a few times per second and ends the rest as soon as one has failed:
+afterwards several ranks have a signal for an exit code, in no order. A process descriptor becomes
+readable at the moment of death, so one sleeping thread notes the order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+
+import psutil
+
+_LOOK_SECONDS = 0.05
+
+
+class Deaths:
+    """Watches the children of this process from a thread of its own, until `expected` were seen.
+
+    On a kernel without process descriptors it stays empty.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._seconds: dict[int, float] = {}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def seconds(self, pid: int) -> float | None:
+        """Unix time at which the child ended; None while it lives, or if nobody can say."""
+        return self._seconds.get(pid)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        pid_of: dict[int, int] = {}  # descriptor -> process id
+        known: set[int] = set()
+        # Any OSError: no descriptors on this kernel, or none left.
+        with contextlib.suppress(OSError, psutil.Error, AttributeError):
+            while len(known) < self._expected or pid_of:
+                if len(known) < self._expected:
+                    for child in psutil.Process().children():
+                        if child.pid not in known:
+                            known.add(child.pid)
+                            descriptor = os.pidfd_open(child.pid)
+                            pid_of[descriptor] = child.pid
+                            poll.register(descriptor, select.POLLIN)
+                wait = _LOOK_SECONDS * 1000 if len(known) < self._expected else None
+                ended = poll.poll(wait)
+                now = time.time()
+                for descriptor, _ in ended:
+                    poll.unregister(descriptor)
+                    self._seconds[pid_of.pop(descriptor)] = now
+                    os.close(descriptor)
