@@ -19,7 +19,7 @@ from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunSummary
 from bench.store import ResultsStore
-from bench.store.redaction import redact
+from bench.redaction import redact
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -55,7 +55,7 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
     import pandas as pd
 
     store = ResultsStore.open(results, create=False)
-    records = list(_chosen(store, sweeps))
+    records = _chosen(store, sweeps)
     problems = [f"{run.run_id}: {run.problem}" for run in store.damaged()]
     problems += [f"{one.run_id}: {text}" for one in records for text in one.problems]
     runs = pd.DataFrame([_run_row(record) for record in records])
@@ -70,15 +70,14 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
     return Frames(runs, steps, tuple(problems))
 
 
-def _chosen(store: ResultsStore, sweeps: Sequence[str]) -> Iterator[RunRecord]:
-    if not sweeps:
-        yield from store.records()
-    for sweep in dict.fromkeys(sweeps):
-        found = list(store.records(sweep=sweep))
-        if not found and sweep not in store.sweeps():
-            known = ", ".join(store.sweeps()) or "none"
-            raise UsageError(f"no sweep {sweep!r} in {store.root}; it holds: {known}")
-        yield from found
+def _chosen(store: ResultsStore, sweeps: Sequence[str]) -> list[RunRecord]:
+    records = list(store.records())
+    known = {one.status.sweep for one in records} | set(store.sweeps())
+    for sweep in sweeps:
+        if sweep not in known:
+            names = ", ".join(sorted(name for name in known if name)) or "none"
+            raise UsageError(f"no sweep {sweep!r} in {store.root}; it holds: {names}")
+    return [one for one in records if not sweeps or one.status.sweep in sweeps]
 
 
 def _run_row(record: RunRecord) -> dict[str, Any]:
