@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunSummary
-from bench.store import ResultsStore
 from bench.redaction import redact
+from bench.store import ResultsStore
 
 if TYPE_CHECKING:
     from pandas import DataFrame
