@@ -22,6 +22,7 @@ from reports.sections.memory import memory_section
 from reports.sections.method import method
 from reports.sections.nccl import nccl_section
 from reports.sections.parity import parity_section
+from reports.sections.reproduce import reproduce
 from reports.sections.switches import switches_section
 from reports.sections.target_table import targets_section
 from reports.sections.unmeasured import unmeasured
@@ -135,6 +136,7 @@ def build_document(
             *(section for section in optional if section is not None),
             unmeasured(findings),
             method(),
+            *(section for section in (reproduce(findings),) if section is not None),
             appendix(findings),
         ),
         footer="Rebuilt from the records of the results folder; raw samples are never edited.",

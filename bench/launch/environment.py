@@ -34,6 +34,7 @@ PACKAGES = (
     "megatron-fsdp",
 )
 _SHOWN_PREFIXES = (*SETTABLE_PREFIXES, "KMP_", "SLURM_", "TORCHINDUCTOR_")
+_CPUS = Path("/sys/devices/system/cpu")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -54,6 +55,8 @@ def collect_environment(
         "cpu_name": machine.cpu_name,
         "cpu_count": machine.cpu_count,
         "memory_bytes": machine.memory_bytes,
+        "cpu_affinity": sorted(os.sched_getaffinity(0)),
+        "cpu_governors": cpu_governors(),
         # Over the last minute, before this run: what else the machine was doing.
         "load_average_before": round(os.getloadavg()[0], 2),
         "cuda_devices": [
@@ -68,6 +71,12 @@ def collect_environment(
         "variables": shown_variables(os.environ),
         "set_by_launch": redact(_set_by_launch(resolved, run_dir, code)),
     }
+
+
+def cpu_governors(folder: Path = _CPUS) -> list[str]:
+    """The frequency governors of the cores, each once; empty where the system shows none."""
+    found = (_first_line(path) for path in folder.glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    return sorted({governor for governor in found if governor})
 
 
 def package_versions() -> dict[str, str]:

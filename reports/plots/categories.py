@@ -15,7 +15,8 @@ ORDER = (
     "activations",
 )
 _COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
-_HATCHES = ("", "///", "", "...", "", "\\\\\\", "xx", "")
+# Lines only: matplotlib draws a dotted hatch as thousands of curves, 150 kB per figure.
+_HATCHES = ("", "///", "", "--", "", "\\\\\\", "xx", "")
 
 #: What lasts through a step before what comes and goes: the base of a stack stays flat.
 LASTING_FIRST = (

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from reports.comparisons.change import MemoryMetric, memory_bytes
 from reports.plots.categories import category_look, in_order
-from reports.plots.style import GREY, drawing, label, svg
+from reports.plots.style import GREY, drawing, label, svg, wrapped
 from reports.views.cells import Cell
 
 _MIB = 2**20
@@ -17,7 +17,7 @@ _MIB = 2**20
 def memory_figure(cells: Sequence[Cell]) -> str:
     """Left: the ledger of rank 0 by category. Right: device peak if known, else RSS peak."""
     shown = [cell for cell in cells if cell.finished]
-    names = [label(cell.name) for cell in shown]
+    names = [wrapped(cell.name) for cell in shown]
     has_ledger = any(cell.ledger for cell in shown)
     with drawing(11.0, 1.5 + 0.27 * len(shown)) as figure:
         if has_ledger:

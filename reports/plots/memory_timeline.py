@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from bench.derive.timeline import Moment, moments, peak
 from bench.record import MemoryTimeline
 from reports.plots.categories import LASTING_FIRST, category_look, in_order
-from reports.plots.style import drawing, label, svg
+from reports.plots.style import drawing, label, svg, wrapped
 
 _MIB = 2**20
 _WIDTH_INCHES = 11.0
@@ -49,7 +49,7 @@ def memory_timeline_figure(shown: Sequence[tuple[str, MemoryTimeline]]) -> str:
         )
         for axes, (name, timeline), found in zip(panels, shown, series, strict=False):
             _panel(axes, timeline, found, categories, top)
-            axes.set_title(label(name, 60), loc="left", fontsize=9, pad=15)
+            axes.set_title(wrapped(name, 78), loc="left", fontsize=9, pad=15)
         for axes in panels[len(shown) :]:
             axes.set_axis_off()
         figure.supxlabel("time in the step (ms)", fontsize=9, y=0.12 / height)

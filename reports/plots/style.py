@@ -7,6 +7,8 @@ second channel (dash, marker, hatch) carries the same distinction without colour
 from __future__ import annotations
 
 import io
+import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _ENGINE_COLOURS = {"single": BLACK, "ddp": ORANGE, "fsdp2": BLUE, "mfsdp": VERMILLION}
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+_JOINTED = re.compile(r"[^_:,\- ]*[_:,\- ]+|[^_:,\- ]+")
+_PATH = re.compile(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 _RC: dict[Any, Any] = {
     "font.size": 9,
@@ -91,8 +97,19 @@ def looks(cells: Sequence[Cell]) -> dict[str, Look]:
 
 
 def label(name: str, limit: int = 44) -> str:
-    """A cell's name as text in a figure."""
+    """A short text in a figure, cut at `limit` characters: no cell is told apart by it alone."""
     return printable(name, limit)
+
+
+def wrapped(name: str, width: int = 44) -> str:
+    """A cell's whole name in lines of at most `width` characters, broken behind its joints."""
+    lines = [""]
+    for part in _JOINTED.findall(printable(name)):
+        for piece in textwrap.wrap(part, width, drop_whitespace=False) or [part]:
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(line.strip() for line in lines)
 
 
 def whole_steps(axes: Axes, most: int = 8) -> None:
@@ -126,4 +143,9 @@ def svg(figure: Figure, salt: str) -> str:
     with mpl.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    # A tenth of a point is far below a pixel, and a third of the page's bytes goes.
+    return _PATH.sub(_rounded, text[text.index("<svg") :])
+
+
+def _rounded(path: re.Match[str]) -> str:
+    return _LONG_NUMBER.sub(lambda number: f"{float(number.group()):.1f}", path.group())

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from reports.comparisons.change import MEMORY_TITLES, MemoryMetric, memory_bytes
-from reports.plots.style import GREY, Look, drawing, label, svg
+from reports.plots.style import GREY, Look, drawing, label, svg, wrapped
 from reports.views.cells import Cell
 
 _MIB = 2**20
@@ -22,6 +22,9 @@ def throughput_figure(
     cells: Sequence[Cell], metric: MemoryMetric, look_of: Mapping[str, Look]
 ) -> str:
     """Scatter of the measured cells. Up and to the left is better.
+
+    A line joins the Pareto front: cells that no other one beats in both. Bars span the runs of a
+    cell that has several.
 
     Names stand in a column right of the plot, in the order of throughput, each joined to its
     point: however close points are, names never overlap.
@@ -40,8 +43,18 @@ def throughput_figure(
         axes = figure.subplots()
         top = 1 - (0.1 + _LEGEND_INCHES) / height
         figure.subplots_adjust(left=0.075, right=0.68, top=top, bottom=0.53 / height)
+        front = pareto_front([(throughput, memory) for throughput, memory, _ in points])
+        axes.plot(
+            [points[i][1] for i in front],
+            [points[i][0] for i in front],
+            color=GREY,
+            linewidth=1.1,
+            drawstyle="steps-pre",
+            zorder=1.2,
+        )
         for throughput, memory, cell in points:
             look = look_of[cell.name]
+            _spread_of_runs(axes, cell, memory, look)
             axes.plot(
                 memory,
                 throughput,
@@ -55,6 +68,7 @@ def throughput_figure(
         axes.set_xlabel(f"{MEMORY_TITLES[metric]} (MiB)")
         axes.set_ylabel("throughput (tokens/s, all ranks)")
         handles = legend_handles([cell for _, _, cell in points], look_of)
+        handles.append(Line2D([], [], color=GREY, linewidth=1.1, label="Pareto front"))
         figure.legend(
             handles=handles,
             loc="upper left",
@@ -104,7 +118,7 @@ def _name(axes: Axes, points: Sequence[tuple[float, float, Cell]]) -> None:
     gap = min(0.075, 1.0 / max(1, len(points)))
     for (throughput, memory, cell), height in zip(points, spread(wanted, gap), strict=True):
         axes.annotate(
-            label(cell.name),
+            wrapped(cell.name, 52),
             (memory, throughput),
             xytext=(1.035, height),
             textcoords="axes fraction",
@@ -121,6 +135,26 @@ def _name(axes: Axes, points: Sequence[tuple[float, float, Cell]]) -> None:
                 "shrinkB": 5,
             },
         )
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points (throughput, memory) that none beats in both, least memory first.
+
+    A point is beaten by one with at least its throughput and at most its memory, better in one.
+    """
+    ordered = sorted(range(len(points)), key=lambda i: (points[i][1], -points[i][0]))
+    front: list[int] = []
+    for index in ordered:
+        if not front or points[index][0] > points[front[-1]][0]:
+            front.append(index)
+    return front
+
+
+def _spread_of_runs(axes: Axes, cell: Cell, memory: float, look: Look) -> None:
+    """A bar from the slowest to the fastest run of a cell with several."""
+    runs = cell.values("tokens_per_second")
+    if len(runs) > 1:
+        axes.plot([memory] * 2, [min(runs), max(runs)], color=look.colour, linewidth=1.3)
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:

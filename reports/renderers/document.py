@@ -62,6 +62,14 @@ class Details:
 
 
 @dataclass(frozen=True)
+class Code:
+    """Commands to copy."""
+
+    text: str
+    kind: Literal["code"] = "code"
+
+
+@dataclass(frozen=True)
 class Heading:
     """A heading inside a section."""
 
@@ -69,7 +77,7 @@ class Heading:
     kind: Literal["heading"] = "heading"
 
 
-Block = Paragraph | Bullets | Facts | TableBlock | Figure | Details | Heading
+Block = Paragraph | Bullets | Facts | TableBlock | Figure | Details | Code | Heading
 
 
 @dataclass(frozen=True)

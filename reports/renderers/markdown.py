@@ -8,6 +8,7 @@ from html import escape as html_escape
 from reports.renderers.document import (
     Block,
     Bullets,
+    Code,
     Details,
     Document,
     Facts,
@@ -83,10 +84,16 @@ def _block(block: Block) -> str:
             shown = table(data) + (f"\n\n{escape(caption)}" if caption else "")
         case Figure(name, _, caption):
             shown = f"![{escape(caption)}](figures/{name}.svg)"
+        case Code(text):
+            shown = code_block(_lines(text), "sh")
         case Details(title, text):
             body = code_block(text, "json")
             shown = f"<details><summary>{_html(title)}</summary>\n\n{body}\n\n</details>"
     return shown
+
+
+def _lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def _named(name: str, text: str) -> str:

@@ -31,7 +31,10 @@ def cells_section(findings: Findings) -> Section:
         blocks.append(
             Paragraph(f"Without a time (see Not measured): {', '.join(unsteady)}.", tone="warning")
         )
-    caption = "Time of every step, first run of each cell, all panels on one scale."
+    caption = (
+        "Time of every step, first run of each cell, all panels on one scale; the scale is "
+        "logarithmic where the slowest cell would flatten the others."
+    )
     if len(findings.finished) > MOST_CELLS:
         caption += f" The first {MOST_CELLS} of {len(findings.finished)} cells are shown."
     svg = step_time_figure(findings.finished, findings.looks)

@@ -13,8 +13,8 @@ from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run
 from reports.comparisons.parity import parity_groups
 from reports.plots.loss import loss_figure
 from reports.plots.step_time import step_time_figure
-from reports.plots.style import looks
-from reports.plots.throughput import legend_handles, spread, throughput_figure
+from reports.plots.style import looks, wrapped
+from reports.plots.throughput import legend_handles, pareto_front, spread, throughput_figure
 from reports.views.cells import make_cell
 
 
@@ -87,3 +87,17 @@ def test_colours_that_count_through_the_cells_are_not_called_engines(store):
     cells = cells_of(store, specs)
     assert [handle.get_label() for handle in legend_handles(cells, looks(cells))] == ["fp32"]
     assert throughput_figure(cells, "ledger", looks(cells)).startswith("<svg")
+
+
+def test_the_pareto_front_is_what_nobody_beats_in_throughput_and_memory():
+    points = [(100.0, 50.0), (120.0, 60.0), (90.0, 40.0), (80.0, 45.0), (120.0, 70.0), (90.0, 40.0)]
+    front = [points[i] for i in pareto_front(points)]
+    assert front == [(90.0, 40.0), (100.0, 50.0), (120.0, 60.0)]
+
+
+def test_a_long_name_is_wrapped_whole_and_two_cells_never_share_a_cut_name():
+    name = "mfsdp-optim_grads_params-hfsdp2-bf16-comm_fp32-seq_len=4096-pool_slots=3"
+    lines = wrapped(name, 36).split("\n")
+    assert "".join(lines) == name
+    assert max(map(len, lines)) <= 36
+    assert wrapped("x" * 80, 36).replace("\n", "") == "x" * 80
