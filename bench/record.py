@@ -93,6 +93,8 @@ class SteadyWindow(BaseModel):
 class RunSummary(BaseModel):
     """Numbers derived from raw samples; None means not measured, never zero.
 
+    memory_by_category_bytes: at the moment of `ledger_peak_bytes` if that was measured, else the
+    highest of each category, whose sum is an upper bound.
     `notes` says in words what was withheld and why.
     """
 
@@ -111,6 +113,8 @@ class RunSummary(BaseModel):
     wire_bytes_per_step: float | None = None
     rss_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
+    ledger_peak_bytes: int | None = None
+    ledger_is_measured: bool = False
     memory_by_category_bytes: dict[str, int] = {}
     notes: tuple[str, ...] = ()
 

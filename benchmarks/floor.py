@@ -21,6 +21,7 @@ from statistics import median
 import numpy as np
 
 from bench.derive.hardware import hardware_key
+from bench.derive.metrics import STEP_TIME, WIRE_BYTES
 from bench.errors import NothingMeasuredError
 from bench.store import ResultsStore
 from reports.renderers import quantity, terminal
@@ -69,11 +70,11 @@ def floors(cells: Sequence[Cell], copied_per_second: float) -> list[Floor]:
     alone = [cell for cell in cells if _name(cell) == ALONE and cell.measured]
     if not alone:
         raise NothingMeasuredError(f"no cell named {ALONE!r} has a steady time: no floor")
-    times = [t for cell in alone for t in cell.values("step_milliseconds_median")]
+    times = [t for cell in alone for t in cell.values(STEP_TIME)]
     dtypes = alone[0].resolved.dtypes
     found = []
     for cell in cells:
-        step, sent = cell.value("step_milliseconds_median"), cell.value("wire_bytes_per_step")
+        step, sent = cell.value(STEP_TIME), cell.value(WIRE_BYTES)
         if _name(cell) == ALONE or step is None or sent is None or cell.resolved.dtypes != dtypes:
             continue
         launch = cell.resolved.launch

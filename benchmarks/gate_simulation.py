@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from bench.derive.metrics import STEP_TIME, default_rules
 from bench.derive.summary import summarise
 from bench.record import RunRecord, RunStatus, StepSample
 from bench.spec import (
@@ -32,8 +33,8 @@ from bench.spec import (
     TrainSpec,
 )
 from benchmarks.simulated_steps import MODELS, NoiseModel, session
-from reports.gates.judgement import Judgement, TimeCase, judge_times
-from reports.gates.policy import DEFAULT_ALPHA, DEFAULT_RULES
+from reports.gates.judgement import Case, Judgement, judge_intervals
+from reports.gates.policy import DEFAULT_ALPHA
 
 STEPS = 30
 ALARMS = frozenset({"regressed", "improved"})
@@ -98,17 +99,17 @@ def simulated_cases(
     effect: float = 1.0,
     seed: int = 1,
     randomised: bool = True,
-) -> Iterator[TimeCase]:
+) -> Iterator[Case]:
     """The run medians of each session, not judged yet."""
     rng = np.random.default_rng([seed, blocks, round(effect * 1e6)])
     for _ in range(gates):
         base, head = session(
             rng, model, blocks=blocks, steps=STEPS, effect=effect, randomised=randomised
         )
-        yield TimeCase("cell", run_medians(base), run_medians(head), paired=True, tolerance=0.02)
+        yield Case("cell", run_medians(base), run_medians(head), paired=True, tolerance=0.02)
 
 
-def slowed(case: TimeCase, effect: float) -> TimeCase:
+def slowed(case: Case, effect: float) -> Case:
     """The same session with a slower head.
 
     The steady window looks at relative changes only, so scaling the steps of a run scales its
@@ -117,11 +118,11 @@ def slowed(case: TimeCase, effect: float) -> TimeCase:
     return replace(case, head={block: effect * value for block, value in case.head.items()})
 
 
-def verdict_of(case: TimeCase, tolerance: float) -> Judgement:
+def verdict_of(case: Case, tolerance: float) -> Judgement:
     """The verdict of a gate with this one cell."""
-    rule = DEFAULT_RULES["step_time"]
+    rule = default_rules()["step_time"]
     case = replace(case, tolerance=tolerance)
-    return judge_times([case], "step_time", rule, DEFAULT_ALPHA, bootstrap=False)[0]
+    return judge_intervals([case], STEP_TIME, rule, DEFAULT_ALPHA, bootstrap=False)[0]
 
 
 def run_medians(milliseconds: np.ndarray) -> dict[int, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.derive.hardware import hardware_key
-from reports.comparisons.change import Change, MemoryMetric, change_between, memory_metric
+from bench.derive.hardware import HardwareKey, hardware_key
+from bench.derive.metrics import Metric
+from reports.comparisons.change import Change, change_between, memory_metric
 from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups
 from reports.comparisons.tradeoffs import Flag, tradeoff_flags
 from reports.gates.target_verdicts import TargetResult
@@ -22,7 +23,9 @@ class Findings:
 
     Where sweeps have arms and no reference was named, arms are compared within their cell, and
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
-    on different hardware than what they would be compared with. targets: of all sweeps.
+    on different hardware than what they would be compared with. within_policy: cells without arms
+    against the reference of their own dtype policy, problem and number of ranks. targets: of all
+    sweeps.
     """
 
     sweeps: tuple[SweepView, ...]
@@ -31,9 +34,10 @@ class Findings:
     reference_was_named: bool
     changes: tuple[Change, ...]
     other_hardware: tuple[Cell, ...]
+    within_policy: tuple[Change, ...]
     parity: tuple[ParityGroup, ...]
     flags: tuple[Flag, ...]
-    memory_metric: MemoryMetric | None
+    memory_metric: Metric | None
     looks: Mapping[str, Look]
     targets: tuple[TargetResult, ...] = ()
 
@@ -81,12 +85,29 @@ def find(
         reference_was_named=reference_name is not None,
         changes=changes,
         other_hardware=elsewhere,
+        within_policy=_within_policy(groups, set(within)),
         parity=groups,
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in cells if cell.n]),
         looks=looks(cells),
         targets=tuple(targets),
     )
+
+
+def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tuple[Change, ...]:
+    """Like with like: what a headline may call faster."""
+    alike: dict[tuple[int, int, HardwareKey], list[Cell]] = {}
+    for number, group in enumerate(groups):
+        for cell in (row.cell for row in group.rows):
+            if cell.n and cell.name not in arms:
+                record = cell.measured[0].record
+                key = (number, record.resolved.launch.ranks, hardware_key(record))
+                alike.setdefault(key, []).append(cell)
+    changes = []
+    for members in alike.values():
+        base = choose_reference(members, None, lambda cell: cell.n > 0)
+        changes += [change_between(base, cell) for cell in members if base and cell is not base]
+    return tuple(changes)
 
 
 def _bases(sweeps: Sequence[SweepView]) -> dict[str, Cell | None]:

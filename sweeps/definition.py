@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bench.derive.metrics import target_metrics
 from bench.launch.arm.request import ArmRequest
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
@@ -99,6 +100,11 @@ def _read_targets(
                 known = ", ".join(arms) or "none"
                 reader.report((*where, side), f"{side}: expected an arm of this file ({known})")
         for metric, bound in item["at_most"].items():
+            if metric not in target_metrics():
+                known = ", ".join(target_metrics())
+                reader.report(
+                    (*where, "at_most", metric), f"expected one of {known}, found {metric!r}"
+                )
             if bound <= 0:
                 reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
         when = _condition(reader, item["when"], (*where, "when"), labels)

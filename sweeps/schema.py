@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bench.derive.metrics import target_metrics
 from bench.spec import RunSpec
-from sweeps.targets import TargetMetric
 
 AxisValues = list[Any]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -68,7 +68,10 @@ class TargetSection(_Section):
     when: dict[str, Any] = Field(description="axis or setting -> value, list or glob")
     base: str = Field(description="the arm to compare with")
     head: str = Field(description="the arm to judge")
-    at_most: dict[TargetMetric, float] = Field(description="metric -> largest ratio head / base")
+    at_most: dict[str, float] = Field(
+        description="metric -> largest ratio head / base",
+        json_schema_extra={"propertyNames": {"enum": list(target_metrics())}},
+    )
 
 
 class SweepFile(_Section):

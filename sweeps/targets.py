@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from sweeps.matrix import Cell, Condition
-
-TargetMetric = Literal["step_time", "allocator_peak", "rss"]
-TARGET_METRICS: tuple[TargetMetric, ...] = get_args(TargetMetric)
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Target:
     when: Condition
     base: str
     head: str
-    at_most: Mapping[TargetMetric, float]
+    at_most: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class PlannedTarget:
     cell: str
     base: str
     head: str
-    metric: TargetMetric
+    metric: str
     at_most: float
 
     def to_document(self) -> dict[str, Any]:

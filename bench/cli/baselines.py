@@ -11,7 +11,7 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from reports.gates.baseline import Baseline, make_baseline, promote, read_baseline
-from reports.gates.cell_samples import cell_evidence
+from reports.gates.cell_samples import cell_samples
 from reports.gates.noise import age_in_words
 from reports.gates.pairing import cells_of
 
@@ -30,7 +30,7 @@ def save(results: Path, name: str, sweep: str, *, arm: str | None, as_json: bool
             f"baseline {name!r} exists and is not overwritten: save under another name, then "
             f"`mfsdp-bench baseline promote OTHER {name}`"
         )
-    cells = [cell_evidence(cell) for cell in cells_of(store, sweep, arm) if cell.finished]
+    cells = [cell_samples(cell) for cell in cells_of(store, sweep, arm) if cell.finished]
     baseline = make_baseline(name, sweep, utc_now(), cells)
     return _write(store, baseline, as_json=as_json)
 

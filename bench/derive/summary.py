@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
 
 from bench.derive.flops import flops_per_global_batch, formula
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
 from bench.derive.steady import DROPPED_STEPS, steady_window
+from bench.derive.timeline import ledger_peak
 from bench.record import FINISHED_GOOD, RunRecord, RunSummary, SteadyWindow, StepSample
 from bench.spec import ResolvedRun
 
-_RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser"
+_RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser; ledger=peak-of-a-step"
 
 
 def summary_formula(resolved: ResolvedRun) -> str:
@@ -46,6 +46,7 @@ def summarise(record: RunRecord) -> RunSummary:
     tokens = _tokens_per_step(window or steps, record, notes)
     tflops = _tflops_per_device(record, middle)
     mfu = _mfu(record, tflops, notes)
+    ledger = ledger_peak(record.memory)
     return RunSummary(
         formula=summary_formula(record.resolved),
         steady=steady,
@@ -60,7 +61,9 @@ def summarise(record: RunRecord) -> RunSummary:
         wire_bytes_per_step=_wire_bytes(window or steps),
         rss_peak_bytes=_rss_peak(record),
         device_peak_bytes=_peak(record.steps, "device_peak_bytes"),
-        memory_by_category_bytes=memory_by_category(record.memory),
+        ledger_peak_bytes=ledger.peak_bytes,
+        ledger_is_measured=ledger.is_measured,
+        memory_by_category_bytes=ledger.by_category,
         notes=tuple(notes),
     )
 
@@ -94,18 +97,6 @@ def device_name(record: RunRecord) -> str | None:
     if not isinstance(names, list) or len(set(map(str, names))) != 1:
         return None  # absent, or a mix that has no one peak
     return str(names[0])
-
-
-def memory_by_category(memory: dict[str, Any] | None) -> dict[str, int]:
-    """The ledger of `memory.json`: bytes by category, empty if the run kept none."""
-    ledger = (memory or {}).get("by_category_bytes", {})
-    if not isinstance(ledger, dict):
-        return {}
-    return {
-        str(name): int(value)
-        for name, value in ledger.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
 
 
 def _window_steps(

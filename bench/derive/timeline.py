@@ -1,7 +1,13 @@
-"""The memory of one step as series and as a peak, from the changes that a run has recorded."""
+"""The memory of one step as series and as a peak, from the changes that a run has recorded.
+
+[Note: one attribution] Where one whole copy serves as main and compute weights, the core's ledger
+books all of it as compute weights, and the engine says which part the optimizer updates. That part
+is main weights wherever memory is shown or compared: in bars, timelines and tables.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,15 +61,74 @@ class Peak:
     alive: tuple[Held, ...]
 
 
+@dataclass(frozen=True)
+class LedgerPeak:
+    """The most that rank 0 held at one moment, and what that was, by category.
+
+    is_measured: an engine's ledger was followed through a step. Otherwise by_category holds the
+    highest bytes of each category, and peak_bytes their sum: an upper bound. It is None where
+    activations are among them, which are gone when the other categories are at their highest.
+    """
+
+    peak_bytes: int | None
+    by_category: dict[str, int]
+    is_measured: bool
+
+
+def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
+    """The ledger's peak in a `memory.json`; of older ones it is derived from the timeline."""
+    recorded = (memory or {}).get("ledger")
+    if isinstance(recorded, Mapping):
+        found = _bytes_by_category(recorded)
+        if found and recorded.get("peak_bytes") == sum(found.values()):
+            return LedgerPeak(sum(found.values()), found, is_measured=True)
+    timeline = read_timeline(memory)
+    if timeline is not None:
+        moment = peak(timeline).moment
+        found = {name: size for name, size in moment.by_category.items() if size}
+        return LedgerPeak(moment.total_bytes, found, is_measured=True)
+    found = _bytes_by_category(memory)
+    known = found and "activations" not in found
+    return LedgerPeak(sum(found.values()) if known else None, found, is_measured=False)
+
+
 def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
     """`timeline` of a `memory.json`; None where there is none that can be understood."""
     document = (memory or {}).get("timeline")
     if document is None:
         return None
     try:
-        return MemoryTimeline.model_validate(document)
+        timeline = MemoryTimeline.model_validate(document)
     except ValidationError:
         return None
+    return attributed(timeline, _bytes_by_category(memory))
+
+
+def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int]) -> MemoryTimeline:
+    """With main weights apart from compute weights, as the engine counts them.
+
+    See [Note: one attribution]. by_category: the engine's own account.
+    """
+    updated = by_category.get("main_weights", 0)
+    if not updated or any(c.category == "main_weights" for c in timeline.start):
+        return timeline
+    apart = (
+        MemoryChange(category="compute_weights", bytes=-updated),
+        MemoryChange(category="main_weights", bytes=updated),
+    )
+    return timeline.model_copy(update={"start": (*timeline.start, *apart)})
+
+
+def _bytes_by_category(document: Mapping[str, Any] | None) -> dict[str, int]:
+    """`by_category_bytes` as far as it holds numbers."""
+    ledger = (document or {}).get("by_category_bytes", {})
+    if not isinstance(ledger, Mapping):
+        return {}
+    return {
+        str(name): int(value)
+        for name, value in ledger.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def moments(timeline: MemoryTimeline) -> list[Moment]:

@@ -6,6 +6,7 @@ import resource
 import sys
 from typing import Any
 
+from bench.derive.timeline import attributed, peak
 from bench.engines.protocol import Engine
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
@@ -22,7 +23,8 @@ def memory_report(
     """Bytes by category (only categories that are known), and the peaks of the allocators.
 
     `pool_plan`: buckets, padding and pools as the engine planned them, null where it does not say.
-    `timeline`: one step, change by change (`bench.record.MemoryTimeline`); null without a ledger.
+    `ledger`: the most that was held at one moment of that step, and by which categories; null
+    without a ledger. `timeline`: the step, change by change (`bench.record.MemoryTimeline`).
     `cpu_allocator_peak_bytes` and the category `activations` exist in memory profiles only.
     """
     by_category = engine.memory_by_category()
@@ -35,12 +37,24 @@ def memory_report(
         "by_category_bytes": {
             name: by_category[name] for name in CATEGORIES if name in by_category
         },
+        "ledger": None if timeline is None else _ledger_peak(attributed(timeline, by_category)),
         "cpu_allocator_peak_bytes": profile.allocator_peak_bytes if profile is not None else None,
         "device_peak_bytes": meter.device_peak_bytes(),
         "device_peak_reserved_bytes": meter.device_peak_reserved_bytes(),
         "pool_plan": engine.pool_plan(),
         "timeline": None if timeline is None else timeline.model_dump(mode="json"),
         "rss_peak_bytes": _rss_peak_bytes(),
+    }
+
+
+def _ledger_peak(timeline: MemoryTimeline) -> dict[str, Any]:
+    moment = peak(timeline).moment
+    return {
+        "step": timeline.step,
+        "peak_bytes": moment.total_bytes,
+        "by_category_bytes": {
+            name: moment.by_category[name] for name in CATEGORIES if moment.by_category.get(name)
+        },
     }
 
 

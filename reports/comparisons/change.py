@@ -7,18 +7,11 @@ appear together and by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from reports.views.cells import Cell, Number
-
-MemoryMetric = Literal["device_peak", "ledger", "rss"]
-
-MEMORY_TITLES: dict[MemoryMetric, str] = {
-    "device_peak": "device memory peak",
-    "ledger": "ledger total",
-    "rss": "RSS peak",
-}
+from bench.derive.metrics import LOSS, MEMORY, METRICS, STEP_TIME, THROUGHPUT, Metric
+from reports.views.cells import Cell
 
 
 @dataclass(frozen=True)
@@ -27,7 +20,8 @@ class Change:
 
     time_change: head time / base time - 1. throughput_change: head tokens/s / base tokens/s - 1.
     throughput_ratio: head tokens/s / base tokens/s. loss_difference: final losses,
-    (head - base) / |base|. memory_change is of `memory_metric`.
+    (head - base) / |base|. memory_change is of `memory_metric`. others: of `other_metrics`, by
+    name.
     """
 
     base: Cell
@@ -35,9 +29,9 @@ class Change:
     time_change: float | None
     throughput_change: float | None
     throughput_ratio: float | None
-    memory_metric: MemoryMetric | None
+    memory_metric: Metric | None
     memory_change: float | None
-    wire_bytes_change: float | None
+    others: Mapping[str, float | None]
     loss_difference: float | None
 
     @property
@@ -51,52 +45,51 @@ class Change:
         return f"n={head} against {base}, no verdict"
 
 
+def other_metrics() -> list[Metric]:
+    """What `compare` shows beside speed, memory and loss: whatever a gate requires by default."""
+    return [
+        m
+        for m in METRICS
+        if m.judge == "ratio" and m is not MEMORY and m.rule and m.rule.gate != "off"
+    ]
+
+
 def change_between(base: Cell, head: Cell) -> Change:
     """Compare medians over the runs of both cells."""
-    throughput = _ratio(base, head, "tokens_per_second")
-    time = _ratio(base, head, "step_milliseconds_median")
+    throughput = _ratio(base, head, THROUGHPUT)
     metric = memory_metric([base, head])
-    wire = _ratio(base, head, "wire_bytes_per_step")
-    memory = None
-    if metric is not None:
-        before, after = memory_bytes(base, metric), memory_bytes(head, metric)
-        memory = after / before - 1 if before and after is not None else None
     return Change(
         base=base,
         head=head,
-        time_change=None if time is None else time - 1,
-        throughput_change=None if throughput is None else throughput - 1,
+        time_change=_less_one(_ratio(base, head, STEP_TIME)),
+        throughput_change=_less_one(throughput),
         throughput_ratio=throughput,
         memory_metric=metric,
-        memory_change=memory,
-        wire_bytes_change=None if wire is None else wire - 1,
+        memory_change=None if metric is None else _less_one(_ratio(base, head, metric)),
+        others={m.name: _less_one(_ratio(base, head, m)) for m in other_metrics()},
         loss_difference=_loss_difference(base, head),
     )
 
 
-def memory_metric(cells: list[Cell]) -> MemoryMetric | None:
+def memory_metric(cells: Sequence[Cell]) -> Metric | None:
     """The most telling memory number that all `cells` have."""
-    metrics: tuple[MemoryMetric, ...] = ("device_peak", "ledger", "rss")
-    for metric in metrics:
-        if cells and all(memory_bytes(cell, metric) is not None for cell in cells):
+    for metric in MEMORY.alternatives:
+        if cells and all(cell.value(metric) is not None for cell in cells):
             return metric
     return None
 
 
-def memory_bytes(cell: Cell, metric: MemoryMetric) -> float | None:
-    """Bytes on the largest rank (device peak, RSS) or on rank 0 (ledger)."""
-    if metric == "ledger":
-        return float(sum(cell.ledger.values())) if cell.ledger else None
-    return cell.value("device_peak_bytes" if metric == "device_peak" else "rss_peak_bytes")
-
-
-def _ratio(base: Cell, head: Cell, number: Number) -> float | None:
-    before, after = base.value(number), head.value(number)
+def _ratio(base: Cell, head: Cell, metric: Metric) -> float | None:
+    before, after = base.value(metric), head.value(metric)
     return after / before if before and after is not None else None
 
 
+def _less_one(ratio: float | None) -> float | None:
+    return None if ratio is None else ratio - 1
+
+
 def _loss_difference(base: Cell, head: Cell) -> float | None:
-    before, after = base.value("final_loss"), head.value("final_loss")
+    before, after = base.value(LOSS), head.value(LOSS)
     if before is None or after is None or before == 0:
         return None
     return (after - before) / abs(before)

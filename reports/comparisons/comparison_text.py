@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.derive.metrics import STEP_TIME
 from reports.comparisons.change import Change
 from reports.comparisons.change_table import change_table
 from reports.comparisons.compare import Comparison
@@ -60,14 +61,14 @@ def _change(label: str, change: Change) -> dict[str, Any]:
         "head_cell": change.head.name,
         "base_n": change.base.n,
         "head_n": change.head.n,
-        "base_step_milliseconds": change.base.value("step_milliseconds_median"),
-        "head_step_milliseconds": change.head.value("step_milliseconds_median"),
+        "base_step_milliseconds": change.base.value(STEP_TIME),
+        "head_step_milliseconds": change.head.value(STEP_TIME),
         "time_change": change.time_change,
         "throughput_change": change.throughput_change,
         "throughput_ratio": change.throughput_ratio,
-        "memory_metric": change.memory_metric,
+        "memory_metric": change.memory_metric.name if change.memory_metric else None,
         "memory_change": change.memory_change,
-        "wire_bytes_change": change.wire_bytes_change,
+        **{f"{name}_change": value for name, value in change.others.items()},
         "final_loss_difference": change.loss_difference,
         "note": change.sample_note,
     }

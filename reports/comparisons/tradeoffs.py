@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.comparisons.change import MEMORY_TITLES, Change, MemoryMetric
+from bench.derive.metrics import Metric
+from reports.comparisons.change import Change
 from reports.comparisons.parity import ParityRow, tolerance_for
 from reports.renderers import quantity
 
 SPEED_THRESHOLD = 0.02
 """Throughput changes below this are not called faster or slower."""
-
-MEMORY_THRESHOLDS: dict[MemoryMetric, float] = {"device_peak": 0.005, "ledger": 0.005, "rss": 0.05}
-"""Allocator peaks and ledgers repeat almost exactly; a resident set does not."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,11 @@ class Flag:
 
     cell: str
     text: str
+
+
+def memory_threshold(metric: Metric) -> float:
+    """Changes below this are not called more or less: what a gate tolerates by default."""
+    return (metric.rule and metric.rule.tolerance) or 0.0
 
 
 def tradeoff_flags(
@@ -48,7 +51,7 @@ def _speed_against_memory(change: Change) -> str:
     speed, memory, metric = change.throughput_change, change.memory_change, change.memory_metric
     if speed is None or memory is None or metric is None:
         return ""
-    threshold = MEMORY_THRESHOLDS[metric]
+    threshold = memory_threshold(metric)
     faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
     more, less = memory >= threshold, memory <= -threshold
     if faster and more:
@@ -61,7 +64,7 @@ def _speed_against_memory(change: Change) -> str:
         return ""
     return (
         f"{verdict}: throughput {quantity.change(speed)}, "
-        f"{MEMORY_TITLES[metric]} {quantity.change(memory)} ({change.sample_note})"
+        f"{metric.title} {quantity.change(memory)} ({change.sample_note})"
     )
 
 

@@ -10,16 +10,92 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bench.derive.hardware import HardwareKey
+from bench.derive.metrics import ALLOCATOR_PEAK, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
-from reports.gates.cell_samples import MEMORY_METRICS, CellEvidence, LossCurve
+from reports.gates.cell_samples import CellSamples, LossCurve
+from reports.gates.noise import first_problem
 
-BASELINE_VERSION = 1
+BASELINE_VERSION = 2
+_NAMED_NUMBERS = 1
+"""Version 1 had a field per number, and sums of peaks of memory, which are not read."""
 CURVE_POINTS = 32
 
 _NUMBER_LIST = re.compile(r"\[\s+([-+0-9.eE,\s]+?)\s+\]")
+
+
+class _Losses(BaseModel):
+    """A curve that `runs` runs had, bit for bit."""
+
+    runs: int
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    digest: str
+
+
+class _CellDocument(BaseModel):
+    """A cell as the file keeps it. values: metric -> one number per run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    slug: str
+    config_hash: str
+    schema_version: int
+    code: str
+    commit: str
+    tokens_per_step: float
+    values: dict[str, list[Annotated[float, Field(ge=0)]]]
+    not_steady: int
+    loss_bound: float
+    losses: list[_Losses]
+
+    @field_validator("values")
+    @classmethod
+    def _times_are_positive(cls, values: dict[str, list[float]]) -> dict[str, list[float]]:
+        if any(value <= 0 for value in values.get(STEP_TIME.name, ())):
+            raise ValueError("a step time that is not positive")
+        return values
+
+    @classmethod
+    def of(cls, cell: CellSamples) -> _CellDocument:
+        curves: dict[str, _Losses] = {}
+        for curve in cell.curves:  # repeats are often bitwise equal: one stands for all of them
+            runs = curves[curve.digest].runs + 1 if curve.digest in curves else 1
+            curves[curve.digest] = _Losses(runs=runs, **asdict(curve))
+        plain = {name: getattr(cell, name) for name in cls.model_fields if hasattr(cell, name)}
+        numbers = {
+            name: [round(value, 4) for value in found.values()]
+            for name, found in cell.values.items()
+        }
+        return cls(**{**plain, "values": numbers, "losses": list(curves.values())})
+
+    def samples(self, hardware: HardwareKey) -> CellSamples:
+        """The cell, measured on `hardware`; its numbers have lost their blocks."""
+        plain = {name: value for name, value in self if name not in ("values", "losses")}
+        return CellSamples(
+            **plain,
+            hardware=hardware,
+            values={name: dict(enumerate(numbers)) for name, numbers in self.values.items()},
+            curves=tuple(
+                LossCurve(one.steps, one.values, one.digest)
+                for one in self.losses
+                for _ in range(one.runs)
+            ),
+        )
+
+
+class _Document(BaseModel):
+    name: str
+    sweep: str
+    saved_utc: str
+    hardware: HardwareKey
+    history: tuple[str, ...]
+    cells: Annotated[list[_CellDocument], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +105,7 @@ class Baseline:
     name: str
     sweep: str
     saved_utc: str
-    cells: tuple[CellEvidence, ...]
+    cells: tuple[CellSamples, ...]
     history: tuple[str, ...] = ()
 
     @property
@@ -52,13 +128,13 @@ class Baseline:
             "hardware_key": self.hardware.slug,
             "hardware": asdict(self.hardware),
             "history": list(self.history),
-            "cells": [_cell_document(cell) for cell in self.cells],
+            "cells": [_CellDocument.of(cell).model_dump() for cell in self.cells],
         }
         text = json.dumps(document, indent=1, ensure_ascii=False)
         return _NUMBER_LIST.sub(lambda m: f"[{' '.join(m.group(1).split())}]", text) + "\n"
 
 
-def make_baseline(name: str, sweep: str, saved_utc: str, cells: Sequence[CellEvidence]) -> Baseline:
+def make_baseline(name: str, sweep: str, saved_utc: str, cells: Sequence[CellSamples]) -> Baseline:
     """A baseline of the finished cells of a sweep.
 
     Raises:
@@ -82,28 +158,38 @@ def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
         UsageError: damaged.
     """
     version = document.get("baseline_version")
-    if version != BASELINE_VERSION:
+    if version not in (_NAMED_NUMBERS, BASELINE_VERSION):
         raise NotComparableError(
             f"{source}: baseline schema version {version!r}, this version compares "
             f"{BASELINE_VERSION}; save it again with this version"
         )
     try:
-        hardware = HardwareKey(**document["hardware"])
-        cells = tuple(_read_cell(item, hardware) for item in document["cells"])
-        baseline = Baseline(
-            name=str(document["name"]),
-            sweep=str(document["sweep"]),
-            saved_utc=str(document["saved_utc"]),
-            cells=cells,
-            history=tuple(str(line) for line in document["history"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{source} is damaged ({type(error).__name__}: {error}); save it again"
-        ) from error
-    if not cells:
-        raise UsageError(f"{source} has no cell; save it again")
-    return baseline
+        upgraded = document if version == BASELINE_VERSION else _upgraded(document)
+        found = _Document.model_validate(upgraded)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{source} is damaged ({why}); save it again") from error
+    except ValidationError as error:
+        raise UsageError(f"{source} is damaged ({first_problem(error)}); save it again") from error
+    cells = tuple(cell.samples(found.hardware) for cell in found.cells)
+    return Baseline(found.name, found.sweep, found.saved_utc, cells, found.history)
+
+
+def _upgraded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of version 1 in the form of today."""
+    cells = []
+    for item in document["cells"]:
+        times, memory = item["step_milliseconds"], item["memory_bytes"]
+        known = {
+            STEP_TIME: times,
+            THROUGHPUT: [item["tokens_per_step"] * 1e3 / time for time in times],
+            ALLOCATOR_PEAK: memory.get("device_peak"),
+            RSS: memory.get("rss"),
+            WIRE_BYTES: item["wire_bytes"],
+        }
+        values = {metric.name: numbers for metric, numbers in known.items() if numbers}
+        cells.append({**item, "values": values})
+    return {**document, "cells": cells}
 
 
 def promote(
@@ -141,7 +227,7 @@ def _differs(candidate: Baseline, current: Baseline) -> str:
     return ""
 
 
-def _thinned(cell: CellEvidence) -> CellEvidence:
+def _thinned(cell: CellSamples) -> CellSamples:
     return replace(cell, curves=tuple(_thinned_curve(curve) for curve in cell.curves))
 
 
@@ -154,56 +240,4 @@ def _thinned_curve(curve: LossCurve) -> LossCurve:
         curve,
         steps=tuple(curve.steps[i] for i in kept),
         values=tuple(curve.values[i] for i in kept),
-    )
-
-
-def _cell_document(cell: CellEvidence) -> dict[str, Any]:
-    curves: list[dict[str, Any]] = []
-    for curve in cell.curves:  # repeats are often bitwise equal: one curve stands for all of them
-        same = next((item for item in curves if item["digest"] == curve.digest), None)
-        if same is None:
-            curves.append({"runs": 1, **asdict(curve)})
-        else:
-            same["runs"] += 1
-    return {
-        "name": cell.name,
-        "slug": cell.slug,
-        "config_hash": cell.config_hash,
-        "schema_version": cell.schema_version,
-        "code": cell.code,
-        "commit": cell.commit,
-        "tokens_per_step": cell.tokens_per_step,
-        "step_milliseconds": [round(value, 4) for value in cell.step_milliseconds.values()],
-        "not_steady": cell.not_steady,
-        "memory_bytes": {metric: list(values) for metric, values in cell.memory.items()},
-        "wire_bytes": list(cell.wire_bytes),
-        "loss_bound": cell.loss_bound,
-        "losses": curves,
-    }
-
-
-def _read_cell(item: Mapping[str, Any], hardware: HardwareKey) -> CellEvidence:
-    times = [float(value) for value in item["step_milliseconds"]]
-    if any(value <= 0 for value in times):
-        raise ValueError(f"{item['name']}: a step time that is not positive")
-    memory = item["memory_bytes"]
-    return CellEvidence(
-        name=str(item["name"]),
-        slug=str(item["slug"]),
-        config_hash=str(item["config_hash"]),
-        schema_version=int(item["schema_version"]),
-        hardware=hardware,
-        code=str(item["code"]),
-        commit=str(item["commit"]),
-        step_milliseconds=dict(enumerate(times)),
-        tokens_per_step=float(item["tokens_per_step"]),
-        memory={m: tuple(map(float, memory[m])) for m in MEMORY_METRICS if m in memory},
-        wire_bytes=tuple(map(float, item["wire_bytes"])),
-        curves=tuple(
-            LossCurve(tuple(map(int, c["steps"])), tuple(map(float, c["values"])), str(c["digest"]))
-            for c in item["losses"]
-            for _ in range(int(c["runs"]))
-        ),
-        loss_bound=float(item["loss_bound"]),
-        not_steady=int(item["not_steady"]),
     )

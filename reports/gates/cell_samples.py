@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.derive.hardware import HardwareKey, hardware_key
-from bench.record import RunRecord
-from reports.comparisons.change import MemoryMetric
+from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
-
-MEMORY_METRICS: tuple[MemoryMetric, ...] = ("device_peak", "ledger", "rss")
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,13 @@ class LossCurve:
 
 
 @dataclass(frozen=True)
-class CellEvidence:
+class CellSamples:
     """Runs of one configuration, one code, one kind of hardware.
 
-    step_milliseconds: steady-state median by block, of runs whose time counts. memory: bytes by
-    metric, wire_bytes: bytes per step of all ranks, curves: losses; one entry per finished run.
-    loss_bound: relative difference that the dtypes explain. interleaved: the blocks were run in
-    turn with the other arm's.
+    values: metric -> block -> number, of finished runs that have it (a time only of those whose
+    time counts). curves: losses, one per finished run. loss_bound: relative difference that the
+    dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
+    finished runs without a time.
     """
 
     name: str
@@ -51,20 +48,27 @@ class CellEvidence:
     hardware: HardwareKey
     code: str
     commit: str
-    step_milliseconds: Mapping[int, float]
     tokens_per_step: float
-    memory: Mapping[MemoryMetric, tuple[float, ...]]
-    wire_bytes: tuple[float, ...]
+    values: Mapping[str, Mapping[int, float]]
     curves: tuple[LossCurve, ...]
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
 
+    def of(self, metric: Metric) -> Mapping[int, float]:
+        """The metric's numbers by block."""
+        return self.values.get(metric.name, {})
 
-def cell_evidence(
+    @property
+    def step_milliseconds(self) -> Mapping[int, float]:
+        """Steady-state median by block."""
+        return self.of(STEP_TIME)
+
+
+def cell_samples(
     cell: Cell, runs: Sequence[Run] | None = None, *, interleaved: bool = False
-) -> CellEvidence:
-    """Evidence of `cell`, of its finished runs or of those in `runs` (at least one).
+) -> CellSamples:
+    """Samples of `cell`, of its finished runs or of those in `runs` (at least one).
 
     Raises:
         ValueError: no finished run.
@@ -74,7 +78,12 @@ def cell_evidence(
         raise ValueError(f"{cell.name} has no finished run")
     record = counted[0].record
     git = record.environment.get("git")
-    return CellEvidence(
+    values = {
+        name: numbers
+        for name, metric in judged_metrics().items()
+        if not metric.alternatives and (numbers := _by_block(counted, metric))
+    }
+    return CellSamples(
         name=cell.name,
         slug=record.resolved.slug,
         config_hash=record.resolved.config_hash,
@@ -82,39 +91,21 @@ def cell_evidence(
         hardware=hardware_key(record),
         code=record.status.code,
         commit=str(git.get("commit") or "") if isinstance(git, Mapping) else "",
-        step_milliseconds={
-            run.record.status.repeat: run.summary.step_milliseconds_median
-            for run in counted
-            if run.summary.step_milliseconds_median is not None
-        },
         tokens_per_step=float(record.resolved.tokens_per_step),
-        memory=_memory(counted),
-        wire_bytes=_known(run.summary.wire_bytes_per_step for run in counted),
+        values=values,
         curves=tuple(LossCurve.of(losses(run.record)) for run in counted),
         loss_bound=tolerance_for(record.resolved).bound,
         interleaved=interleaved,
-        not_steady=sum(run.summary.step_milliseconds_median is None for run in counted),
+        not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
     )
 
 
-def _memory(runs: Sequence[Run]) -> dict[MemoryMetric, tuple[float, ...]]:
-    found: dict[MemoryMetric, tuple[float, ...]] = {
-        "device_peak": _known(run.summary.device_peak_bytes for run in runs),
-        "ledger": _known(_ledger(run) for run in runs),
-        "rss": _known(run.summary.rss_peak_bytes for run in runs),
-    }
-    return {metric: values for metric, values in found.items() if values}
+def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metric | None:
+    """`metric`, or the first of its alternatives, that both sides have; None if there is none."""
+    found = metric.alternatives or (metric,)
+    return next((one for one in found if base.of(one) and head.of(one)), None)
 
 
-def _ledger(run: Run) -> float | None:
-    ledger = run.summary.memory_by_category_bytes
-    return float(sum(ledger.values())) if ledger else None
-
-
-def _known(values: object) -> tuple[float, ...]:
-    return tuple(float(value) for value in values if value is not None)  # type: ignore[attr-defined]
-
-
-def started(record: RunRecord) -> str:
-    """When the run began, UTC."""
-    return record.status.started_utc
+def _by_block(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
+    found = {run.record.status.repeat: run.value(metric) for run in runs}
+    return {block: value for block, value in found.items() if value is not None}

@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.derive.hardware import HardwareKey
-from reports.comparisons.change import MEMORY_TITLES
-from reports.gates.cell_samples import MEMORY_METRICS, CellEvidence
-from reports.gates.judgement import Judgement, TimeCase, judge_times, judge_values
+from bench.derive.metrics import STEP_TIME, THROUGHPUT, Metric, Rule
+from reports.gates.cell_samples import CellSamples, shared_metric
+from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values
 from reports.gates.loss_gate import judge_loss
 from reports.gates.noise import NoiseCalibration
 from reports.gates.pairing import Pair, Sides
-from reports.gates.policy import TIME_METRICS, Metric, Policy, Rule
+from reports.gates.policy import Policy
 
 Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
-
-RSS_TOLERANCE = 0.05
-"""A resident set repeats less exactly than an allocator's peak: no smaller tolerance is used."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,12 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
     calibration = calibrations(sides.pairs[0].head.hardware) if sides.pairs else None
     judgements: list[Judgement] = []
     for metric, rule in policy.active():
-        if metric in TIME_METRICS:
-            judgements += _times(sides.pairs, metric, rule, policy.alpha, calibrations)
+        if metric.judge == "interval":
+            judgements += _intervals(sides.pairs, metric, rule, policy.alpha, calibrations)
+        elif metric.judge == "curve":
+            judgements += [_loss(pair, metric, rule) for pair in sides.pairs]
         else:
-            judgements += [_single(pair, metric, rule) for pair in sides.pairs]
+            judgements += [_ratio(pair, metric, rule) for pair in sides.pairs]
     order = {pair.label: index for index, pair in enumerate(sides.pairs)}
     judgements.sort(key=lambda judgement: order[judgement.cell])
     return GateResult(
@@ -88,7 +87,7 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
     )
 
 
-def incomparable(base: CellEvidence, head: CellEvidence) -> str:
+def incomparable(base: CellSamples, head: CellSamples) -> str:
     """Why two cells may not be compared; empty if they may."""
     if base.schema_version != head.schema_version:
         return f"schema versions differ: {base.schema_version} and {head.schema_version}"
@@ -110,7 +109,7 @@ def _only_comparable(sides: Sides) -> Sides:
     )
 
 
-def _times(
+def _intervals(
     pairs: Sequence[Pair],
     metric: Metric,
     rule: Rule,
@@ -119,23 +118,26 @@ def _times(
 ) -> list[Judgement]:
     cases, without = [], []
     for pair in pairs:
-        case = _case(pair, rule, calibrations)
+        case = _case(pair, metric, rule, calibrations)
         usable = case.blocks if case.paired else case.base and case.head
         if usable:
             cases.append(case)
         else:
-            without.append(_no_time(pair, metric, rule))
-    return judge_times(cases, metric, rule, alpha) + without
+            counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
+            why = f"no steady time to compare ({counts} are not steady, or not comparable in time)"
+            without.append(_unmeasured(pair, metric, rule, why))
+    return judge_intervals(cases, metric, rule, alpha) + without
 
 
-def _case(pair: Pair, rule: Rule, calibrations: Calibrations) -> TimeCase:
+def _case(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
     calibration = calibrations(pair.head.hardware)
-    floor = calibration.floor(pair.head.config_hash) if calibration else 0.0
-    asked = rule.tolerance or 0.0
-    return TimeCase(
+    is_speed = metric in (STEP_TIME, THROUGHPUT)  # of which alone the noise is known
+    floor = calibration.floor(pair.head.config_hash) if calibration and is_speed else 0.0
+    asked = max(rule.tolerance or 0.0, metric.least_tolerance)
+    return Case(
         cell=pair.label,
-        base=pair.base.step_milliseconds,
-        head=pair.head.step_milliseconds,
+        base=pair.base.of(metric),
+        head=pair.head.of(metric),
         paired=pair.paired,
         tolerance=max(asked, floor),
         floor=floor > asked,
@@ -143,57 +145,29 @@ def _case(pair: Pair, rule: Rule, calibrations: Calibrations) -> TimeCase:
     )
 
 
-def _no_time(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
-    counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
-    return Judgement(
-        cell=pair.label,
-        metric=metric,
-        verdict="unmeasured",
-        required=rule.gate == "required",
-        reason=f"no steady time to compare ({counts} are not steady, or not comparable in time)",
-    )
-
-
-def _single(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
-    if metric == "loss":
-        return _loss(pair, rule)
-    return _memory(pair, rule) if metric == "memory" else _wire(pair, rule)
-
-
-def _memory(pair: Pair, rule: Rule) -> Judgement:
-    metric = next(
-        (m for m in MEMORY_METRICS if m in pair.base.memory and m in pair.head.memory), None
-    )
-    if metric is None:
-        return _unmeasured(pair, "memory", rule, "no memory number that both sides have")
-    tolerance = rule.tolerance or 0.0
-    if metric == "rss":
-        tolerance = max(tolerance, RSS_TOLERANCE)
+def _ratio(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
+    found = shared_metric(metric, pair.base, pair.head)
+    if found is None:
+        why = f"no {metric.title} number that both sides have"
+        return _unmeasured(pair, metric, rule, why)
     judged = judge_values(
         pair.label,
-        "memory",
+        metric,
         rule,
-        pair.base.memory[metric],
-        pair.head.memory[metric],
-        tolerance=tolerance,
+        list(pair.base.of(found).values()),
+        list(pair.head.of(found).values()),
+        tolerance=max(rule.tolerance or 0.0, found.least_tolerance),
     )
-    return replace(judged, detail=MEMORY_TITLES[metric])
+    return judged if found is metric else replace(judged, detail=found.title)
 
 
-def _wire(pair: Pair, rule: Rule) -> Judgement:
-    base, head = pair.base.wire_bytes, pair.head.wire_bytes
-    if not base or not head:
-        return _unmeasured(pair, "wire_bytes", rule, "bytes sent were not counted on both sides")
-    return judge_values(pair.label, "wire_bytes", rule, base, head, tolerance=rule.tolerance or 0.0)
-
-
-def _loss(pair: Pair, rule: Rule) -> Judgement:
+def _loss(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
     bound = pair.head.loss_bound if rule.tolerance is None else rule.tolerance
     found = judge_loss(pair.base.curves, pair.head.curves, rule.mode, bound)
     first, last = pair.base.curves[0].values, pair.head.curves[0].values
     return Judgement(
         cell=pair.label,
-        metric="loss",
+        metric=metric.name,
         verdict=found.verdict,
         required=rule.gate == "required",
         reason=found.reason,
@@ -210,7 +184,7 @@ def _loss(pair: Pair, rule: Rule) -> Judgement:
 def _unmeasured(pair: Pair, metric: Metric, rule: Rule, reason: str) -> Judgement:
     return Judgement(
         cell=pair.label,
-        metric=metric,
+        metric=metric.name,
         verdict="unmeasured",
         required=rule.gate == "required",
         reason=reason,
@@ -227,7 +201,7 @@ def _passed_over(judgements: Sequence[Judgement], policy: Policy) -> list[Judgem
     found = []
     for judgement in judgements:
         rule = policy.rules[judgement.metric]
-        asked = rule.named or judgement.metric == "step_time"
+        asked = rule.named or judgement.metric == STEP_TIME.name
         if judgement.verdict != "unmeasured" or not judgement.required:
             found.append(judgement)
         elif not asked:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.derive.metrics import STEP_TIME, THROUGHPUT, judged_metrics
 from reports.gates.judgement import Judgement
-from reports.gates.policy import TIME_METRICS
 from reports.renderers import quantity
 from reports.renderers.table import Column, Row, RowKind, Table
 
@@ -36,15 +36,20 @@ _OTHERS = (
 
 
 def time_table(judgements: Sequence[Judgement]) -> Table:
-    """Time metrics; the interval is of the judged metric's own change."""
-    rows = [_time_row(one) for one in judgements if one.metric in TIME_METRICS]
+    """Step time and throughput; the interval is of the judged metric's own change."""
+    rows = [_time_row(one) for one in judgements if is_speed(one)]
     return Table(_TIMES, tuple(rows))
 
 
 def other_table(judgements: Sequence[Judgement]) -> Table:
-    """Memory, bytes sent and loss."""
-    rows = [_other_row(one) for one in judgements if one.metric not in TIME_METRICS]
+    """Everything else."""
+    rows = [_other_row(one) for one in judgements if not is_speed(one)]
     return Table(_OTHERS, tuple(rows))
+
+
+def is_speed(judgement: Judgement) -> bool:
+    """Whether time change, throughput change and ratio are known of it."""
+    return judgement.metric in (STEP_TIME.name, THROUGHPUT.name)
 
 
 def verdict_text(judgement: Judgement) -> str:
@@ -65,7 +70,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 
 def _time_row(one: Judgement) -> Row:
-    scale = one.metric == "step_time"
+    scale = one.metric == STEP_TIME.name
     return Row(
         (
             one.cell,
@@ -86,8 +91,8 @@ def _time_row(one: Judgement) -> Row:
 
 
 def _other_row(one: Judgement) -> Row:
-    amount = quantity.binary_bytes if one.metric in ("memory", "wire_bytes") else quantity.loss
-    if one.metric == "loss":
+    metric = judged_metrics()[one.metric]
+    if metric.judge == "curve":
         change = quantity.signed_difference(one.change)
         tolerance = quantity.MISSING if one.tolerance is None else f"{one.tolerance:.1e}"
     else:
@@ -98,8 +103,8 @@ def _other_row(one: Judgement) -> Row:
         verdict_text(one),
         change,
         tolerance,
-        amount(one.base),
-        amount(one.head),
+        quantity.amount(one.base, metric.unit),
+        quantity.amount(one.head, metric.unit),
         _runs(one),
     )
     return Row(texts, _kind(one))

@@ -10,9 +10,8 @@ from typing import Any
 
 from reports.comparisons.comparison_text import DEFINITIONS
 from reports.gates.gate import GateResult
-from reports.gates.gate_table import metric_text, other_table, time_table
+from reports.gates.gate_table import is_speed, metric_text, other_table, time_table
 from reports.gates.judgement import Judgement, Verdict
-from reports.gates.policy import TIME_METRICS
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.printable import printable
 
@@ -116,7 +115,7 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
     found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
     found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
     found += [("left out", text) for text in result.notes]
-    times = [one for one in result.judgements if one.metric in TIME_METRICS]
+    times = [one for one in result.judgements if is_speed(one)]
     found += _about_times(times)
     if times:
         found.append(("noise", _noise(result, now)))

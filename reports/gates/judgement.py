@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from reports.gates.policy import Direction, Metric, Rule
+from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, Rule
 from reports.renderers import quantity
 from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
 from reports.statistics.multiplicity import adjusted
@@ -38,12 +38,12 @@ class Judgement:
     base, head: medians in the metric's unit (ms, tokens/s, bytes, loss). ratio: head / base of the
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
     used. floor: whether the noise floor set it. time_ratio, throughput_ratio: of step time and of
-    tokens/s, known for time metrics only. p_adjusted: of "within the tolerance", adjusted for
+    tokens/s, known for these two only. p_adjusted: of "within the tolerance", adjusted for
     `tests` cells.
     """
 
     cell: str
-    metric: Metric
+    metric: str
     verdict: Verdict
     required: bool
     reason: str = ""
@@ -72,8 +72,11 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class TimeCase:
-    """Run medians of one cell, `{block: milliseconds}`; paired: blocks were interleaved."""
+class Case:
+    """One metric of one cell: its number by block. paired: blocks were interleaved.
+
+    tokens_ratio: tokens of a step, head / base.
+    """
 
     cell: str
     base: Mapping[int, float]
@@ -89,23 +92,23 @@ class TimeCase:
         return sorted(set(self.base) & set(self.head))
 
 
-def judge_times(
-    cases: Sequence[TimeCase], metric: Metric, rule: Rule, alpha: float, *, bootstrap: bool = True
+def judge_intervals(
+    cases: Sequence[Case], metric: Metric, rule: Rule, alpha: float, *, bootstrap: bool = True
 ) -> list[Judgement]:
-    """Judge one time metric in all cells together.
+    """Judge a metric that varies from run to run, in all cells together.
 
     Args:
         cases: cells with at least one usable number on each side.
-        metric: step_time or throughput.
+        metric: what the numbers are.
         rule: its part of the policy.
         alpha: two-sided, after adjustment for all of `cases`.
         bootstrap: whether to compute the second interval, which decides nothing.
     """
-    estimates = [_estimate(case, metric, alpha, bootstrap=bootstrap) for case in cases]
+    estimates = [estimated(case, alpha, bootstrap=bootstrap) for case in cases]
     bands = [math.log1p(case.tolerance) for case in cases]
     beyond = [e.p_beyond(band) for e, band in zip(estimates, bands, strict=True)]
     return [
-        _time_judgement(case, metric, rule, estimate, p=p, tests=len(cases))
+        _interval_judgement(case, metric, rule, estimate, p=p, tests=len(cases))
         for case, estimate, p in zip(cases, estimates, adjusted(beyond), strict=True)
     ]
 
@@ -136,7 +139,7 @@ def judge_values(
         )
     return Judgement(
         cell=cell,
-        metric=metric,
+        metric=metric.name,
         verdict=verdict,
         required=rule.gate == "required",
         reason=reason,
@@ -162,22 +165,18 @@ def _direction(up: bool, direction: Direction) -> Verdict:
     return "regressed" if up == (direction == "lower_is_better") else "improved"
 
 
-def _estimate(case: TimeCase, metric: Metric, alpha: float, *, bootstrap: bool) -> RatioEstimate:
-    def value(milliseconds: float) -> float:
-        return milliseconds if metric == "step_time" else 1e3 / milliseconds
-
-    scale = 1.0 if metric == "step_time" else case.tokens_ratio
+def estimated(case: Case, alpha: float, *, bootstrap: bool) -> RatioEstimate:
+    """The ratio of the metric, head over base: paired where both sides have blocks in turn."""
     if case.paired and case.blocks:
-        base = [value(case.base[block]) for block in case.blocks]
-        head = [scale * value(case.head[block]) for block in case.blocks]
+        base = [case.base[block] for block in case.blocks]
+        head = [case.head[block] for block in case.blocks]
         return estimate_paired(base, head, alpha, bootstrap=bootstrap)
-    base = [value(x) for x in case.base.values()]
-    head = [scale * value(x) for x in case.head.values()]
+    base, head = list(case.base.values()), list(case.head.values())
     return estimate_unpaired(base, head, alpha, bootstrap=bootstrap)
 
 
-def _time_judgement(
-    case: TimeCase,
+def _interval_judgement(
+    case: Case,
     metric: Metric,
     rule: Rule,
     estimate: RatioEstimate,
@@ -191,10 +190,10 @@ def _time_judgement(
         verdict = _direction(estimate.log_ratio > 0, rule.direction)
     elif estimate.interval is not None and _inside(estimate.interval, band):
         verdict = "equivalent"
-    time_ratio = estimate.ratio if metric == "step_time" else case.tokens_ratio / estimate.ratio
+    time_ratio, throughput_ratio = _speed(metric, estimate.ratio, case.tokens_ratio)
     return Judgement(
         cell=case.cell,
-        metric=metric,
+        metric=metric.name,
         verdict=verdict,
         required=rule.gate == "required",
         reason=_why(verdict, case, estimate, p, tests),
@@ -213,8 +212,17 @@ def _time_judgement(
         p_equivalence=estimate.p_not_equivalent(band),
         tests=tests,
         time_ratio=time_ratio,
-        throughput_ratio=case.tokens_ratio / time_ratio,
+        throughput_ratio=throughput_ratio,
     )
+
+
+def _speed(
+    metric: Metric, ratio: float, tokens_ratio: float
+) -> tuple[float, float] | tuple[None, None]:
+    """The ratios of step time and of throughput, of which `ratio` is one."""
+    if metric == STEP_TIME:
+        return ratio, tokens_ratio / ratio
+    return (tokens_ratio / ratio, ratio) if metric == THROUGHPUT else (None, None)
 
 
 def _inside(interval: tuple[float, float], band: float) -> bool:
@@ -225,7 +233,7 @@ def _exp(interval: tuple[float, float] | None) -> tuple[float, float] | None:
     return None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
 
 
-def _why(verdict: Verdict, case: TimeCase, estimate: RatioEstimate, p: float, tests: int) -> str:
+def _why(verdict: Verdict, case: Case, estimate: RatioEstimate, p: float, tests: int) -> str:
     """Why nothing was concluded, and what would help; empty for the other verdicts."""
     if verdict != "inconclusive":
         return ""

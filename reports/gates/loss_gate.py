@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from bench.derive.metrics import LossMode
 from reports.comparisons.parity import relative_differences
 from reports.gates.cell_samples import LossCurve
 from reports.gates.judgement import Verdict
-from reports.gates.policy import LossMode
 from reports.renderers import quantity
 
 SPREAD_FACTOR = 3.0

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import stdev
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from bench.derive.hardware import HardwareKey
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from reports.gates.cell_samples import CellEvidence
+from reports.gates.cell_samples import CellSamples
 from reports.renderers import quantity
 from reports.statistics.estimate import estimate_paired
 from reports.statistics.sample_size import smallest_deciding_n
@@ -27,8 +29,15 @@ ALPHA = 0.05
 
 _MINUTES_PER_HOUR = 60
 _DAYS_SHOWN_IN_HOURS = 2
-_LARGEST_CHANGE = 10.0
 FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+_Relative = Annotated[float, Field(gt=-1, lt=10)]
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,10 @@ class CellNoise:
     cell: str
     config_hash: str
     blocks: int
-    change: float
-    low: float
-    high: float
-    spread: float
+    change: _Relative
+    low: _Relative
+    high: _Relative
+    spread: _Relative
 
     @property
     def floor(self) -> float:
@@ -58,10 +67,10 @@ class NoiseCalibration:
     """What is stored per hardware key."""
 
     hardware: HardwareKey
-    measured_utc: str
+    measured_utc: Annotated[str, AfterValidator(lambda text: (_time(text), text)[1])]
     sweep: str
     commit: str
-    cells: tuple[CellNoise, ...]
+    cells: Annotated[tuple[CellNoise, ...], Field(min_length=1)]
 
     def floor(self, config_hash: str) -> float:
         """The floor of this configuration, or the largest one if it was not calibrated."""
@@ -111,26 +120,22 @@ class NoiseCalibration:
                 "calibrate again with `mfsdp-bench noise`"
             )
         try:
-            calibration = cls(
-                hardware=HardwareKey(**document["hardware"]),
-                measured_utc=str(document["measured_utc"]),
-                sweep=str(document["sweep"]),
-                commit=str(document["commit"]),
-                cells=tuple(_cell(item) for item in document["cells"]),
-            )
-            _time(calibration.measured_utc)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return TypeAdapter(cls).validate_python(document)
+        except ValidationError as error:
             raise UsageError(
-                f"the noise calibration is damaged ({error}); calibrate again with "
+                f"the noise calibration is damaged ({first_problem(error)}); calibrate again with "
                 "`mfsdp-bench noise`"
             ) from error
-        if not calibration.cells:
-            raise UsageError("the noise calibration has no cell; calibrate again")
-        return calibration
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where a document is damaged, and how: `cells.0.low: Field required`."""
+    found = error.errors()[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 def calibrate(
-    pairs: Sequence[tuple[CellEvidence, CellEvidence]], *, sweep: str, measured_utc: str
+    pairs: Sequence[tuple[CellSamples, CellSamples]], *, sweep: str, measured_utc: str
 ) -> NoiseCalibration:
     """Make a calibration of A/A pairs: the same code on both sides, interleaved.
 
@@ -167,7 +172,7 @@ def age_in_words(days: float) -> str:
     return f"{round(days)} days ago"
 
 
-def _calibrated(one: CellEvidence, other: CellEvidence, blocks: Sequence[int]) -> CellNoise:
+def _calibrated(one: CellSamples, other: CellSamples, blocks: Sequence[int]) -> CellNoise:
     base = [one.step_milliseconds[block] for block in blocks]
     head = [other.step_milliseconds[block] for block in blocks]
     estimate = estimate_paired(base, head, ALPHA, bootstrap=False)
@@ -183,23 +188,6 @@ def _calibrated(one: CellEvidence, other: CellEvidence, blocks: Sequence[int]) -
         high=math.exp(estimate.interval[1]) - 1,
         spread=stdev(differences),
     )
-
-
-def _cell(item: Mapping[str, Any]) -> CellNoise:
-    numbers = {name: float(item[name]) for name in ("change", "low", "high", "spread")}
-    if not all(-1 < value < _LARGEST_CHANGE for value in numbers.values()):
-        raise ValueError(f"no usable numbers for {item['cell']}")
-    return CellNoise(
-        cell=str(item["cell"]),
-        config_hash=str(item["config_hash"]),
-        blocks=int(item["blocks"]),
-        **numbers,
-    )
-
-
-def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:

@@ -10,7 +10,7 @@ from bench.errors import UsageError
 from bench.record import FINISHED_GOOD, RunRecord
 from bench.store import ResultsStore
 from reports.comparisons.compare import load_side
-from reports.gates.cell_samples import CellEvidence, cell_evidence
+from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.views.cells import Cell, Run
 from reports.views.matching import match
 from reports.views.sweep_view import load_sweeps
@@ -21,8 +21,8 @@ class Pair:
     """One cell on both sides. paired: its runs were made in blocks, the order drawn by lot."""
 
     label: str
-    base: CellEvidence
-    head: CellEvidence
+    base: CellSamples
+    head: CellSamples
     paired: bool
 
 
@@ -65,7 +65,7 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
     for name in names:
         members = [r for r in records if r.status.cell == name]
         if blocks.get(name):
-            pairs.append(_arm_pair(name, blocks[name], before, after))
+            pairs.append(pair_of_arms(name, blocks[name], before, after))
             lost = len({r.status.repeat for r in members}) - len(blocks[name])
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
@@ -144,7 +144,7 @@ def sides_of_sweeps(
 def sides_of_baseline(
     store: ResultsStore,
     name: str,
-    kept: Sequence[CellEvidence],
+    kept: Sequence[CellSamples],
     head: str,
     arm: str | None = None,
 ) -> Sides:
@@ -162,7 +162,7 @@ def sides_of_baseline(
         elif base is None:
             refused.append((cell.name, _no_such_config(cell, kept)))
         else:
-            pairs.append(Pair(cell.name, base, cell_evidence(cell), paired=False))
+            pairs.append(Pair(cell.name, base, cell_samples(cell), paired=False))
     refused += [(c.name, f"only in baseline {name}") for c in by_config.values()]
     view = load_sweeps(store, [head])[0] if head in store.sweeps() else None
     return Sides(
@@ -205,13 +205,14 @@ def _chosen_arms(
     return before, after
 
 
-def _arm_pair(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
+def pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
+    """Two arms of the complete `blocks` (at least one) of one cell."""
     interleaved = all(is_interleaved(block) for block in blocks)
     sides = []
     for arm in (base, head):
         runs = [Run.of(block[arm]) for block in blocks]
         cell = Cell(f"{name} [{arm}]", tuple(runs))
-        sides.append(cell_evidence(cell, runs, interleaved=interleaved))
+        sides.append(cell_samples(cell, runs, interleaved=interleaved))
     return Pair(name, sides[0], sides[1], paired=interleaved)
 
 
@@ -220,7 +221,7 @@ def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
     for cell in (head, base):
         if not cell.finished:
             return label, f"{cell.name}: {_states(cell)}"
-    return Pair(label, cell_evidence(base), cell_evidence(head), paired=False)
+    return Pair(label, cell_samples(base), cell_samples(head), paired=False)
 
 
 def _states(cell: Cell) -> str:
@@ -249,7 +250,7 @@ def _not_run(view: object) -> tuple[tuple[str, str], ...]:
     return tuple((name, "it was planned and has not run") for name in names)
 
 
-def _no_such_config(cell: Cell, kept: Sequence[CellEvidence]) -> str:
+def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
     text = f"no cell of configuration {cell.resolved.config_hash} in the baseline"
     same = [other for other in kept if other.name == cell.name]
     return f"{text}; its {cell.name} has configuration {same[0].config_hash}" if same else text

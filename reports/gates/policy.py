@@ -6,20 +6,24 @@ function that finds the line of a key.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+from bench.derive.metrics import (
+    Direction,
+    LossMode,
+    Metric,
+    Requirement,
+    Rule,
+    default_rules,
+    judged_metrics,
+)
 from bench.errors import UsageError
 
-Metric = Literal["step_time", "throughput", "memory", "loss", "wire_bytes"]
-Direction = Literal["lower_is_better", "higher_is_better", "both"]
-Requirement = Literal["required", "advisory", "off"]
-LossMode = Literal["spread", "bitwise"]
-
-METRICS: tuple[Metric, ...] = get_args(Metric)
-TIME_METRICS: frozenset[str] = frozenset({"step_time", "throughput"})
 DEFAULT_ALPHA = 0.05
 
 KeyPath = tuple[str | int, ...]
@@ -27,43 +31,20 @@ LineOf = Callable[[KeyPath], int]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One metric's part of the policy.
-
-    tolerance: relative change (0.02 is 2 %) that is still called equal; for `loss` the largest
-    relative distance between curves, None meaning the bound of the dtype policy. direction: "both"
-    calls every change beyond the tolerance a regression. named: whether the file asks for it; a
-    required metric that was named and cannot be measured is not passed over.
-    """
-
-    gate: Requirement
-    tolerance: float | None
-    direction: Direction
-    mode: LossMode = "spread"
-    named: bool = False
-
-
-DEFAULT_RULES: Mapping[Metric, Rule] = {
-    "step_time": Rule("required", 0.02, "lower_is_better"),
-    "throughput": Rule("off", 0.02, "higher_is_better"),
-    "memory": Rule("required", 0.005, "lower_is_better"),
-    "loss": Rule("required", None, "both"),
-    "wire_bytes": Rule("required", 0.0, "lower_is_better"),
-}
-"""Time may change by 2 %, allocator peaks and ledgers by 0.5 %; counted bytes not at all."""
-
-
-@dataclass(frozen=True)
 class Policy:
-    """Rules of all metrics; `alpha` is the chance of a false alarm that is accepted."""
+    """Rules by metric; `alpha` is the chance of a false alarm that is accepted."""
 
-    rules: Mapping[Metric, Rule] = field(default_factory=lambda: dict(DEFAULT_RULES))
+    rules: Mapping[str, Rule] = field(default_factory=default_rules)
     alpha: float = DEFAULT_ALPHA
     source: str = "the default policy"
 
     def active(self) -> list[tuple[Metric, Rule]]:
         """Metrics that are judged, in a fixed order."""
-        return [(name, self.rules[name]) for name in METRICS if self.rules[name].gate != "off"]
+        return [
+            (metric, self.rules[name])
+            for name, metric in judged_metrics().items()
+            if self.rules[name].gate != "off"
+        ]
 
 
 class PolicyError(UsageError):
@@ -81,119 +62,93 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
     Raises:
         PolicyError: every problem with its line.
     """
-    reader = _Reader(line_of, source)
-    reader.known(data, ("alpha", "metrics"), ())
-    alpha = reader.number(data, "alpha", (), DEFAULT_ALPHA, most=0.5)
-    written = data.get("metrics", {})
-    if not isinstance(written, Mapping):
-        reader.report(("metrics",), "expected metrics with their rules, as `step_time: {...}`")
-        written = {}
-    reader.known(written, METRICS, ("metrics",))
-    rules = {
-        name: reader.rule(name, written[name]) if name in written else DEFAULT_RULES[name]
-        for name in METRICS
-    }
-    if alpha == 0:
-        reader.report(("alpha",), "alpha must be above 0: nothing is ever certain")
-    reader.stop_on_problems()
-    return Policy(rules, float(alpha or DEFAULT_ALPHA), source)
+    try:
+        written = _file_model().model_validate(dict(data))
+    except ValidationError as error:
+        problems = sorted((line_of(e["loc"]), _message(e)) for e in error.errors())
+        lines = [f"{source}:{line}: {text}" for line, text in problems]
+        raise PolicyError("\n".join(lines)) from error
+    asked: BaseModel = written.metrics  # type: ignore[attr-defined]  # a model made of METRICS
+    rules = default_rules()
+    for name in asked.model_fields_set:
+        rule = getattr(asked, name)
+        kept = {key: getattr(rule, key) for key in rule.model_fields_set}
+        # Whoever writes a metric down that is off wants it.
+        gate = "required" if rules[name].gate == "off" else rules[name].gate
+        rules[name] = replace(rules[name], gate=gate, named=True)
+        rules[name] = replace(rules[name], **kept)
+    return Policy(rules, written.alpha, source)  # type: ignore[attr-defined]
 
 
-class _Reader:
-    """Checks values and collects what is wrong, so that one run shows every problem."""
-
-    def __init__(self, line_of: LineOf, source: str) -> None:
-        self._line_of = line_of
-        self._source = source
-        self._problems: list[tuple[int, str]] = []
-
-    def report(self, path: KeyPath, message: str) -> None:
-        self._problems.append((self._line_of(path), message))
-
-    def stop_on_problems(self) -> None:
-        if self._problems:
-            raise PolicyError(
-                "\n".join(f"{self._source}:{line}: {text}" for line, text in sorted(self._problems))
-            )
-
-    def known(self, data: Mapping[str, Any], allowed: Sequence[str], path: KeyPath) -> None:
-        for key in data:
-            if key not in allowed:
-                self.report((*path, key), f"unknown key {key!r}; expected {', '.join(allowed)}")
-
-    def rule(self, name: Metric, written: Any) -> Rule:
-        path: KeyPath = ("metrics", name)
-        default = replace(DEFAULT_RULES[name], named=True)
-        if default.gate == "off":
-            default = replace(default, gate="required")  # whoever writes it down wants it
-        if not isinstance(written, Mapping):
-            self.report(path, f"{name}: expected a mapping such as {{tolerance: 2%}}")
-            return default
-        keys = ("tolerance", "gate", "direction", *(("mode",) if name == "loss" else ()))
-        self.known(written, keys, path)
-        direction = self.choice(written, "direction", path, get_args(Direction), default.direction)
-        if name == "loss" and direction != "both":
-            self.report((*path, "direction"), "loss: a curve that moves is a change either way")
-        return Rule(
-            gate=cast(
-                "Requirement",
-                self.choice(written, "gate", path, get_args(Requirement), default.gate),
-            ),
-            tolerance=self.number(written, "tolerance", path, default.tolerance, most=10.0),
-            direction=cast("Direction", direction),
-            mode=cast(
-                "LossMode", self.choice(written, "mode", path, get_args(LossMode), default.mode)
-            ),
-            named=True,
-        )
-
-    def choice(
-        self,
-        data: Mapping[str, Any],
-        key: str,
-        path: KeyPath,
-        allowed: Sequence[str],
-        default: str,
-    ) -> str:
-        value = data.get(key, default)
-        if value not in allowed:
-            self.report(
-                (*path, key), f"{key}: expected one of {', '.join(allowed)}, found {value!r}"
-            )
-            return default
-        return str(value)
-
-    def number(
-        self,
-        data: Mapping[str, Any],
-        key: str,
-        path: KeyPath,
-        default: float | None,
-        *,
-        most: float,
-    ) -> float | None:
-        """A fraction (0.02) or a percentage ("2%"), not negative, at most `most`."""
-        if key not in data:
-            return default
-        value = _fraction(data[key])
-        if value is None or not 0 <= value <= most:
-            self.report(
-                (*path, key),
-                f"{key}: expected a fraction from 0 to {most:g} or a percentage such as 2%, "
-                f"found {data[key]!r}",
-            )
-            return default
-        return value
-
-
-def _fraction(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) else None
+def _fraction(value: Any) -> Any:
+    """0.02 of "2%"; anything else as it is."""
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
             return float(value.strip().removesuffix("%")) / 100
         except ValueError:
-            return None
-    return None
+            return value
+    return value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _RuleSection(_Section):
+    gate: Requirement = "required"
+    tolerance: Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=10)] = 0.0
+    direction: Direction = "both"
+
+
+class _LossSection(_RuleSection):
+    direction: Literal["both"] = "both"
+    mode: LossMode = "spread"
+
+
+def _file_model() -> type[BaseModel]:
+    """The shape of a policy file: one section for every metric that can be judged."""
+    sections: dict[str, Any] = {
+        name: (_LossSection if metric.judge == "curve" else _RuleSection, _RuleSection())
+        for name, metric in judged_metrics().items()
+    }
+    metrics = create_model("_Metrics", __base__=_Section, **sections)
+    alpha = Annotated[float, BeforeValidator(_fraction), Field(gt=0, le=0.5)]
+    return create_model(
+        "_PolicyFile",
+        __base__=_Section,
+        alpha=(alpha, DEFAULT_ALPHA),
+        metrics=(metrics, metrics()),
+    )
+
+
+def _message(error: ErrorDetails) -> str:
+    """What is wrong, what was expected, what was found."""
+    where, found = error["loc"], error["input"]
+    key = where[-1] if where else ""
+    most = 0.5 if key == "alpha" else 10
+    text = (
+        f"{key}: expected a fraction from 0 to {most:g} or a percentage such as 2%, found {found!r}"
+    )
+    match error["type"]:
+        case "extra_forbidden":
+            text = f"unknown key {key!r}; expected {', '.join(_known(where[:-1]))}"
+        case "literal_error" if where[1:] == ("loss", "direction"):
+            text = "loss: a curve that moves is a change either way"
+        case "literal_error":
+            expected = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            text = f"{key}: expected one of {expected}, found {found!r}"
+        case "model_type" if key == "metrics":
+            text = "expected metrics with their rules, as `step_time: {...}`"
+        case "model_type":
+            text = f"{key}: expected a mapping such as {{tolerance: 2%}}"
+        case "greater_than":
+            text = "alpha must be above 0: nothing is ever certain"
+    return text
+
+
+def _known(where: KeyPath) -> list[str]:
+    if not where:
+        return ["alpha", "metrics"]
+    if where == ("metrics",):
+        return list(judged_metrics())
+    return list((_LossSection if where[-1] == "loss" else _RuleSection).model_fields)

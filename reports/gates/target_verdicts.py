@@ -21,12 +21,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bench.derive.blocks import Block, complete_blocks, is_interleaved
+from bench.derive.blocks import Block, complete_blocks
+from bench.derive.metrics import Metric, target_metrics
 from bench.errors import UsageError
 from bench.store import ResultsStore
+from reports.gates.cell_samples import shared_metric
+from reports.gates.pairing import Pair, pair_of_arms
 from reports.renderers import quantity
 from reports.renderers.table import Column, Row, RowKind, Table
-from reports.views.cells import Run
 from reports.views.sweep_view import SweepView
 
 TargetVerdict = Literal["met", "missed", "undecided", "unmeasured"]
@@ -153,56 +155,50 @@ def _planned(plan: Mapping[str, Any]) -> list[_Planned]:
 
 
 def _judged(target: _Planned, blocks: Sequence[Block]) -> TargetResult:
-    base_arm, head_arm, metric, at_most = target.base, target.head, target.metric, target.at_most
-    pairs = [(_value(block[base_arm], metric), _value(block[head_arm], metric)) for block in blocks]
-    values = [(b, h) for b, h in pairs if b is not None and h is not None]
+    result = TargetResult(
+        cell=target.cell,
+        metric=target.metric,
+        base_arm=target.base,
+        head_arm=target.head,
+        at_most=target.at_most,
+        verdict="unmeasured",
+        reason=f"none of {len(blocks)} complete blocks has a number",
+    )
+    asked = target_metrics().get(target.metric)
+    if asked is None:
+        return replace(result, reason=f"this version knows no metric {target.metric!r}")
+    if not blocks:
+        return result
+    pair = pair_of_arms(target.cell, blocks, target.base, target.head)
+    metric = shared_metric(asked, pair.base, pair.head)
+    both = set(pair.base.of(metric)) & set(pair.head.of(metric)) if metric else set()
+    if metric is None or not both:
+        return result
+    base, head = (median(side.of(metric)[b] for b in both) for side in (pair.base, pair.head))
+    ratio = head / base if base else math.inf
+    measured = replace(result, base=base, head=head, ratio=ratio, blocks=len(both), reason="")
+    if metric.judge == "ratio":
+        return replace(measured, verdict="met" if ratio <= target.at_most else "missed")
+    return _by_interval(measured, pair, metric)
 
-    def result(verdict: TargetVerdict, reason: str = "", **numbers: Any) -> TargetResult:
-        return TargetResult(
-            target.cell,
-            metric,
-            base_arm,
-            head_arm,
-            at_most,
-            verdict,
-            reason,
-            blocks=len(values),
-            **numbers,
-        )
 
-    if not values:
-        return result("unmeasured", f"none of {len(blocks)} complete blocks has a number")
-    base, head = median(b for b, _ in values), median(h for _, h in values)
-    ratio = head / base
-    numbers: dict[str, Any] = {"base": base, "head": head, "ratio": ratio}
-    if metric != "step_time":
-        return result("met" if ratio <= at_most else "missed", **numbers)
-    if not all(is_interleaved(block) for block in blocks):
-        return result("undecided", "the runs were not interleaved", **numbers)
+def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResult:
+    if not pair.paired:
+        return replace(result, verdict="undecided", reason="the runs were not interleaved")
     # Here and not above: reports without targets do not wait for scipy.
-    from reports.statistics.estimate import estimate_paired
+    from reports.gates.judgement import Case, estimated
 
-    estimate = estimate_paired([b for b, _ in values], [h for _, h in values], bootstrap=False)
-    if estimate.interval is None:
-        have = quantity.counted(len(values), "block")
-        return result("undecided", f"too few for an interval: {have}, 6 are needed", **numbers)
-    low, high = (math.exp(end) for end in estimate.interval)
-    numbers["interval"] = (low, high)
-    if high <= at_most:
-        return result("met", **numbers)
-    return result("missed" if low > at_most else "undecided", **numbers)
-
-
-def _value(record: Any, metric: str) -> float | None:
-    run = Run.of(record)
-    if metric == "step_time":
-        return run.summary.step_milliseconds_median
-    if metric == "rss":
-        found: Any = run.summary.rss_peak_bytes
-    else:
-        found = (record.memory or {}).get("cpu_allocator_peak_bytes")
-        found = run.summary.device_peak_bytes if found is None else found
-    return None if found is None else float(found)
+    case = Case(pair.label, pair.base.of(metric), pair.head.of(metric), True, 0.0)
+    interval = estimated(case, 0.05, bootstrap=False).interval
+    if interval is None:
+        have = quantity.counted(result.blocks, "block")
+        why = f"too few for an interval: {have}, 6 are needed"
+        return replace(result, verdict="undecided", reason=why)
+    low, high = (math.exp(end) for end in interval)
+    verdict: TargetVerdict = "missed" if low > result.at_most else "undecided"
+    if high <= result.at_most:
+        verdict = "met"
+    return replace(result, verdict=verdict, interval=(low, high))
 
 
 def _row(result: TargetResult) -> Row:
@@ -226,6 +222,7 @@ def _row(result: TargetResult) -> Row:
 
 
 def _amount(result: TargetResult, value: float | None) -> str:
-    if result.metric != "step_time":
-        return quantity.binary_bytes(value)
-    return quantity.MISSING if value is None else f"{value:.1f} ms"
+    metric = target_metrics().get(result.metric)
+    if value is None or metric is None:
+        return quantity.MISSING
+    return f"{value:.1f} ms" if metric.unit == "ms" else quantity.amount(value, metric.unit)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from reports.comparisons.change import MemoryMetric, memory_bytes
+from bench.derive.metrics import ALLOCATOR_PEAK, RSS
 from reports.plots.categories import category_look, in_order
 from reports.plots.style import GREY, drawing, label, svg, wrapped
 from reports.views.cells import Cell
@@ -15,7 +15,11 @@ _MIB = 2**20
 
 
 def memory_figure(cells: Sequence[Cell]) -> str:
-    """Left: the ledger of rank 0 by category. Right: device peak if known, else RSS peak."""
+    """Left: the ledger of rank 0 by category. Right: allocator's peak if known, else RSS peak.
+
+    Categories are those of the moment with the most bytes; where no ledger was followed, the bar
+    ends with "at most".
+    """
     shown = [cell for cell in cells if cell.finished]
     names = [wrapped(cell.name) for cell in shown]
     has_ledger = any(cell.ledger for cell in shown)
@@ -58,19 +62,20 @@ def _ledger(axes: Axes, cells: Sequence[Cell]) -> None:
     for position, cell in enumerate(cells):
         if not cell.ledger:
             axes.text(0, position, " no ledger", va="center", color=GREY, fontsize=8)
+        elif not cell.ledger_is_measured:
+            axes.text(starts[position], position, " at most", va="center", color=GREY, fontsize=7)
     axes.set_xlabel("ledger of rank 0 (MiB)")
     axes.grid(visible=False, axis="y")
 
 
 def _peak(axes: Axes, cells: Sequence[Cell]) -> None:
-    on_device = any(cell.value("device_peak_bytes") is not None for cell in cells)
-    metric: MemoryMetric = "device_peak" if on_device else "rss"
-    values = [(memory_bytes(cell, metric) or 0.0) / _MIB for cell in cells]
+    allocated = any(cell.value(ALLOCATOR_PEAK) is not None for cell in cells)
+    metric = ALLOCATOR_PEAK if allocated else RSS
+    values = [(cell.value(metric) or 0.0) / _MIB for cell in cells]
     axes.barh(range(len(cells)), values, height=0.72, color="#a9b1bb")
     for position, value in enumerate(values):
         if value:
             axes.text(value, position, f" {value:,.0f}", va="center", fontsize=7.5)
     axes.set_xlim(0, 1.18 * max(values, default=1.0) or 1.0)
-    what = "device allocator peak" if on_device else "RSS peak"
-    axes.set_xlabel(f"{what}, largest rank (MiB)")
+    axes.set_xlabel(f"{metric.title}, largest rank (MiB)")
     axes.grid(visible=False, axis="y")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from reports.comparisons.change import MEMORY_TITLES, MemoryMetric, memory_bytes
+from bench.derive.metrics import THROUGHPUT, Metric
 from reports.plots.style import GREY, Look, drawing, label, svg, wrapped
 from reports.views.cells import Cell
 
@@ -18,9 +18,7 @@ _LEGEND_COLUMNS = 6
 _MOST_IN_LEGEND = 6
 
 
-def throughput_figure(
-    cells: Sequence[Cell], metric: MemoryMetric, look_of: Mapping[str, Look]
-) -> str:
+def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[str, Look]) -> str:
     """Scatter of the measured cells. Up and to the left is better.
 
     A line joins the Pareto front: cells that no other one beats in both. Bars span the runs of a
@@ -33,8 +31,8 @@ def throughput_figure(
         (
             (throughput, memory / _MIB, cell)
             for cell in cells
-            if (throughput := cell.value("tokens_per_second")) is not None
-            and (memory := memory_bytes(cell, metric)) is not None
+            if (throughput := cell.value(THROUGHPUT)) is not None
+            and (memory := cell.value(metric)) is not None
         ),
         key=lambda point: -point[0],
     )
@@ -65,7 +63,7 @@ def throughput_figure(
             )
         axes.margins(x=0.08, y=0.12)
         _name(axes, points)
-        axes.set_xlabel(f"{MEMORY_TITLES[metric]} (MiB)")
+        axes.set_xlabel(f"{metric.title} (MiB)")
         axes.set_ylabel("throughput (tokens/s, all ranks)")
         handles = legend_handles([cell for _, _, cell in points], look_of)
         handles.append(Line2D([], [], color=GREY, linewidth=1.1, label="Pareto front"))
@@ -152,7 +150,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def _spread_of_runs(axes: Axes, cell: Cell, memory: float, look: Look) -> None:
     """A bar from the slowest to the fastest run of a cell with several."""
-    runs = cell.values("tokens_per_second")
+    runs = cell.values(THROUGHPUT)
     if len(runs) > 1:
         axes.plot([memory] * 2, [min(runs), max(runs)], color=look.colour, linewidth=1.3)
 

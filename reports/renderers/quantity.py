@@ -73,6 +73,15 @@ def binary_bytes(value: float | None) -> str:
     return f"{scaled:.0f} B" if unit == 0 else f"{scaled:.1f} {_BINARY_UNITS[unit]}"
 
 
+def amount(value: float | None, unit: str) -> str:
+    """A metric's value in its unit, which the column's title names."""
+    if unit == "bytes":
+        return binary_bytes(value)
+    if unit == "loss":
+        return loss(value)
+    return share(value) if unit == "share" else significant(value)
+
+
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun: 1 cell, 12 cells."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"

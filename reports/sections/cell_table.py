@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.comparisons.change import MEMORY_TITLES, MemoryMetric, memory_bytes
+from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.renderers import quantity
@@ -26,6 +26,15 @@ def cells_section(findings: Findings) -> Section:
             tone="note",
         ),
     ]
+    at_most = [
+        cell.name for cell in findings.finished if cell.ledger and not cell.ledger_is_measured
+    ]
+    if at_most:
+        text = (
+            "Ledger peaks are what rank 0 held at one moment of a step. Without a ledger they are "
+            f"an upper bound, the sum of what each category holds at most: {', '.join(at_most)}."
+        )
+        blocks.append(Paragraph(text, tone="note"))
     unsteady = [cell.name for cell in findings.finished if not cell.n]
     if unsteady:
         blocks.append(
@@ -43,33 +52,23 @@ def cells_section(findings: Findings) -> Section:
 
 
 def cell_table(findings: Findings) -> Table:
-    """One row per finished cell, references set off."""
-    metrics: list[MemoryMetric] = [
+    """One row per finished cell, references set off; memory that no cell has is left out."""
+    metrics = [
         metric
-        for metric in MEMORY_TITLES
-        if any(memory_bytes(cell, metric) is not None for cell in findings.finished)
+        for metric in METRICS
+        if metric.column
+        and (
+            metric not in MEMORY_PEAKS
+            or any(cell.value(metric) is not None for cell in findings.finished)
+        )
     ]
     titles = columns(
-        "cell",
-        "engine",
-        "strategy",
-        "dtypes",
-        "n",
-        "step (ms)",
-        "p90 (ms)",
-        "tokens/s",
-        "TFLOP/s per device",
-        "MFU",
-        "final loss",
-        "grad norm",
-        *(MEMORY_TITLES[metric] for metric in metrics),
-        "sent per step",
-        left=4,
+        "cell", "engine", "strategy", "dtypes", "n", *(metric.title for metric in metrics), left=4
     )
     return Table(titles, tuple(_row(cell, metrics, findings) for cell in findings.finished))
 
 
-def _row(cell: Cell, metrics: list[MemoryMetric], findings: Findings) -> Row:
+def _row(cell: Cell, metrics: list[Metric], findings: Findings) -> Row:
     engine = cell.resolved.engine
     plain: RowKind = "plain" if cell.n else "unsteady"
     kind: RowKind = "reference" if findings.is_reference(cell) else plain
@@ -79,29 +78,15 @@ def _row(cell: Cell, metrics: list[MemoryMetric], findings: Findings) -> Row:
         engine.strategy or quantity.MISSING,
         cell.dtypes,
         str(cell.n),
-        quantity.significant(cell.value("step_milliseconds_median")),
-        quantity.significant(cell.value("step_milliseconds_p90")),
-        quantity.significant(cell.value("tokens_per_second")),
-        quantity.significant(cell.value("tflops_per_second_per_device")),
-        _mfu(cell),
-        quantity.loss(cell.value("final_loss")),
-        quantity.significant(cell.value("final_grad_norm")),
-        *(quantity.binary_bytes(memory_bytes(cell, metric)) for metric in metrics),
-        quantity.binary_bytes(cell.value("wire_bytes_per_step")),
+        *(_number(cell, metric) for metric in metrics),
     )
     return Row(texts, kind)
 
 
-def _mfu(cell: Cell) -> str:
-    """MFU, or in words why there is none."""
-    mfu = cell.value("mfu")
-    if mfu is not None:
-        return quantity.share(mfu)
-    if not cell.n:
-        return quantity.MISSING
-    notes = [note for run in cell.measured for note in run.summary.notes]
-    if any("invalid" in note for note in notes):
-        return "invalid"
-    if any("no bf16 peak" in note or "peak known" in note for note in notes):
-        return "no peak for dtype"
-    return "unknown device"
+def _number(cell: Cell, metric: Metric) -> str:
+    """The cell's number, or in words why there is none."""
+    value = cell.value(metric)
+    if value is None and cell.n:
+        reasons = [text for run in cell.measured if (text := metric.missing(run.summary))]
+        return reasons[0] if reasons else quantity.MISSING
+    return quantity.amount(value, metric.unit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.comparisons.change import MEMORY_TITLES, Change
+from reports.comparisons.change import Change
 from reports.comparisons.change_table import change_table
 from reports.findings import Findings
 from reports.plots.memory import memory_figure
@@ -99,6 +99,6 @@ def _figures(findings: Findings) -> list[Block]:
     metric = findings.memory_metric
     if findings.measured and metric is not None:
         svg = throughput_figure(findings.measured, metric, findings.looks)
-        caption = f"Throughput against {MEMORY_TITLES[metric]}; up and to the left is better."
+        caption = f"Throughput against {metric.title}; up and to the left is better."
         figures.append(Figure("throughput-memory", svg, caption))
     return figures

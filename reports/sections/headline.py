@@ -122,9 +122,7 @@ def _sentences(findings: Findings) -> list[str]:
         sentences.append(targets_sentence(findings.targets))
     if not findings.measured:
         sentences.append("Nothing was measured: there is no time to compare.")
-    against_one = [c for c in findings.changes if c.base is findings.reference]
-    if against_one:
-        sentences.append(_fastest(against_one))
+    sentences.extend(_fastest_of_each(findings))
     sentences.extend(_of_arms(c) for c in findings.changes if c.base is not findings.reference)
     sentences.extend(_parity_sentences(findings))
     sentences.extend(switch_sentences(findings))
@@ -147,6 +145,27 @@ def _of_arms(change: Change) -> str:
     return f"{change.head.name} against [{change.base.arm}]: {_three(change)}."
 
 
+def _fastest_of_each(findings: Findings) -> list[str]:
+    """One sentence per dtype policy, against the policy's own reference.
+
+    Against the reference that the reader has named, or where no two cells share a policy, the
+    sentence says which policies it compares.
+    """
+    against_one = [c for c in findings.changes if c.base is findings.reference]
+    if not against_one:
+        return []
+    if findings.reference_was_named or not findings.within_policy:
+        return [_fastest(against_one)]
+    by_base: dict[str, list[Change]] = {}
+    for change in findings.within_policy:
+        by_base.setdefault(change.base.name, []).append(change)
+    many = len(by_base) > 1
+    return [
+        (f"{changes[0].base.dtypes}: " if many else "") + _fastest(changes)
+        for changes in by_base.values()
+    ]
+
+
 def _fastest(changes: Sequence[Change]) -> str:
     known = [change for change in changes if change.throughput_ratio is not None]
     if not known:
@@ -157,10 +176,10 @@ def _fastest(changes: Sequence[Change]) -> str:
             f"No cell had a higher throughput than the reference {best.base.name}; the nearest is "
             f"{best.head.name}: {_three(best)}."
         )
-    return (
-        f"Highest throughput: {best.head.name}, against the reference {best.base.name}: "
-        f"{_three(best)}."
-    )
+    text = f"Highest throughput: {best.head.name}, against the reference {best.base.name}"
+    if best.head.dtypes != best.base.dtypes:
+        text += f" of another dtype policy ({best.head.dtypes} against {best.base.dtypes})"
+    return f"{text}: {_three(best)}."
 
 
 def _three(change: Change) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bench.derive.flops import FORMULA, HYBRID_FORMULA
+from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
-from reports.comparisons.tradeoffs import MEMORY_THRESHOLDS, SPEED_THRESHOLD
+from reports.comparisons.tradeoffs import SPEED_THRESHOLD, memory_threshold
 from reports.renderers.document import Bullets, Section
 
 
@@ -49,8 +50,8 @@ def method() -> Section:
         (
             "Trade-offs",
             f"flagged from {SPEED_THRESHOLD:.0%} of throughput and "
-            f"{MEMORY_THRESHOLDS['ledger']:.1%} of allocator or ledger memory "
-            f"({MEMORY_THRESHOLDS['rss']:.0%} of a resident set).",
+            f"{memory_threshold(LEDGER_PEAK):.1%} of allocator or ledger memory "
+            f"({memory_threshold(RSS):.0%} of a resident set).",
         ),
     )
     return Section("method", "How to read the numbers", (Bullets(items),))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reports import quantity
-from reports.document import Block, Heading, Paragraph, Section, TableBlock
+from reports.comparisons.switches import Difference, SwitchGroup, setting_text, switch_groups
 from reports.findings import Findings
-from reports.switches import Difference, SwitchGroup, setting_text, switch_groups
-from reports.table import Row, Table, columns
+from reports.renderers import quantity
+from reports.renderers.document import Block, Heading, Paragraph, Section, TableBlock
+from reports.renderers.table import Row, Table, columns
 
 _EXPLANATIONS = {
     "allocator": (

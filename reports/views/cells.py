@@ -7,24 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from bench.derive.metrics import Metric
 from bench.derive.summary import summarise
 from bench.record import FINISHED_GOOD, RunRecord, RunSummary
 from bench.spec import ResolvedRun
 
 RunClass = Literal["measured", "unsteady", "failed", "damaged", "running"]
-
-Number = Literal[
-    "step_milliseconds_median",
-    "step_milliseconds_p90",
-    "tokens_per_second",
-    "tflops_per_second_per_device",
-    "mfu",
-    "final_loss",
-    "final_grad_norm",
-    "wire_bytes_per_step",
-    "rss_peak_bytes",
-    "device_peak_bytes",
-]
 
 
 @dataclass(frozen=True)
@@ -38,6 +26,10 @@ class Run:
     def of(cls, record: RunRecord) -> Run:
         """Derive the numbers of `record`; a summary kept on disk is never read."""
         return cls(record, summarise(record))
+
+    def value(self, metric: Metric) -> float | None:
+        """The metric of this run."""
+        return metric.of(self.record, self.summary)
 
     @property
     def kind(self) -> RunClass:
@@ -103,23 +95,33 @@ class Cell:
         """Runs behind the cell's time: the unit of replication is a run, not a step."""
         return len(self.measured)
 
-    def values(self, number: Number) -> list[float]:
+    def values(self, metric: Metric) -> list[float]:
         """The number of every run that has it."""
-        found = (getattr(run.summary, number) for run in self.finished)
-        return [float(value) for value in found if value is not None]
+        found = (run.value(metric) for run in self.finished)
+        return [value for value in found if value is not None]
 
-    def value(self, number: Number) -> float | None:
+    def value(self, metric: Metric) -> float | None:
         """Median over runs of the runs' numbers."""
-        values = self.values(number)
+        values = self.values(metric)
         return median(values) if values else None
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Bytes by category of the first finished run that kept them."""
-        for run in self.finished:
-            if run.summary.memory_by_category_bytes:
-                return run.summary.memory_by_category_bytes
-        return {}
+        """Bytes by category of the first finished run that kept them.
+
+        At the peak of a step if `ledger_is_measured`, else the highest of each category.
+        """
+        run = self._with_ledger
+        return run.summary.memory_by_category_bytes if run else {}
+
+    @property
+    def ledger_is_measured(self) -> bool:
+        """Whether the categories of `ledger` were held at one moment."""
+        return self._with_ledger is not None and self._with_ledger.summary.ledger_is_measured
+
+    @property
+    def _with_ledger(self) -> Run | None:
+        return next((run for run in self.finished if run.summary.memory_by_category_bytes), None)
 
     @property
     def dtypes(self) -> str:

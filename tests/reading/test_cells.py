@@ -6,6 +6,7 @@ import dataclasses
 
 from recorded_runs import Recorded, record_run, resolved_run
 
+from bench.derive.metrics import LOSS, STEP_TIME
 from reports.views.cells import Run, dtype_policy, make_cell
 
 RUN = resolved_run("ddp", "no_shard")
@@ -26,8 +27,8 @@ def test_repeats_of_a_cell_are_its_replicates(store):
 def test_the_cells_number_is_the_median_over_its_runs(store):
     made = records(store, *(Recorded(RUN, repeat=i, speed=1.0 + i) for i in range(3)))
     cell = make_cell("c", made)
-    times = sorted(cell.values("step_milliseconds_median"))
-    assert cell.value("step_milliseconds_median") == times[1]
+    times = sorted(cell.values(STEP_TIME))
+    assert cell.value(STEP_TIME) == times[1]
 
 
 def test_runs_of_older_code_are_left_out_and_counted(store):
@@ -53,7 +54,7 @@ def test_a_finished_run_is_not_lost_to_a_later_interrupted_one(store):
 def test_the_newer_of_two_finished_runs_counts(store):
     made = records(store, Recorded(RUN, speed=5.0), Recorded(RUN, speed=1.0, seed=3))
     cell = make_cell("c", made)
-    assert (cell.value("step_milliseconds_median") or 0) < 400
+    assert (cell.value(STEP_TIME) or 0) < 400
 
 
 def test_a_truncated_sample_file_makes_the_run_damaged_and_uncounted(store):
@@ -63,7 +64,7 @@ def test_a_truncated_sample_file_makes_the_run_damaged_and_uncounted(store):
     cell = make_cell("c", store.records())
     assert cell.runs[0].kind == "damaged"
     assert cell.n == 0
-    assert cell.value("final_loss") is None
+    assert cell.value(LOSS) is None
 
 
 def test_a_crashed_run_with_a_cut_last_line_is_failed_not_damaged(store):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import Recorded, record_run, resolved_run
 
+from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.summary import summarise
 from reports.comparisons.change import change_between, memory_metric
 from reports.views.cells import Cell, Run, make_cell
@@ -82,11 +83,11 @@ def test_an_unsteady_side_has_no_time_but_memory_and_loss(store):
 
 def test_memory_is_compared_by_the_most_telling_number_both_sides_have(store):
     base, head = cell(store, "a"), cell(store, "b")
-    assert memory_metric([base, head]) == "ledger"
+    assert memory_metric([base, head]) is LEDGER_PEAK
     for path in (store.root / "runs").glob("*/*/memory.json"):
         path.unlink()
     without = make_cell("a", store.records(sweep="a"))
-    assert memory_metric([without, head]) == "rss"
+    assert memory_metric([without, head]) is RSS
 
 
 def test_a_loss_difference_is_relative_to_the_base_and_signed(store):

@@ -8,19 +8,20 @@ import pytest
 from gate_runs import CELLS, Arm, record_arms
 from recorded_runs import resolved_run
 
+from bench.derive.metrics import Rule, default_rules
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.spec import TrainSpec
 from reports.gates.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
-from reports.gates.cell_samples import cell_evidence
+from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import gate
 from reports.gates.pairing import cells_of, sides_of_baseline
-from reports.gates.policy import DEFAULT_RULES, Policy, Rule
+from reports.gates.policy import Policy
 
 SAVED = "2026-03-01T10:00:00.000Z"
 
 
 def saved(store, name: str = "main", sweep: str = "gate"):
-    cells = [cell_evidence(cell) for cell in cells_of(store, sweep, None)]
+    cells = [cell_samples(cell) for cell in cells_of(store, sweep, None)]
     return make_baseline(name, sweep, SAVED, cells)
 
 
@@ -39,11 +40,8 @@ def test_what_is_saved_reads_back(store):
         assert list(theirs.step_milliseconds.values()) == pytest.approx(
             list(ours.step_milliseconds.values()), abs=1e-3
         )
-        assert (theirs.curves, theirs.memory, theirs.hardware) == (
-            ours.curves,
-            ours.memory,
-            ours.hardware,
-        )
+        assert (theirs.curves, theirs.hardware) == (ours.curves, ours.hardware)
+        assert theirs.values["ledger_peak"] == ours.values["ledger_peak"]
 
 
 def test_it_is_small_enough_to_be_reviewed(store):
@@ -65,7 +63,7 @@ def test_a_thinned_curve_still_tells_bitwise_equality(store):
     )
     record_arms(store, {None: Arm()}, blocks=2, cells={"long": long})
     kept = reread(saved(store))
-    bitwise = Policy({**DEFAULT_RULES, "loss": Rule("required", None, "both", "bitwise")})
+    bitwise = Policy({**default_rules(), "loss": Rule("required", None, "both", "bitwise")})
     same = gate(sides_of_baseline(store, "main", kept.cells, "gate"), bitwise, lambda _: None)
     assert not same.of("regressed")
     record_arms(store, {None: Arm(loss_shift=1e-12)}, sweep="moved", blocks=2, cells={"long": long})
@@ -108,7 +106,7 @@ def test_a_sweep_of_two_kinds_of_hardware_is_no_baseline(store):
     record_arms(store, {None: Arm()}, blocks=1, cells={"ddp": CELLS["ddp"]})
     here = cells_of(store, "gate", None)
     record_arms(store, {None: Arm(hardware={"cpu_name": "B"})}, sweep="b", blocks=1)
-    mixed = [cell_evidence(cell) for cell in [*here, *cells_of(store, "b", None)]]
+    mixed = [cell_samples(cell) for cell in [*here, *cells_of(store, "b", None)]]
     with pytest.raises(NotComparableError, match="different hardware: B, 2 cores"):
         make_baseline("main", "gate", SAVED, mixed)
     with pytest.raises(NothingMeasuredError):
@@ -124,9 +122,28 @@ def test_another_schema_is_not_comparable_and_damage_is_a_usage_error(store):
         {"cells": []},
         {"cells": [{}]},
         {"hardware": None},
-        {"cells": [document["cells"][0] | {"step_milliseconds": [-1]}]},
+        {"cells": [document["cells"][0] | {"values": {"step_time": [-1.0]}}]},
         {"cells": [document["cells"][0] | {"losses": [{"digest": "x"}]}]},
     ]
     for damage in broken:
         with pytest.raises(UsageError, match="save it again"):
             read_baseline(document | damage, "main.json")
+
+
+def test_a_baseline_of_version_1_is_still_compared_but_not_its_sums_of_peaks(store):
+    record_arms(store, {None: Arm()}, blocks=3, cells={"ddp": CELLS["ddp"]})
+    now = saved(store).cells[0]
+    document = json.loads(saved(store).to_text())
+    (cell,) = document["cells"]
+    values = cell.pop("values")
+    cell |= {
+        "step_milliseconds": values["step_time"],
+        "memory_bytes": {"ledger": [7.0] * 3, "rss": values["rss"]},
+        "wire_bytes": values["wire_bytes"],
+    }
+    (found,) = read_baseline(document | {"baseline_version": 1}, "main.json").cells
+    assert set(found.values) == {"step_time", "throughput", "rss", "wire_bytes"}
+    assert found.values["throughput"] == pytest.approx(now.values["throughput"], rel=1e-4)
+    sides = sides_of_baseline(store, "main", [found], "gate")
+    judged = gate(sides, Policy(), lambda _: None)
+    assert [one.detail for one in judged.judgements if one.metric == "memory"] == ["RSS peak"]

@@ -10,20 +10,21 @@ from xml.etree import ElementTree as ET
 import pytest
 from gate_runs import CELLS, Arm, record_arms
 
+from bench.derive.metrics import Rule, default_rules
 from bench.errors import UsageError
 from reports.gates import github
 from reports.gates.gate import GateResult, gate
 from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
 from reports.gates.junit import to_junit
 from reports.gates.pairing import cells_of, sides_of_arms, sides_of_sweeps
-from reports.gates.policy import DEFAULT_RULES, Policy, Rule
+from reports.gates.policy import Policy
 
 NOW = datetime(2026, 3, 4, tzinfo=UTC)
 OTHER = {"cpu_name": "Another CPU"}
 
 
 def judged(sides, **rules: Rule) -> GateResult:
-    return gate(sides, Policy({**DEFAULT_RULES, **rules}), lambda _: None)
+    return gate(sides, Policy({**default_rules(), **rules}), lambda _: None)
 
 
 @pytest.fixture

@@ -6,21 +6,21 @@ import random
 
 import pytest
 
-from reports.gates.judgement import TimeCase, judge_times, judge_values
-from reports.gates.policy import DEFAULT_RULES, Rule
+from bench.derive.metrics import MEMORY, STEP_TIME, THROUGHPUT, Rule, default_rules
+from reports.gates.judgement import Case, judge_intervals, judge_values
 
-TIME = DEFAULT_RULES["step_time"]
+TIME = default_rules()["step_time"]
 
 
 def case(effect: float, *, blocks: int = 8, noise: float = 0.005, paired: bool = True, **changes):
     rng = random.Random(blocks + round(1000 * effect))
     base = {block: 100 * rng.gauss(1, noise) for block in range(blocks)}
     head = {block: 100 * effect * rng.gauss(1, noise) for block in range(blocks)}
-    return TimeCase("cell", base, head, paired, **{"tolerance": 0.02, **changes})
+    return Case("cell", base, head, paired, **{"tolerance": 0.02, **changes})
 
 
-def verdict(*cases: TimeCase, rule: Rule = TIME, metric="step_time", alpha: float = 0.05) -> str:
-    return judge_times(list(cases), metric, rule, alpha)[0].verdict
+def verdict(*cases: Case, rule: Rule = TIME, metric=STEP_TIME, alpha: float = 0.05) -> str:
+    return judge_intervals(list(cases), metric, rule, alpha)[0].verdict
 
 
 @pytest.mark.parametrize(
@@ -32,21 +32,21 @@ def test_the_interval_against_the_tolerance_decides(effect, expected):
 
 
 def test_a_change_that_is_significant_but_within_the_tolerance_is_equivalent():
-    found = judge_times([case(1.01, noise=0.001)], "step_time", TIME, 0.05)[0]
+    found = judge_intervals([case(1.01, noise=0.001)], STEP_TIME, TIME, 0.05)[0]
     assert found.verdict == "equivalent"
     assert found.p_no_change <= 0.01
 
 
 def test_throughput_is_the_mirror_of_time():
-    rule = DEFAULT_RULES["throughput"]
-    slower = judge_times([case(1.10)], "throughput", rule, 0.05)[0]
+    rule = default_rules()["throughput"]
+    slower = judge_intervals([case(1 / 1.10)], THROUGHPUT, rule, 0.05)[0]
     assert slower.verdict == "regressed"
     assert slower.ratio == pytest.approx(1 / 1.10, rel=0.01)
     assert slower.time_ratio == pytest.approx(1 / slower.throughput_ratio)
 
 
 def test_time_change_throughput_change_and_ratio_go_together_also_where_batches_differ():
-    found = judge_times([case(1.0, tokens_ratio=2.0)], "step_time", TIME, 0.05)[0]
+    found = judge_intervals([case(1.0, tokens_ratio=2.0)], STEP_TIME, TIME, 0.05)[0]
     assert found.time_ratio == pytest.approx(1.0, rel=0.01)
     assert found.throughput_ratio == pytest.approx(2.0 / found.time_ratio)
 
@@ -62,16 +62,16 @@ def test_the_noise_floor_as_tolerance_hides_a_change_below_it():
 
 @pytest.mark.parametrize(("blocks", "needed"), [(1, 6), (3, 6), (5, 6)])
 def test_too_few_blocks_decide_nothing_and_say_how_many_could(blocks, needed):
-    found = judge_times([case(2.0, blocks=blocks)], "step_time", TIME, 0.05)[0]
+    found = judge_intervals([case(2.0, blocks=blocks)], STEP_TIME, TIME, 0.05)[0]
     assert found.verdict == "inconclusive"
     assert f"at least {needed} blocks" in found.reason
     assert "smallest p-value" in found.reason
 
 
 def test_unpaired_runs_are_judged_as_such():
-    found = judge_times([case(1.1, blocks=4, paired=False)], "step_time", TIME, 0.05)[0]
+    found = judge_intervals([case(1.1, blocks=4, paired=False)], STEP_TIME, TIME, 0.05)[0]
     assert (found.verdict, found.paired) == ("regressed", False)
-    three = judge_times([case(1.1, blocks=3, paired=False)], "step_time", TIME, 0.05)[0]
+    three = judge_intervals([case(1.1, blocks=3, paired=False)], STEP_TIME, TIME, 0.05)[0]
     assert three.verdict == "inconclusive"
     assert "cannot decide with 3 against 3 runs" in three.reason
     assert "at least 4 runs on each side" in three.reason
@@ -80,14 +80,14 @@ def test_unpaired_runs_are_judged_as_such():
 def test_only_blocks_that_both_sides_have_are_paired():
     one = case(1.1)
     head = {block: time for block, time in one.head.items() if block != 3}
-    found = judge_times([TimeCase("cell", one.base, head, True, 0.02)], "step_time", TIME, 0.05)[0]
+    found = judge_intervals([Case("cell", one.base, head, True, 0.02)], STEP_TIME, TIME, 0.05)[0]
     assert found.n_base == found.n_head == 7
 
 
 def test_one_cell_of_twelve_needs_more_blocks_than_one_cell_alone():
     still = [case(1.0 + i / 1e6) for i in range(11)]
-    alone = judge_times([case(1.1)], "step_time", TIME, 0.05)[0]
-    among = judge_times([case(1.1), *still], "step_time", TIME, 0.05)[0]
+    alone = judge_intervals([case(1.1)], STEP_TIME, TIME, 0.05)[0]
+    among = judge_intervals([case(1.1), *still], STEP_TIME, TIME, 0.05)[0]
     assert (alone.verdict, among.verdict) == ("regressed", "inconclusive")
     assert "not after adjustment for 12 cells" in among.reason
     assert "at least 9 blocks" in among.reason
@@ -95,7 +95,7 @@ def test_one_cell_of_twelve_needs_more_blocks_than_one_cell_alone():
 
 
 def test_an_undecided_interval_is_named():
-    found = judge_times([case(1.02)], "step_time", TIME, 0.05)[0]
+    found = judge_intervals([case(1.02)], STEP_TIME, TIME, 0.05)[0]
     assert "neither inside nor beyond the tolerance of 2.0 %" in found.reason
 
 
@@ -111,5 +111,5 @@ def test_an_undecided_interval_is_named():
     ],
 )
 def test_what_repeats_exactly_gates_with_one_run_a_side(base, head, expected):
-    rule = DEFAULT_RULES["memory"]
-    assert judge_values("cell", "memory", rule, base, head, tolerance=0.005).verdict == expected
+    rule = default_rules()["memory"]
+    assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.005).verdict == expected

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run
 
+from bench.derive.metrics import LEDGER_PEAK
 from reports.comparisons.parity import parity_groups
 from reports.plots.loss import loss_figure
 from reports.plots.step_time import step_time_figure
@@ -86,7 +87,7 @@ def test_colours_that_count_through_the_cells_are_not_called_engines(store):
     specs = [(f"c{ranks}", resolved_run(ranks=ranks)) for ranks in range(1, 4)]
     cells = cells_of(store, specs)
     assert [handle.get_label() for handle in legend_handles(cells, looks(cells))] == ["fp32"]
-    assert throughput_figure(cells, "ledger", looks(cells)).startswith("<svg")
+    assert throughput_figure(cells, LEDGER_PEAK, looks(cells)).startswith("<svg")
 
 
 def test_the_pareto_front_is_what_nobody_beats_in_throughput_and_memory():

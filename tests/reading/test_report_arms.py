@@ -86,7 +86,7 @@ def test_blocks_are_compared_with_intervals_and_verdicts(raced):
     times, others = tables(section)
     assert [(row[0], row[2]) for row in times] == [("ddp", "improved"), ("zero3", "improved")]
     assert all(" to " in row[6] for row in times)
-    assert ("zero3", "memory (ledger total)", "regressed") in [row[:3] for row in others]
+    assert ("zero3", "memory (ledger peak)", "regressed") in [row[:3] for row in others]
 
 
 def test_a_damaged_calibration_does_not_cost_the_report(raced):

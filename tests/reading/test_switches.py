@@ -8,11 +8,11 @@ from recorded_runs import Recorded, record_run, resolved_run, write_plan
 from bench.spec import EngineSpec
 from bench.store import ResultsStore
 from reports.build import build_document
-from reports.document import Bullets, TableBlock
+from reports.comparisons.switches import switch_groups
 from reports.findings import find
+from reports.renderers.document import Bullets, TableBlock
 from reports.sections.headline import headline
-from reports.sweep_view import load_sweeps
-from reports.switches import switch_groups
+from reports.views.sweep_view import load_sweeps
 
 
 def engine(**switches) -> EngineSpec:

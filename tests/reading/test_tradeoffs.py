@@ -34,7 +34,7 @@ def test_speed_is_never_told_without_the_memory_it_cost(store, base, head, speed
     (text,) = flags_of(cell(store, "a", base, 1.0), cell(store, "b", head, speed))
     assert text.startswith(expected)
     assert "throughput" in text
-    assert "ledger total" in text
+    assert "ledger peak" in text
     assert "n=1, no interval" in text
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from bench.derive.timeline import peak, read_timeline
 from bench.record import RunRecord
 from bench.spec import POOLS
-from reports.cells import Cell
+from reports.views.cells import Cell
 
 #: Name of a switch -> the settings that make it up.
 SWITCHES: Final = {

@@ -1,0 +1,202 @@
+"""Every number that is compared, judged or shown, as one object each.
+
+Policies, gates, `compare`, targets of sweeps and the columns of reports read the list `METRICS`:
+a metric that is added here is known to all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from bench.record import RunRecord, RunSummary
+
+Unit = Literal["ms", "tokens/s", "bytes", "loss", "share", ""]
+Direction = Literal["lower_is_better", "higher_is_better", "both"]
+Requirement = Literal["required", "advisory", "off"]
+LossMode = Literal["spread", "bitwise"]
+Judge = Literal["interval", "ratio", "curve"]
+"""interval: of the paired ratio over blocks, for what varies from run to run. ratio: of medians,
+for what repeats almost exactly. curve: losses, step by step."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a policy asks of one metric.
+
+    tolerance: relative change (0.02 is 2 %) that is still called equal; for `loss` the largest
+    relative distance between curves, None meaning the bound of the dtype policy. direction: "both"
+    calls every change beyond the tolerance a regression. named: whether the file asks for it; a
+    required metric that was named and cannot be measured is not passed over.
+    """
+
+    gate: Requirement
+    tolerance: float | None
+    direction: Direction
+    mode: LossMode = "spread"
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a run.
+
+    name: in policies, targets, baselines and JSON. title: in tables and sentences. of: its value in
+    `unit`, None where it was not measured. judge, rule: how it is judged, and the default policy;
+    None for numbers that are shown only. least_tolerance: no smaller one is used. alternatives: in
+    the place of `of`, the first of these metrics that all sides have. column: whether the table of
+    cells shows it. missing: why there is no number, in a word or two; "" for nothing to say.
+    """
+
+    name: str
+    title: str
+    unit: Unit
+    of: Callable[[RunRecord, RunSummary], float | None]
+    judge: Judge | None = None
+    rule: Rule | None = None
+    least_tolerance: float = 0.0
+    alternatives: tuple[Metric, ...] = ()
+    column: bool = True
+    missing: Callable[[RunSummary], str] = field(default=lambda _: "")
+
+
+def _derived(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
+    """A number of the run's summary."""
+
+    def of(_: RunRecord, summary: RunSummary) -> float | None:
+        value = getattr(summary, name)
+        return None if value is None else float(value)
+
+    return of
+
+
+def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
+    on_cpu = (record.memory or {}).get("cpu_allocator_peak_bytes")
+    if isinstance(on_cpu, int | float) and not isinstance(on_cpu, bool):
+        return float(on_cpu)
+    return None if summary.device_peak_bytes is None else float(summary.device_peak_bytes)
+
+
+def _why_no_mfu(summary: RunSummary) -> str:
+    if any("invalid" in note for note in summary.notes):
+        return "invalid"
+    if any("no bf16 peak" in note or "peak known" in note for note in summary.notes):
+        return "no peak for dtype"
+    return "unknown device"
+
+
+_LESS: Final = "lower_is_better"
+
+STEP_TIME = Metric(
+    "step_time",
+    "step (ms)",
+    "ms",
+    _derived("step_milliseconds_median"),
+    judge="interval",
+    rule=Rule("required", 0.02, _LESS),
+)
+STEP_TIME_P90 = Metric("step_time_p90", "p90 (ms)", "ms", _derived("step_milliseconds_p90"))
+THROUGHPUT = Metric(
+    "throughput",
+    "tokens/s",
+    "tokens/s",
+    _derived("tokens_per_second"),
+    judge="interval",
+    rule=Rule("off", 0.02, "higher_is_better"),
+)
+TFLOPS = Metric("tflops", "TFLOP/s per device", "", _derived("tflops_per_second_per_device"))
+MFU = Metric("mfu", "MFU", "share", _derived("mfu"), missing=_why_no_mfu)
+LOSS = Metric(
+    "loss",
+    "final loss",
+    "loss",
+    _derived("final_loss"),
+    judge="curve",
+    rule=Rule("required", None, "both"),
+)
+GRAD_NORM = Metric("grad_norm", "grad norm", "", _derived("final_grad_norm"))
+ALLOCATOR_PEAK = Metric(
+    "allocator_peak",
+    "allocator peak",
+    "bytes",
+    _allocator_peak,
+    judge="ratio",
+    rule=Rule("off", 0.005, _LESS),
+)
+LEDGER_PEAK = Metric(
+    "ledger_peak",
+    "ledger peak",
+    "bytes",
+    _derived("ledger_peak_bytes"),
+    judge="ratio",
+    rule=Rule("off", 0.005, _LESS),
+)
+RSS = Metric(
+    "rss",
+    "RSS peak",
+    "bytes",
+    _derived("rss_peak_bytes"),
+    judge="ratio",
+    rule=Rule("off", 0.05, _LESS),
+    least_tolerance=0.05,  # a resident set repeats less exactly than an allocator's peak
+)
+_PEAKS = (ALLOCATOR_PEAK, LEDGER_PEAK, RSS)
+MEMORY = Metric(
+    "memory",
+    "memory",
+    "bytes",
+    lambda record, summary: next(
+        (value for one in _PEAKS if (value := one.of(record, summary)) is not None), None
+    ),
+    judge="ratio",
+    rule=Rule("required", 0.005, _LESS),
+    alternatives=_PEAKS,
+    column=False,
+)
+WIRE_BYTES = Metric(
+    "wire_bytes",
+    "bytes sent per step",
+    "bytes",
+    _derived("wire_bytes_per_step"),
+    judge="ratio",
+    rule=Rule("required", 0.0, _LESS),
+)
+MEMORY_PEAKS = MEMORY.alternatives
+"""The most telling first."""
+
+METRICS: list[Metric] = [
+    STEP_TIME,
+    STEP_TIME_P90,
+    THROUGHPUT,
+    TFLOPS,
+    MFU,
+    MEMORY,
+    LOSS,
+    GRAD_NORM,
+    *MEMORY_PEAKS,
+    WIRE_BYTES,
+]
+"""In the order in which tables show them."""
+
+
+def judged_metrics() -> Mapping[str, Metric]:
+    """Those that a policy has a rule for, by name."""
+    return {metric.name: metric for metric in METRICS if metric.rule is not None}
+
+
+def default_rules() -> dict[str, Rule]:
+    """The default policy.
+
+    Time may change by 2 %, allocator peaks and ledgers by 0.5 %; counted bytes not at all.
+    """
+    return {metric.name: metric.rule for metric in METRICS if metric.rule is not None}
+
+
+def target_metrics() -> Mapping[str, Metric]:
+    """Those whose ratio head / base a sweep can bound from above."""
+    return {
+        name: metric
+        for name, metric in judged_metrics().items()
+        if metric.judge != "curve" and metric.rule and metric.rule.direction == _LESS
+    }

@@ -1,0 +1,99 @@
+"""A metric is one object: policy, gate, compare, targets, baselines and reports read one list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+
+from bench.derive.metrics import METRICS, Metric, Rule
+from reports.build import write_report
+from reports.comparisons.compare import compare
+from reports.comparisons.comparison_text import to_data, to_terminal
+from reports.gates.baseline import make_baseline, read_baseline
+from reports.gates.cell_samples import cell_samples
+from reports.gates.gate import gate
+from reports.gates.gate_table import other_table
+from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline
+from reports.gates.policy import Policy, PolicyError, parse_policy
+from reports.gates.target_verdicts import judge_targets
+from sweeps.definition import parse_sweep
+
+ONE = {"zero3": CELLS["zero3"]}
+FILE = """\
+name: a
+arms: {torch: ., ours: main}
+targets:
+  - {when: {cell: '*'}, base: torch, head: ours, at_most: {energy: 0.5}}
+"""
+
+
+@pytest.fixture
+def energy():
+    """A toy metric, as somebody would add it: an object in the list, and nothing else."""
+    toy = Metric(
+        "energy",
+        "energy (J)",
+        "",
+        lambda _, summary: 2 * summary.rss_peak_bytes if summary.rss_peak_bytes else None,
+        judge="ratio",
+        rule=Rule("required", 0.01, "lower_is_better"),
+    )
+    METRICS.append(toy)
+    yield toy
+    METRICS.remove(toy)
+
+
+def test_a_policy_knows_it(energy):
+    found = parse_policy({"metrics": {"energy": {"tolerance": "3%"}}}, lambda _: 1, "gates.yaml")
+    assert found.rules["energy"].tolerance == 0.03
+    with pytest.raises(PolicyError, match=r"unknown key 'energie'; expected .*energy"):
+        parse_policy({"metrics": {"energie": {}}}, lambda _: 1, "gates.yaml")
+
+
+def test_a_gate_judges_it_and_its_tables_show_it(energy, store):
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells=ONE, blocks=2)
+    result = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    (found,) = [one for one in result.judgements if one.metric == "energy"]
+    assert (found.verdict, found.base) == ("equivalent", 8e8)
+    assert "energy" in other_table(result.judgements).rows[-1].cells
+
+
+def test_compare_shows_its_change(energy, store):
+    record_arms(store, {None: Arm()}, sweep="a", cells=ONE, blocks=2)
+    record_arms(store, {None: Arm()}, sweep="b", cells=ONE, blocks=2)
+    found = compare(store, "a", "b")
+    assert to_data(found)["changes"][0]["energy_change"] == 0.0
+    assert "energy" in to_terminal(found)
+
+
+def test_a_report_has_a_column_for_it(energy, store, tmp_path: Path):
+    record_arms(store, {None: Arm()}, cells=ONE, blocks=2)
+    text = write_report(store, ["gate"], tmp_path).markdown.read_text()
+    assert "energy (J)" in text
+    assert "800,000,000" in text
+
+
+def test_a_target_bounds_it(energy, store):
+    assert parse_sweep(FILE, "x.yaml").targets[0].at_most == {"energy": 0.5}
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells=ONE, blocks=2)
+    target = {"cell": "zero3", "base": "base", "head": "head", "metric": "energy", "at_most": 0.5}
+    store.write_plan("gate", store.read_plan("gate") | {"targets": [target]})
+    (found,) = judge_targets(store, "gate")
+    assert (found.verdict, found.ratio) == ("missed", 1.0)
+
+
+def test_a_baseline_keeps_it(energy, store):
+    record_arms(store, {None: Arm()}, cells=ONE, blocks=2)
+    saved = make_baseline("m", "gate", "", [cell_samples(c) for c in cells_of(store, "gate", None)])
+    kept = read_baseline(json.loads(saved.to_text()), "m.json")
+    result = gate(sides_of_baseline(store, "m", kept.cells, "gate"), Policy(), lambda _: None)
+    assert [one.verdict for one in result.judgements if one.metric == "energy"] == ["equivalent"]
+
+
+def test_without_it_nobody_knows_it(store):
+    assert "energy" not in Policy().rules
+    with pytest.raises(PolicyError, match="unknown key 'energy'"):
+        parse_policy({"metrics": {"energy": {}}}, lambda _: 1, "gates.yaml")
