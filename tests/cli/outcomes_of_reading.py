@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from outcome_scenarios import World, scenario
 
 # -- export ------------------------------------------------------------------------------------
