@@ -59,6 +59,8 @@ class RunStatus(BaseModel):
     its block. attempt: counts, from 1, how often an interleaved block was started; None for a run
     that belongs to no interleaved block. code_proof: whether every rank showed that it runs the
     code of its arm (or of this checkout); None where the ranks did not get that far.
+    files, seal: hashes of the raw files and of this status, written at the end (`store.digest`);
+    None in records from before they existed.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -78,6 +80,8 @@ class RunStatus(BaseModel):
     code: str = ""
     code_proof: Literal["proven", "mismatch"] | None = None
     comparable_in_time: bool = True
+    files: dict[str, str] | None = None
+    seal: str | None = None
 
 
 class SteadyWindow(BaseModel):
@@ -167,11 +171,26 @@ class RunRecord:
     problems: tuple[str, ...] = field(default_factory=tuple)
 
     @property
-    def is_whole(self) -> bool:
-        """No file is damaged, and every rank has every step."""
-        ranks = range(self.resolved.launch.ranks)
+    def damage(self) -> tuple[str, ...]:
+        """Why a run that finished does not count: damaged files, or steps that a rank lacks.
+
+        Empty for a whole record, and for a run that did not finish.
+        """
+        if self.status.state not in FINISHED_GOOD:
+            return ()
         expected = self.resolved.train.steps
-        return not self.problems and all(len(self.steps.get(r, ())) >= expected for r in ranks)
+        counts = {rank: len(self.steps.get(rank, ())) for rank in range(self.resolved.launch.ranks)}
+        short = [
+            f"rank {rank} has {count} of {expected} steps"
+            for rank, count in counts.items()
+            if count < expected
+        ]
+        return (*self.problems, *short)
+
+    @property
+    def is_whole(self) -> bool:
+        """The run finished, no file is damaged, and every rank has every step."""
+        return self.status.state in FINISHED_GOOD and not self.damage
 
     @property
     def losses(self) -> list[float]:

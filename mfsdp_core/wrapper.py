@@ -258,7 +258,7 @@ class MegatronFSDP(nn.Module):
         """
         del force_dispatch
         context = self._context
-        context.params.issue(context.root)
+        context.params.issue(context.root, "forward")
         context.gathering.ahead(context.gathering.points[0], "forward")
         if force_sync:
             self.synchronize_param_gather()

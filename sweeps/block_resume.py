@@ -130,10 +130,7 @@ def attempts_started(block: PlannedBlock, known: RunsByBlock) -> int:
 
 def is_complete(block: PlannedBlock, attempt: Attempt) -> bool:
     """Every arm of the block finished, and its record is whole."""
-    return all(
-        arm in attempt and attempt[arm].status.state in FINISHED_GOOD and attempt[arm].is_whole
-        for arm in block.order
-    )
+    return all(arm in attempt and attempt[arm].is_whole for arm in block.order)
 
 
 def _attempts(

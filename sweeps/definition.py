@@ -211,13 +211,15 @@ def _check_cells(
     if not expand(matrix):
         reader.report(("matrix",), "every cell is excluded; nothing is left to run")
         return
+    rules = [("exclude", rule) for rule in matrix.exclude]
+    rules += [("override", rule.when) for rule in matrix.overrides]
+    rules += [("target", target.when) for target in targets]
+    if not rules:
+        return
     plain = replace(matrix, exclude=(), overrides=())
     everything = list(expand(plain))
     for arm in arms:
         everything += expand(plain, arm.name, arm.settings)
-    rules = [("exclude", rule) for rule in matrix.exclude]
-    rules += [("override", rule.when) for rule in matrix.overrides]
-    rules += [("target", target.when) for target in targets]
     for kind, condition in rules:
         if not any(condition.matches(cell) for cell in everything):
             reader.report_line(condition.line, f"this {kind} matches no cell; correct or remove it")

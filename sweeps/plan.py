@@ -301,8 +301,14 @@ def make_plan(
         pruned=tuple(pruned),
         duplicates=tuple(duplicates),
         fixed={short_path(path): value for path, value in settings.items()},
-        targets=planned_targets(definition.targets, sweep_cells(definition, settings)),
+        targets=_targets(definition, settings),
     )
+
+
+def _targets(definition: SweepDefinition, fixed: Settings) -> tuple[PlannedTarget, ...]:
+    if not definition.targets:
+        return ()
+    return planned_targets(definition.targets, sweep_cells(definition, fixed))
 
 
 def _as_planned(items: Mapping[str, Runnable | Pruned], repeats: int) -> PlannedCell | PrunedCell:

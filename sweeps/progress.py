@@ -9,12 +9,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SweepStarted:
-    """The lock is held and the plan written. Counts are runs, not cells."""
+    """The lock is held and the plan written. Counts are runs, not cells.
+
+    again: why runs that have a record are run again, a line per reason.
+    """
 
     sweep: str
     to_run: int
     done_before: int
     failed_before: int
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

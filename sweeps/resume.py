@@ -91,7 +91,7 @@ def compare_with_records(
 
 
 def remembered(code_identity: CodeIdentity) -> CodeIdentity:
-    """`code_identity` asked once per engine, on which alone it depends: it reads many files."""
+    """`code_identity` asked once per engine and model factory: it reads many files."""
     known: dict[str, str] = {}
 
     def ask(resolved: ResolvedRun) -> str:
@@ -114,7 +114,7 @@ def _deciding_records(
             continue
         if status.code_proof == "mismatch":
             continue
-        if status.state in FINISHED_GOOD and not record.is_whole:
+        if record.damage:
             continue
         key = (record.resolved.config_hash, status.repeat, status.arm, status.code)
         before = deciding.get(key)

@@ -6,6 +6,7 @@ sweep. What cannot be kept (a full disk) ends the sweep: measuring on would be m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 
@@ -32,6 +33,7 @@ from sweeps.resume import (
     compare_with_records,
     planned_runs,
 )
+from sweeps.why_again import lines_of_repeats
 
 DEFAULT_BLOCK_RETRIES = 2
 
@@ -162,7 +164,10 @@ def _seed(plan: Plan, store: ResultsStore, options: RunOptions) -> int | None:
 
 def _run_one_by_one(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
     found = _to_run(plan, maker, options)
-    maker.publish(SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed)))
+    again = _again(found.missing, maker)
+    maker.publish(
+        SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed), again)
+    )
     ran = _run_all(maker, found.missing, options.max_failures)
     return SweepOutcome(
         ran=tuple(ran),
@@ -177,7 +182,11 @@ def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepO
     found = _blocks_to_run(plan, maker, options)
     arms = len(plan.arms)
     to_run = len(found.missing) * arms
-    maker.publish(SweepStarted(plan.id, to_run, len(found.done), len(found.failed)))
+    runs = [
+        PlannedRun(m.block.cell, m.block.number, a) for m in found.missing for a in m.block.order
+    ]
+    again = _again(runs, maker)
+    maker.publish(SweepStarted(plan.id, to_run, len(found.done), len(found.failed), again))
     ran = run_blocks(
         maker,
         found.missing,
@@ -192,6 +201,12 @@ def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepO
         interrupted=maker.stop.is_set(),
         lost=tuple(ran.lost),
     )
+
+
+def _again(runs: Sequence[PlannedRun], maker: RunMaker) -> tuple[str, ...]:
+    """Why runs that have a record run again."""
+    records = maker.store.records(sweep=maker.sweep) if runs else ()
+    return lines_of_repeats(runs, records, maker.code_before())
 
 
 def _to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:

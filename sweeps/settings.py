@@ -13,14 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bench.errors import UsageError
+from bench.errors import ConfigError, UsageError
 from bench.redaction import REDACTED, looks_secret, redact_text
-from bench.spec import RunSpec
+from bench.spec import SHARED_SETTINGS, RunSpec, own_settings
 from sweeps.suggest import did_you_mean
 
 Scalar = str | int | float | bool | None
 Settings = Mapping[str, Scalar]
 
+ENGINE_PREFIX = "engine."
 ENV_PREFIX = "launch.env."
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -31,8 +32,13 @@ class SettingError(UsageError):
 
 @cache
 def known_paths() -> tuple[str, ...]:
-    """Every dotted path of a RunSpec; environment variables are `env.NAME` and not listed."""
-    return tuple(_leaves(RunSpec, ""))
+    """Every dotted path of a RunSpec, with the own settings of all engines.
+
+    Environment variables are `env.NAME` and not listed.
+    """
+    paths = (path for path in _leaves(RunSpec, "") if not path.startswith(ENGINE_PREFIX))
+    engines = (f"{ENGINE_PREFIX}{name}" for name in (*SHARED_SETTINGS, *own_settings()))
+    return (*paths, *engines)
 
 
 @cache
@@ -96,6 +102,8 @@ def checked(path: str, value: object) -> Scalar:
         RunSpec.model_validate(nested({path: value}), strict=True)
     except ValidationError as error:
         raise SettingError(f"{shown}: {explain(error.errors()[0])}") from None
+    except ConfigError as error:
+        raise SettingError(str(error)) from None
     return value
 
 
@@ -174,6 +182,8 @@ def spec_value(spec: RunSpec, path: str) -> str:
     """The text of the value that `spec` holds at `path` (full form)."""
     if path.startswith(ENV_PREFIX):
         return shown_setting(path, spec.launch.env.get(path.removeprefix(ENV_PREFIX)))
+    if path.startswith(ENGINE_PREFIX):
+        return shown_value(spec.engine.asked(path.removeprefix(ENGINE_PREFIX)))
     value: Any = spec
     for key in path.split("."):
         value = getattr(value, key)

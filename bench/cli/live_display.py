@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from threading import Event, Lock
 from typing import TYPE_CHECKING, TextIO
 
+from bench.cli import console
 from bench.cli.live_run import LiveRun, read_live_run
 from bench.cli.remaining_time import RemainingTime, duration
 from bench.record import FINISHED_GOOD
@@ -152,7 +153,7 @@ class PlainLines:
             self._current.begin(event)
         if line is not None:
             self._said = time.monotonic()
-            print(printable(line), file=self._stream, flush=True)
+            print(console.harmless(line), file=self._stream, flush=True)
 
     def _step_line(self, event: StepReached) -> str | None:
         started = self._current.started
@@ -172,10 +173,11 @@ class PlainLines:
 def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
     """The text of an event, None for one that has none; `last`: numbers of a run that ended."""
     if isinstance(event, SweepStarted):
-        return (
+        first = (
             f"{event.sweep}: {quantity.counted(event.to_run, 'run')} to do, "
             f"{event.done_before} done before, {event.failed_before} failed before"
         )
+        return "\n".join((first, *event.again))
     if isinstance(event, RunStarted):
         return f"[{event.position}/{event.total}] {_name(event)} ..."
     if isinstance(event, RunEnded):
@@ -211,9 +213,9 @@ def _live(stream: TextIO, stop: Event) -> Iterator[Subscriber]:
     from rich.live import Live
 
     # rich itself leaves colours out where NO_COLOR is set.
-    console = Console(file=stream, highlight=False)
-    display = _LiveDisplay(console, stop)
-    with Live(display, console=console, refresh_per_second=_LOOKS_PER_SECOND, transient=True):
+    screen = Console(file=stream, highlight=False)
+    display = _LiveDisplay(screen, stop)
+    with Live(display, console=screen, refresh_per_second=_LOOKS_PER_SECOND, transient=True):
         yield display
 
 
@@ -223,8 +225,8 @@ class _LiveDisplay:
     A thread of `rich` draws while events arrive in another.
     """
 
-    def __init__(self, console: Console, stop: Event) -> None:
-        self._console = console
+    def __init__(self, screen: Console, stop: Event) -> None:
+        self._screen = screen
         self._stop = stop
         self._current = _CurrentRun()
         self._sweep: SweepStarted | None = None
@@ -246,7 +248,7 @@ class _LiveDisplay:
         # Printing draws the display too, in this thread, so the lock must be free again.
         line = None if isinstance(event, RunStarted) else plain_line(event, last)
         if line is not None:
-            self._console.print(printable(line), style=_colour(event), markup=False)
+            self._screen.print(console.harmless(line), style=_colour(event), markup=False)
 
     def __rich__(self) -> RenderableType:
         """The lines below those of ended runs."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT, Metric
 from bench.store import ResultsStore
-from reports.comparisons.change import MEMORY_TITLES, MemoryMetric, memory_bytes, memory_metric
+from reports.comparisons.change import memory_metric
 from reports.renderers import quantity
 from reports.renderers.table import Row, RowKind, Table, columns
 from reports.views.cells import Cell
@@ -20,24 +22,16 @@ def results_table(store: ResultsStore, plan: Plan) -> Table | None:
     cells = [cell for cell in view.cells if cell.name_without_arm in chosen]
     if not cells:
         return None
-    metric = memory_metric([cell for cell in cells if cell.finished])
-    memory = [] if metric is None else [MEMORY_TITLES[metric]]
-    titles = columns("cell", "runs", "step (ms)", "tokens/s", "final loss", *memory, left=1)
-    return Table(titles, tuple(_row(cell, metric) for cell in cells))
+    memory = memory_metric([cell for cell in cells if cell.finished])
+    metrics = [STEP_TIME, THROUGHPUT, LOSS, *([memory] if memory is not None else [])]
+    titles = columns("cell", "runs", *(metric.title for metric in metrics), left=1)
+    return Table(titles, tuple(_row(cell, metrics) for cell in cells))
 
 
-def _row(cell: Cell, metric: MemoryMetric | None) -> Row:
+def _row(cell: Cell, metrics: Sequence[Metric]) -> Row:
     states = Counter(run.record.status.state for run in cell.runs)
     failed = [run for run in cell.runs if not run.finished]
     kind: RowKind = "bad" if failed else "plain" if cell.n else "unsteady"
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    texts = [
-        cell.name,
-        counts,
-        quantity.significant(cell.value("step_milliseconds_median")),
-        quantity.significant(cell.value("tokens_per_second")),
-        quantity.significant(cell.value("final_loss"), 5),
-    ]
-    if metric is not None:
-        texts.append(quantity.binary_bytes(memory_bytes(cell, metric)))
-    return Row(tuple(texts), kind)
+    numbers = (quantity.amount(cell.value(metric), metric.unit) for metric in metrics)
+    return Row((cell.name, counts, *numbers), kind)

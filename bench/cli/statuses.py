@@ -98,10 +98,10 @@ def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
             line = RunLine(
                 run.cell.id,
                 run.repeat,
-                status.state,
+                "damaged" if record.damage else status.state,
                 status.code == codes.get((run.arm, run.cell.id)),
                 record.run_id,
-                status.reason,
+                "; ".join(record.damage) or status.reason,
                 run.arm,
             )
         result.append(line)

@@ -15,12 +15,12 @@ from bench.launch.environment import package_versions
 from bench.launch.git_state import git_state
 from bench.launch.rank_code import checkout_root
 from bench.resolve.machine import Machine
+from bench.spec import engine_names
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
 from sweeps.suggest import did_you_mean
 
-ENGINES = ("mfsdp", "fsdp2", "ddp", "single")
 _WORD_EVERY_SECONDS = 10.0
 
 
@@ -99,10 +99,10 @@ def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
 def _engines(asked: Asked) -> tuple[str, ...]:
     engines = asked.engines or ("mfsdp",)
     for engine in engines:
-        if engine not in ENGINES and ":" not in engine:
+        if engine not in engine_names() and ":" not in engine:
             raise UsageError(
-                f"unknown engine {engine!r}{did_you_mean(engine, ENGINES)}: expected one of "
-                f"{', '.join(ENGINES)}, or package.module:factory of an engine of your own"
+                f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "
+                f"{', '.join(engine_names())}, or package.module:factory of an engine of your own"
             )
     if asked.inject is not None and engines != ("mfsdp",):
         raise UsageError(

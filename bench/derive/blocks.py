@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.record import FINISHED_GOOD, RunRecord
+from bench.record import RunRecord
 
 Block = dict[str, RunRecord]
 """Arm -> its run."""
@@ -54,7 +54,7 @@ def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Bl
     wanted = set(arms) if arms is not None else {str(record.status.arm) for record in members}
     attempts: dict[tuple[str, int, int | None], list[Block]] = {}
     for record in members:
-        if record.status.state in FINISHED_GOOD and record.is_whole:
+        if record.is_whole:
             _put(record, attempts)
     found = [block for blocks in attempts.values() for block in blocks]
     complete = [block for block in found if set(block) == wanted]

@@ -30,7 +30,7 @@ from bench.errors import UnsupportedError
 from bench.meters.local_tensor import local_tensor
 from bench.models.meshes import DATA, TENSOR, expert_mesh, tensor_mesh
 from bench.models.units import unit_classes
-from bench.spec import DtypeName, EngineSpec, ResolvedDtypes, ResolvedRun
+from bench.spec import DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
 
 _INNER = DATA
 _OUTER = "dp_outer"
@@ -48,10 +48,11 @@ class MfsdpEngine:
             device=device,
             fsdp_unit_modules=unit_classes(model),
             zero_dp_strategy=resolved.strategy,
+            outer_dp_sharding_strategy=resolved.engine.outer_strategy,
             mixed_precision_policy=_policy(resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
-            **_switches(resolved.engine),
+            **_switches(settings_of(resolved.engine)),
         )
         if _loses_values(resolved.dtypes):
             self._model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
@@ -133,6 +134,12 @@ class MfsdpEngine:
         return str(mfsdp_core.__file__)
 
 
+def settings_of(engine: EngineSpec) -> MfsdpSettings:
+    """The switches; the defaults where `engine` names another one that builds on this."""
+    settings = engine.settings
+    return settings if isinstance(settings, MfsdpSettings) else MfsdpSettings()
+
+
 def _policy(dtypes: ResolvedDtypes) -> mfsdp_core.MixedPrecisionPolicy:
     def torch_dtype(name: DtypeName | None) -> torch.dtype | None:
         return None if name is None else TORCH_DTYPES[name]
@@ -186,7 +193,7 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
 
     Collective: every rank makes the groups of all inner axes, in the same order.
     """
-    if not engine.separate_gather_group:
+    if not settings_of(engine).separate_gather_group:
         return None
     inner_axes = mesh.mesh.reshape(-1, mesh.size(mesh.ndim - 1)).tolist()
     groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in inner_axes]
@@ -194,10 +201,9 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
     return groups[own]
 
 
-def _switches(engine: EngineSpec) -> dict[str, Any]:
+def _switches(engine: MfsdpSettings) -> dict[str, Any]:
     """The allocator and the remaining switches, under the names of the core's functions."""
     return {
-        "outer_dp_sharding_strategy": engine.outer_strategy,
         "overlap_grad_reduce": engine.overlap_grad_reduce,
         "overlap_param_gather": engine.overlap_param_gather,
         "average_in_collective": engine.average_in_collective,

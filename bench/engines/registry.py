@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final, cast
+from typing import cast
 
 import torch
 from torch import nn
 
 from bench.engines.protocol import Engine, EngineFactory
-from bench.spec import EngineName, ResolvedRun
-
-_MODULES: Final[dict[EngineName, str]] = {
-    "single": "bench.engines.single",
-    "ddp": "bench.engines.ddp",
-    "fsdp2": "bench.engines.fsdp2",
-    "mfsdp": "bench.engines.mfsdp",
-}
+from bench.errors import ConfigError
+from bench.spec import EngineRow, ResolvedRun, known_engine
 
 
 def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Engine:
     """The engine of `resolved` around `model`, which it takes over (casts, wraps or shards).
 
-    Every engine but `single` needs an initialised default process group.
+    Every engine but those of one process needs an initialised default process group.
+
+    Raises:
+        ConfigError: nobody offers the engine, or its factory is not where its row says.
     """
-    module = importlib.import_module(_MODULES[resolved.engine.name])
-    factory = cast("EngineFactory", module.build)
-    return factory(model, resolved, device)
+    return engine_factory(known_engine(resolved.engine.name))(model, resolved, device)
+
+
+def engine_factory(row: EngineRow) -> EngineFactory:
+    """The factory of a row.
+
+    Raises:
+        ConfigError: its module has no such function.
+    """
+    module, _, name = row.factory.partition(":")
+    factory = getattr(importlib.import_module(module), name, None)
+    if not callable(factory):
+        found = "nothing of this name" if factory is None else f"{factory!r:.60}"
+        raise ConfigError(
+            f"engine {row.name}: expected {module} to have a function {name}(model, resolved,"
+            f" device) that builds it; found {found}"
+        )
+    return cast("EngineFactory", factory)

@@ -13,8 +13,9 @@ import json
 import sys
 from pathlib import Path
 
+from bench.launch.named_code import named_files
 from bench.launch.rank_code import RankCode, own_code
-from bench.spec import EngineName, ResolvedRun
+from bench.spec import ResolvedRun
 
 _HEX_DIGITS = 16
 
@@ -36,17 +37,19 @@ def code_identity(
         digest.update(version.encode() + b"\0")
     for file, content in sorted(code.file_hashes(resolved.engine.name).items()):
         digest.update(f"{file}\0{content}\0".encode())
+    for file, content in sorted(named_files(resolved).items()):
+        digest.update(f"named {file}\0{content}\0".encode())
     for line in _added(code, resolved.engine.name):
         digest.update(line.encode() + b"\0")
     return digest.hexdigest()[:_HEX_DIGITS]
 
 
-def measured_files(engine: EngineName, root: Path) -> list[str]:
+def measured_files(engine: str, root: Path) -> list[str]:
     """Paths below `root`, with forward slashes and sorted, of the files that the hash covers."""
     return sorted(RankCode(root, sys.executable).file_hashes(engine))
 
 
-def _added(code: RankCode, engine: EngineName) -> list[str]:
+def _added(code: RankCode, engine: str) -> list[str]:
     """What an arm has beside a checkout; no path: the same code hashes the same anywhere."""
     pinned = code.pinned
     if pinned is None or not (pinned.packages or pinned.distributions):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from bench.launch.command import WORKER_MODULE
 from bench.launch.rank_code import RankCode, expected_code
 from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED
-from bench.spec import ResolvedRun
+from bench.spec import ResolvedRun, known_engine
 from bench.store import RunFolder, StoreFullError
 from bench.store.atomic import write_json_atomically, write_text_atomically
 from bench.store.layout import RUNTIME, SPEC
@@ -32,7 +32,7 @@ def expect_code(
         StoreFullError: no space.
     """
     # The worker would load the same a moment later; a stand-in for it may need no torch.
-    engine = f"bench.engines.{resolved.engine.name}"
+    engine = known_engine(resolved.engine.name).factory.partition(":")[0]
     imports = ("bench.worker.rank", engine) if worker_module == WORKER_MODULE else ()
     write_json_atomically(folder.path / EXPECTED, expected_code(resolved, code, imports))
     if code.unknown_settings:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from bench.launch.named_code import named_folders
 from bench.launch.nccl_logs import nccl_variables
 from bench.launch.rank_code import RankCode, own_code
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
@@ -78,7 +79,7 @@ def launch_variables(
     added = {
         # This checkout, and not a folder named `bench` where the user happens to stand.
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": python_path(code, inherited),
+        "PYTHONPATH": python_path(code, inherited, named_folders(resolved)),
         RUN_DIR_VARIABLE: str(run_dir),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
@@ -94,8 +95,11 @@ def launch_variables(
     return added | resolved.launch.env | nccl_variables(resolved)
 
 
-def python_path(code: RankCode, inherited: Mapping[str, str]) -> str:
-    """PYTHONPATH of the ranks: the arm's own packages, its checkout, the entry, then the rest."""
+def python_path(code: RankCode, inherited: Mapping[str, str], folders: Iterable[str] = ()) -> str:
+    """PYTHONPATH of the ranks: the arm's own packages, its checkout, the entry, then the rest.
+
+    folders: those of code that the run names by its import path.
+    """
     entry = Path(rank_entry.__file__).resolve().parent
     before = (*(str(path) for path in code.paths), str(code.root), str(entry))
-    return os.pathsep.join(filter(None, (*before, inherited.get("PYTHONPATH"))))
+    return os.pathsep.join(filter(None, (*before, inherited.get("PYTHONPATH"), *folders)))

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import bench
+from bench.launch.named_code import named_code
 from bench.launch.rank_entry.mfsdp_bench_rank import combined, file_hashes
-from bench.spec import EngineName, ResolvedRun
+from bench.spec import ResolvedRun, find_engine, known_engine
+from bench.spec.engine_table import TABLE
 
 # What bench.worker loads and what shapes its numbers; store, launch and derive only keep them.
 RANK_PATTERNS = (
@@ -31,12 +33,7 @@ RANK_PATTERNS = (
     "bench/engines/**/*.py",
     "bench/meters/**/*.py",
 )
-CORE_PATTERNS = ("mfsdp_core/**/*.py",)
-# What of torch is an engine by itself; recorded with every run, compared where an arm is pinned.
-_TORCH_PATTERNS: Mapping[EngineName, tuple[str, ...]] = {
-    "fsdp2": ("torch/distributed/fsdp/**/*.py",),
-    "ddp": ("torch/nn/parallel/**/*.py",),
-}
+CORE_PATTERNS = tuple(one for one in known_engine("mfsdp").code if "mfsdp_core/" in one)
 
 
 def checkout_root() -> Path:
@@ -87,7 +84,7 @@ class RankCode:
     pinned: Pinned | None = None
     unknown_settings: frozenset[tuple[str, ...]] = frozenset()
 
-    def file_hashes(self, engine: EngineName) -> dict[str, str]:
+    def file_hashes(self, engine: str) -> dict[str, str]:
         """Path -> SHA-256 of the files that a run of `engine` measures."""
         patterns = measured_patterns(engine)
         if self.pinned is None:
@@ -113,15 +110,26 @@ def own_code() -> RankCode:
     return RankCode(checkout_root(), sys.executable)
 
 
-def measured_patterns(engine: EngineName) -> tuple[str, ...]:
-    """Files that a run of `engine` measures, as patterns below a checkout; `!` takes out."""
-    others = tuple(f"!bench/engines/{name}.py" for name in get_args(EngineName) if name != engine)
-    return (*RANK_PATTERNS, *others, *(CORE_PATTERNS if engine == "mfsdp" else ()))
+def measured_patterns(engine: str) -> tuple[str, ...]:
+    """Files that a run of `engine` measures, as patterns below a checkout; `!` takes out.
+
+    An engine from elsewhere may build on any of ours.
+    """
+    row = find_engine(engine)
+    if row not in TABLE:
+        return (*RANK_PATTERNS, *CORE_PATTERNS)
+    own = {one for other in TABLE if other is not row for one in other.code}
+    others = tuple(f"!{one}" for one in sorted(own) if one.startswith("bench/"))
+    return (*RANK_PATTERNS, *others, *(one for one in row.code if not one.startswith("bench/")))
 
 
-def torch_patterns(engine: EngineName) -> tuple[str, ...]:
-    """Files of torch that are the engine itself, as patterns below the folder that holds torch."""
-    return ("torch/version.py", *_TORCH_PATTERNS.get(engine, ()))
+def torch_patterns(engine: str) -> tuple[str, ...]:
+    """Files of torch that are the engine itself, as patterns below the folder that holds torch.
+
+    They are recorded with every run, and compared where an arm is pinned.
+    """
+    row = find_engine(engine)
+    return ("torch/version.py", *(row.torch_code if row is not None else ()))
 
 
 def expected_code(resolved: ResolvedRun, code: RankCode, imports: Iterable[str]) -> dict[str, Any]:
@@ -134,8 +142,15 @@ def expected_code(resolved: ResolvedRun, code: RankCode, imports: Iterable[str])
     """
     engine = resolved.engine.name
     files = code.file_hashes(engine)
-    own = ["bench"] + (["mfsdp_core"] if engine == "mfsdp" else [])
+    own = dict.fromkeys(one.lstrip("!").partition("/")[0] for one in measured_patterns(engine))
     packages = {name: _own_package(name, engine, files, code.root) for name in own}
+    # An arm may bring its own copy of a user's package, so its place is not prescribed there.
+    for named in named_code(resolved):
+        wanted: dict[str, Any] = {"patterns": list(named.patterns)}
+        if code.pinned is None:
+            own_files = file_hashes(named.root, list(named.patterns))
+            wanted |= {"root": str(named.root), "sha256": combined(own_files), "files": own_files}
+        packages[named.package] = wanted
     document: dict[str, Any] = {"arm": code.arm, "import": list(imports), "distributions": {}}
     stock: dict[str, Any] = {"patterns": list(torch_patterns(engine))}
     if code.pinned is not None:
@@ -146,9 +161,7 @@ def expected_code(resolved: ResolvedRun, code: RankCode, imports: Iterable[str])
     return document | {"packages": {**packages, "torch": stock}}
 
 
-def _own_package(
-    name: str, engine: EngineName, files: Mapping[str, str], root: Path
-) -> dict[str, Any]:
+def _own_package(name: str, engine: str, files: Mapping[str, str], root: Path) -> dict[str, Any]:
     patterns = [one for one in measured_patterns(engine) if one.lstrip("!").startswith(f"{name}/")]
     own = {file: content for file, content in files.items() if file.startswith(f"{name}/")}
     return {"patterns": patterns, "root": str(root), "sha256": combined(own), "files": own}

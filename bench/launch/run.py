@@ -133,5 +133,5 @@ def _write_final(folder: RunFolder, outcome: Outcome, proof: Verdict | None) -> 
             "code_proof": proof,
         }
     )
-    folder.write_status(status)
-    return status
+    folder.finish(status)
+    return folder.status

@@ -66,7 +66,7 @@ def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
     if run.launch.device != "cpu" or outer_needs_inner_sharding(run, machine):
         return None
     needed = state_bytes_of_all_ranks(run)
-    if needed <= machine.memory_bytes:
+    if needed is None or needed <= machine.memory_bytes:
         return None
     return (
         f"{run.shape.preset} needs at least {_gib(needed)} for weights, gradients and optimizer"

@@ -1,66 +1,71 @@
-"""Rules about engines: what they offer, and what of mfsdp_core exists so far."""
+"""Rules about engines: what the row of each says it offers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import (
-    EngineName,
     EngineSpec,
+    MfsdpSettings,
     ResolvedDtypes,
     ResolvedRun,
     RunSpec,
-    StrategyName,
     TrainSpec,
+    engine_rows,
+    known_engine,
 )
+from bench.spec.engine_table import TABLE
 from mfsdp_core.plan.fine_grained import gathers_by_module
+from mfsdp_core.plan.strategy import INNER, OUTER, AxisPlacements
 
-DEFAULT_STRATEGY: dict[EngineName, StrategyName] = {
-    "single": "no_shard",
-    "ddp": "no_shard",
-    "fsdp2": "optim_grads_params",
-    "mfsdp": "optim_grads_params",
-}
 
-_STRATEGIES: dict[EngineName, tuple[StrategyName, ...]] = {
-    "single": ("no_shard",),
-    "ddp": ("no_shard",),
-    # reshard_after_forward False and True.
-    "fsdp2": ("optim_grads", "optim_grads_params"),
-    "mfsdp": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
-}
-
-# Everything of EngineSpec that only mfsdp reads.
-_SWITCHES = (
-    "outer_strategy",
-    "outer_size",
-    "allocator",
-    "overlap_param_gather",
-    "overlap_grad_reduce",
-    "nccl_ub",
-    "double_buffer",
-    "average_in_collective",
-    "transport",
-    "decoupled_grad",
-    "pool_slots",
-    "separate_gather_group",
-    "fine_grained_gather",
-)
+def core_settings(engine: EngineSpec) -> MfsdpSettings | None:
+    """The settings of `engine` where it is this project's own; None for any other."""
+    # Not a subclass: an engine given by its import path has the same switches, but other rules.
+    return engine.settings if type(engine.settings) is MfsdpSettings else None
 
 
 def resolve_engine(spec: RunSpec, dtypes: ResolvedDtypes) -> EngineSpec:
-    """The engine with its strategy and its way of gathering chosen."""
-    engine = spec.engine
-    chosen: dict[str, object] = {"strategy": engine.strategy or DEFAULT_STRATEGY[engine.name]}
-    if engine.name == "mfsdp" and engine.fine_grained_gather is None:
-        recomputes = spec.model.recompute != "none"
-        chosen["fine_grained_gather"] = gathers_by_module(dtypes.compute, recomputes=recomputes)
-    return engine.model_copy(update=chosen)
+    """The engine with its strategy and its way of gathering chosen.
+
+    Raises:
+        ConfigError: nobody offers an engine of this name.
+    """
+    row = known_engine(spec.engine.name)
+    strategy = spec.engine.strategy or row.strategies[0]
+    engine = spec.engine.model_copy(update={"strategy": strategy})
+    settings = core_settings(engine)
+    if settings is None or settings.fine_grained_gather is not None:
+        return engine
+    recomputes = spec.model.recompute != "none"
+    by_module = gathers_by_module(dtypes.compute, recomputes=recomputes)
+    return engine.with_settings(fine_grained_gather=by_module)
+
+
+def engine_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
+    """The engine's own code, and what it needs, must be installed for this interpreter."""
+    return _why_not_here(run.engine.name, Path.cwd())
+
+
+@lru_cache(maxsize=256)
+def _why_not_here(engine: str, _folder: Path) -> str | None:
+    """As `engine_not_here`, for a user who stands in `folder`."""
+    row = known_engine(engine)
+    missing = [name for name in row.needs if locate(name) is None]
+    if missing:
+        return f"engine {row.name} needs {' and '.join(missing)}, which is not installed here"
+    found = None if row in TABLE else problem_of(row.factory)
+    return None if found is None else f"engine {row.name} cannot be loaded: {found}"
 
 
 def strategy_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
     """An engine is asked for a sharding that it does not have."""
     name, strategy = run.engine.name, run.strategy
-    offered = _STRATEGIES[name]
+    offered = known_engine(name).strategies
     if strategy in offered:
         return None
     return f"engine {name} offers the strategy {' and '.join(offered)}, not {strategy}"
@@ -68,69 +73,95 @@ def strategy_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
 
 def single_has_one_rank(run: ResolvedRun, _machine: Machine) -> str | None:
     """`single` has no communication, so a second rank would repeat the first."""
-    if run.engine.name != "single" or run.launch.ranks == 1:
+    if not known_engine(run.engine.name).one_process or run.launch.ranks == 1:
         return None
     return (
-        f"engine single is one process that consumes the whole global batch; found"
+        f"engine {run.engine.name} is one process that consumes the whole global batch; found"
         f" {run.launch.ranks} ranks: set launch.ranks to 1 in its cells"
     )
 
 
 def switch_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
-    """A switch of mfsdp on another engine would be ignored, and the cell mislabelled."""
-    if run.engine.name == "mfsdp":
+    """Another engine's switch would be ignored, and the cell mislabelled."""
+    engine = run.engine
+    asked = [f"{switch}={value}" for switch, value in engine.foreign]
+    owners = {
+        row.name
+        for row in engine_rows()
+        for switch, _ in engine.foreign
+        if switch in row.settings.model_fields
+    }
+    if not known_engine(engine.name).outer_axis:
+        outer = [(name, getattr(engine, name)) for name in ("outer_strategy", "outer_size")]
+        defaults = EngineSpec()
+        found = [f"{name}={value}" for name, value in outer if value != getattr(defaults, name)]
+        asked = found + asked
+        owners |= {row.name for row in engine_rows() if found and row.outer_axis}
+    if not asked:
         return None
-    defaults = EngineSpec()
-    changed = [
-        f"{switch}={getattr(run.engine, switch)}"
-        for switch in _SWITCHES
-        if getattr(run.engine, switch) != getattr(defaults, switch)
-    ]
-    if not changed:
-        return None
-    return f"engine {run.engine.name} has no {', '.join(changed)}: these are switches of mfsdp"
+    return (
+        f"engine {engine.name} has no {', '.join(asked)}: these are switches of"
+        f" {' and '.join(sorted(owners))}"
+    )
 
 
 def outer_strategy_needs_outer_axis(run: ResolvedRun, _machine: Machine) -> str | None:
     """Without an outer axis there is nothing for the outer strategy to shard over."""
-    if run.engine.outer_strategy == "no_shard" or run.engine.outer_size > 1:
+    outer = run.engine.outer_strategy
+    if not OUTER[outer].shards_optimizer or run.engine.outer_size > 1:
         return None
     return (
-        "outer_strategy optim shards over an outer axis, and outer_size is 1: set outer_size to a"
-        " divisor of the ranks above 1, or outer_strategy to no_shard"
+        f"outer_strategy {outer} shards over an outer axis, and outer_size is 1: set outer_size to"
+        " a divisor of the ranks above 1, or outer_strategy to no_shard"
     )
 
 
 def outer_needs_inner_sharding(run: ResolvedRun, _machine: Machine) -> str | None:
     """Sharding the optimizer over the outer axis refines the inner shards; there must be some."""
-    if run.engine.outer_strategy == "no_shard" or run.strategy != "no_shard":
+    if (
+        not OUTER[run.engine.outer_strategy].shards_optimizer
+        or INNER[run.strategy].shards_optimizer
+    ):
         return None
     return (
-        "outer_strategy optim cuts the inner optimizer shards further, and the strategy no_shard"
-        " has none: use optim, optim_grads or optim_grads_params"
+        f"outer_strategy {run.engine.outer_strategy} cuts the inner optimizer shards further, and"
+        f" the strategy {run.strategy} has none: use {_those(lambda row: row.shards_optimizer)}"
     )
 
 
 def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str | None:
     """Where gradients are sharded, each microbatch must be reduced before the next one."""
-    if run.engine.name != "mfsdp" or run.engine.overlap_grad_reduce:
+    settings = core_settings(run.engine)
+    if settings is None or settings.overlap_grad_reduce:
         return None
-    if run.strategy in {"no_shard", "optim"}:
+    if not INNER[run.strategy].reduces_every_microbatch:
         return None
+    whole = _those(lambda row: not row.reduces_every_microbatch)
     return (
         f"overlap_grad_reduce=False reduces once, at the end of a step, from whole gradients; the"
-        f" strategy {run.strategy} keeps only a shard of them: use no_shard or optim"
+        f" strategy {run.strategy} keeps only a shard of them: use {whole}"
     )
 
 
 def decoupled_gradients_need_a_reader(run: ResolvedRun, _machine: Machine) -> str | None:
     """Other optimizers read `grad`, which stays None, and would leave the weights as they are."""
-    if not run.engine.decoupled_grad or run.train.optimizer == "precision_aware_adamw":
+    settings = core_settings(run.engine)
+    if (
+        settings is None
+        or not settings.decoupled_grad
+        or run.train.optimizer == "precision_aware_adamw"
+    ):
         return None
     return (
         f"decoupled_grad leaves grad empty, which {run.train.optimizer} reads: set train.optimizer"
         " to precision_aware_adamw, or decoupled_grad to false"
     )
+
+
+def _those(wanted: Callable[[AxisPlacements], bool]) -> str:
+    """The strategies that are meant, as `no_shard or optim`."""
+    names = [name for name, row in INNER.items() if wanted(row)]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | None:
@@ -151,6 +182,7 @@ def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | No
 
 def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
     """Capabilities of the mfsdp engine that do not exist yet."""
-    if run.engine.name != "mfsdp" or not run.engine.nccl_ub:
+    settings = core_settings(run.engine)
+    if settings is None or not settings.nccl_ub:
         return None
     return "mfsdp does not have NCCL user buffers (nccl_ub) yet"

@@ -1,33 +1,36 @@
 """Rules about NCCL user buffers and the pools they live in (harness.md section 0).
 
 A user buffer is registered once, by address, so the memory behind it must never move: that takes a
-pool whose slots exist from the start, used in turns (double buffering).
+pool whose slots exist from the start, used one after the other (double buffering).
 """
 
 from __future__ import annotations
 
+from bench.resolve.engine_rules import core_settings
 from bench.resolve.machine import Machine
-from bench.spec import POOLS, EngineSpec, ResolvedRun
+from bench.spec import POOLS, MfsdpSettings, ResolvedRun
 
 
 def nccl_ub_needs_cuda(run: ResolvedRun, _machine: Machine) -> str | None:
     """User buffers are NCCL's, and NCCL is CUDA's."""
-    if not run.engine.nccl_ub or run.launch.device == "cuda":
+    settings = core_settings(run.engine)
+    if settings is None or not settings.nccl_ub or run.launch.device == "cuda":
         return None
     return f"nccl_ub registers buffers with NCCL; found device {run.launch.device}: use cuda"
 
 
 def nccl_ub_needs_sum(run: ResolvedRun, _machine: Machine) -> str | None:
     """NCCL's symmetric reductions sum; they do not average."""
-    if not (run.engine.nccl_ub and run.engine.average_in_collective):
+    settings = core_settings(run.engine)
+    if settings is None or not (settings.nccl_ub and settings.average_in_collective):
         return None
     return "NCCL's symmetric reductions have no average: nccl_ub needs average_in_collective=False"
 
 
 def nccl_ub_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:
     """Registration is by address, so buffers must stay where they are."""
-    engine = run.engine
-    if not engine.nccl_ub or (engine.double_buffer and engine.allocator in POOLS):
+    engine = core_settings(run.engine)
+    if engine is None or not engine.nccl_ub or (engine.double_buffer and engine.allocator in POOLS):
         return None
     return (
         "nccl_ub registers buffers by address and needs double_buffer=True with an allocator that"
@@ -38,8 +41,10 @@ def nccl_ub_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:
 
 def pool_slots_need_pool(run: ResolvedRun, _machine: Machine) -> str | None:
     """Only pools have slots."""
-    engine = run.engine
-    if engine.allocator in POOLS or engine.pool_slots == EngineSpec().pool_slots:
+    engine = core_settings(run.engine)
+    if engine is None or engine.allocator in POOLS:
+        return None
+    if engine.pool_slots == MfsdpSettings().pool_slots:
         return None
     return (
         f"pool_slots={engine.pool_slots} counts the slots of a pool; found allocator"
@@ -49,10 +54,10 @@ def pool_slots_need_pool(run: ResolvedRun, _machine: Machine) -> str | None:
 
 def double_buffer_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:
     """Double buffering says how a pool is used; other allocators have no slots."""
-    engine = run.engine
-    if not engine.double_buffer or engine.allocator in POOLS:
+    engine = core_settings(run.engine)
+    if engine is None or not engine.double_buffer or engine.allocator in POOLS:
         return None
     return (
-        f"double_buffer=True takes turns on the slots of a pool; found allocator"
+        f"double_buffer=True uses the slots of a pool one after the other; found allocator"
         f" {engine.allocator}: use {' or '.join(POOLS)}"
     )

@@ -11,7 +11,7 @@ from bench.resolve.model_shape import resolve_shape
 from bench.resolve.nccl_evidence import check_evidence_environment, evidence_steps
 from bench.resolve.rules import RULES
 from bench.resolve.validity import check_spec
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import ResolvedRun, RunSpec, known_engine
 
 
 def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
@@ -38,7 +38,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     shape = resolve_shape(spec.model)
     check_environment(spec.launch.env)
     check_evidence_environment(spec)
-    data_parallel = 1 if spec.engine.name == "single" else spec.launch.ranks
+    data_parallel = 1 if known_engine(spec.engine.name).one_process else spec.launch.ranks
     check_spec(spec, shape, data_parallel)
     dtypes = resolve_dtypes(spec.dtypes)
     return ResolvedRun(

@@ -10,33 +10,76 @@ cannot run it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
+from bench.resolve.engine_rules import core_settings
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
-from bench.spec import ModelShape, ResolvedRun, TrainSpec
+from bench.spec import (
+    EngineSpec,
+    MfsdpSettings,
+    ModelShape,
+    ResolvedDtypes,
+    ResolvedRun,
+    StrategyName,
+    TrainSpec,
+    known_engine,
+)
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
 from mfsdp_core.plan.memory_model import (
     ADAM,
-    ELEMENT_BYTES,
     SGD,
     OptimizerFacts,
     PolicyNames,
     memory_of_buckets,
 )
-from mfsdp_core.plan.strategy import parse_strategy
+from mfsdp_core.plan.strategy import INNER, parse_strategy
 
 
-def state_bytes_of_all_ranks(run: ResolvedRun) -> int:
-    """Sum over the ranks of `run`."""
-    return sum(sum(state_bytes_by_category(run, rank).values()) for rank in range(run.launch.ranks))
+class _Facts(NamedTuple):
+    """What the bytes depend on: cells of a sweep that agree in it share one answer."""
+
+    shape: ModelShape
+    engine: EngineSpec
+    strategy: StrategyName
+    dtypes: ResolvedDtypes
+    optimizer: OptimizerFacts
+    ranks: int
+
+    @classmethod
+    def of(cls, run: ResolvedRun) -> _Facts:
+        """Those of `run`."""
+        optimizer = _optimizer(run.train)
+        return cls(run.shape, run.engine, run.strategy, run.dtypes, optimizer, run.launch.ranks)
+
+
+def state_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
+    """Sum over the ranks of `run`; None where nobody knows what its engine keeps."""
+    if known_engine(run.engine.name).state is None:
+        return None
+    return _sum_over_ranks(_Facts.of(run))
+
+
+@lru_cache(maxsize=4096)
+def _sum_over_ranks(facts: _Facts) -> int:
+    return sum(sum(_by_category(facts, rank).values()) for rank in range(facts.ranks))
 
 
 def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
-    """Bytes of one rank in the categories of the memory ledger. Rank 0 has no less than others."""
-    return _mfsdp_bytes(run, rank) if run.engine.name == "mfsdp" else _stock_bytes(run, rank)
+    """Bytes of one rank in the categories of the memory ledger. Rank 0 has no less than others.
+
+    Empty where nobody knows what the engine keeps.
+    """
+    return _by_category(_Facts.of(run), rank)
+
+
+def _by_category(facts: _Facts, rank: int) -> dict[str, int]:
+    return _MODELS[known_engine(facts.engine.name).state](facts, rank)
 
 
 def _optimizer(train: TrainSpec) -> OptimizerFacts:
@@ -47,9 +90,10 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
     return ADAM if train.optimizer == "adamw" else SGD
 
 
-def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
+def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
+    settings = core_settings(run.engine) or MfsdpSettings()
     strategy = parse_strategy(run.strategy, run.engine.outer_strategy)
-    inner_size = run.launch.ranks // run.engine.outer_size
+    inner_size = run.ranks // run.engine.outer_size
     coordinate = Coordinate(
         inner_rank=rank % inner_size,
         inner_size=inner_size,
@@ -66,11 +110,11 @@ def _mfsdp_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
             None if dtypes.main_params is None else TORCH_NAMES[dtypes.main_params],
             TORCH_NAMES[dtypes.main_grads],
             TORCH_NAMES[dtypes.grad_comm],
-            run.engine.decoupled_grad,
+            settings.decoupled_grad,
         ),
-        optimizer=_optimizer(run.train),
+        optimizer=run.optimizer,
         gradients_attached=True,
-        allocation=AllocationConfig(run.engine.allocator, run.engine.pool_slots),
+        allocation=AllocationConfig(settings.allocator, settings.pool_slots),
     )
     return {name: count for name, count in model.bytes_by_category().items() if count}
 
@@ -80,13 +124,13 @@ def _plans(shape: ModelShape, compute: str, pieces: int) -> tuple[BucketPlan, ..
     return tuple(plan_buckets(parameter_facts(shape, compute), pieces))
 
 
-def _stock_bytes(run: ResolvedRun, rank: int) -> dict[str, int]:
+def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
     main = TORCH_NAMES[run.dtypes.main_params or run.dtypes.compute]
     facts = parameter_facts(run.shape, run.dtypes.compute)
-    ranks = 1 if run.strategy == "no_shard" else run.launch.ranks
+    ranks = run.ranks if INNER[run.strategy].shards_optimizer else 1
     elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
     weights = elements * ELEMENT_BYTES[main]
-    optimizer = _optimizer(run.train)
+    optimizer = run.optimizer
     state = optimizer.moments * elements * ELEMENT_BYTES[optimizer.state_dtype or main]
     state += optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
     if optimizer.master_weights:
@@ -100,3 +144,15 @@ def _chunk_elements(shape: tuple[int, ...], rank: int, ranks: int) -> int:
     each = -(-shape[0] // ranks)
     rows = max(0, min(shape[0], (rank + 1) * each) - rank * each)
     return rows * prod(shape[1:])
+
+
+def _unknown_bytes(_run: _Facts, _rank: int) -> dict[str, int]:
+    return {}
+
+
+#: By `EngineRow.state`.
+_MODELS: dict[str | None, Callable[[_Facts, int], dict[str, int]]] = {
+    "core": _core_bytes,
+    "torch": _torch_bytes,
+    None: _unknown_bytes,
+}

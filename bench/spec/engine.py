@@ -1,38 +1,132 @@
-"""The engine of a run and its settings."""
+"""The engine of a run: what all engines share, and the settings of the one that is named.
+
+Written flat, in a sweep and in a record: `{"name": "mfsdp", "strategy": "optim", "allocator":
+"max_pool"}`. In Python the engine's own settings are `settings`, of the model in its row.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any, Self
 
-from bench.spec.names import (
-    AllocatorName,
-    EngineName,
-    Frozen,
-    OuterStrategyName,
-    StrategyName,
-    TransportName,
+from pydantic import (
+    ConfigDict,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
 )
 
+from bench.errors import ConfigError
+from bench.spec.engine_lookup import find_engine, own_settings
+from bench.spec.engine_row import SHARED_SETTINGS, EngineRow, EngineSettings, SharedSettings
 
-class EngineSpec(Frozen):
-    """The implementation under test and its switches. `strategy` None: the engine's default.
 
-    fine_grained_gather: gather module by module; None: by the rule of
-    `mfsdp_core.plan.fine_grained`.
+class UnknownSettings(EngineSettings):
+    """Settings of an engine that is not installed here, as a record of it has them."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class EngineSpec(SharedSettings):
+    """The implementation under test.
+
+    settings: the engine's own. foreign: settings in a request that only other engines have, where
+    they differ from those engines' defaults; a plan prunes such a cell.
     """
 
-    name: EngineName = "mfsdp"
-    strategy: StrategyName | None = None
-    outer_strategy: OuterStrategyName = "no_shard"
-    outer_size: int = Field(default=1, ge=1)
-    allocator: AllocatorName = "storage_resize"
-    overlap_param_gather: bool = True
-    overlap_grad_reduce: bool = True
-    nccl_ub: bool = False
-    double_buffer: bool = False
-    average_in_collective: bool = False
-    transport: TransportName = "auto"
-    decoupled_grad: bool = False
-    separate_gather_group: bool = False
-    pool_slots: int = Field(default=2, ge=2)
-    fine_grained_gather: bool | None = None
+    settings: SerializeAsAny[EngineSettings] = EngineSettings()
+    foreign: tuple[tuple[str, Any], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_settings(cls, data: Any) -> Any:
+        """Each flat setting to the engine it belongs to; what no engine has stays and is refused.
+
+        Raises:
+            ValidationError: a setting has a value that its engine does not take.
+        """
+        if not isinstance(data, dict) or "settings" in data:
+            return data
+        own, rest = {}, {}
+        model = _settings_model(data.get("name", SharedSettings().name))
+        for key, value in data.items():
+            if key not in SHARED_SETTINGS and (key in model.model_fields or _is_open(model)):
+                own[key] = value
+            else:
+                rest[key] = value
+        known = own_settings()
+        foreign = []
+        for key in [key for key in rest if key in known]:
+            value = rest.pop(key)
+            if _taken(known[key], key, value) != known[key][0].model_fields[key].default:
+                foreign.append((key, value))
+        return rest | {"settings": model.model_validate(own), "foreign": tuple(foreign)}
+
+    @model_serializer(mode="wrap")
+    def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        own = document.pop("settings", {})
+        foreign = document.pop("foreign", ())
+        flat: dict[str, Any] = document | own | dict(foreign)
+        return flat
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _core_schema: Any, _handler: Any) -> dict[str, Any]:
+        """As it is written: the settings of all engines beside the shared ones."""
+        schema = SharedSettings.model_json_schema()
+        for models in own_settings().values():
+            schema["properties"] |= models[0].model_json_schema()["properties"]
+        return schema | {"title": cls.__name__, "description": cls.__doc__}
+
+    @property
+    def row(self) -> EngineRow | None:
+        """The engine's row; None where it is not installed."""
+        return _row(self.name)
+
+    def setting(self, name: str) -> Any:
+        """The value of one setting, shared or the engine's own; None where it has none."""
+        return getattr(self if name in SHARED_SETTINGS else self.settings, name, None)
+
+    def asked(self, name: str) -> Any:
+        """The value that a request has for a setting of any engine; its default if it says none."""
+        if name in SHARED_SETTINGS or name in type(self.settings).model_fields:
+            return self.setting(name)
+        models = own_settings().get(name)
+        default = models[0].model_fields[name].default if models else None
+        return dict(self.foreign).get(name, default)
+
+    def with_settings(self, **changed: Any) -> Self:
+        """A copy with some of the engine's own settings changed."""
+        return self.model_copy(update={"settings": self.settings.model_copy(update=changed)})
+
+
+def _row(name: str) -> EngineRow | None:
+    try:
+        return find_engine(name)
+    except ConfigError:
+        return None
+
+
+def _settings_model(name: object) -> type[EngineSettings]:
+    row = _row(name) if isinstance(name, str) else None
+    return UnknownSettings if row is None else row.settings
+
+
+def _is_open(model: type[EngineSettings]) -> bool:
+    return model.model_config.get("extra") == "allow"
+
+
+def _taken(models: tuple[type[EngineSettings], ...], key: str, value: Any) -> Any:
+    """`value` as the first of `models` that takes it has it.
+
+    Raises:
+        ValidationError: none takes it.
+    """
+    refusals: list[ValidationError] = []
+    for model in models:
+        try:
+            return getattr(model.model_validate({key: value}), key)
+        except ValidationError as error:
+            refusals.append(error)
+    raise refusals[0]

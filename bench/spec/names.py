@@ -7,9 +7,10 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 DtypeName = Literal["fp64", "fp32", "bf16", "fp16"]
-EngineName = Literal["single", "ddp", "fsdp2", "mfsdp"]
 StrategyName = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
 OuterStrategyName = Literal["no_shard", "optim"]
+#: What sharding on two data-parallel axes is called, by the strategy of the outer one.
+HYBRID_NAMES: dict[OuterStrategyName, str] = {"no_shard": "hsdp", "optim": "hfsdp"}
 Recompute = Literal["none", "full", "selective"]
 DataKind = Literal["text", "markov", "random"]
 DeviceType = Literal["cpu", "cuda"]

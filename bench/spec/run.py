@@ -6,12 +6,15 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import Field, field_serializer
+from pydantic import Field, ValidationError, field_serializer, field_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from bench.redaction import redact
 from bench.spec.engine import EngineSpec
+from bench.spec.engine_lookup import IMPORT_PATH_FORM, engine_names, find_engine
 from bench.spec.model import ModelShape, ModelSpec
 from bench.spec.names import (
+    HYBRID_NAMES,
     DataKind,
     DeviceType,
     DtypeName,
@@ -100,22 +103,6 @@ class MeasureSpec(Frozen):
         return self.profile == "none" and self.nccl == "none"
 
 
-#: (section, setting, default): left out of a run's name at their default, so that runs from before
-#: the setting existed keep theirs.
-_LATER_SETTINGS: tuple[tuple[str, str, object], ...] = (
-    ("shape", "hybrid", None),
-    ("measure", "nccl", "none"),
-    ("engine", "decoupled_grad", False),
-    ("engine", "separate_gather_group", False),
-    ("engine", "pool_slots", 2),
-    ("engine", "fine_grained_gather", None),
-    ("engine", "fine_grained_gather", False),
-    ("train", "state_dtype", "fp32"),
-    ("train", "master_weights", False),
-    ("train", "checkpoint_every", None),
-)
-
-
 class RunSpec(Frozen):
     """One run as the user wrote it; every section may be left out."""
 
@@ -126,6 +113,18 @@ class RunSpec(Frozen):
     train: TrainSpec = TrainSpec()
     launch: LaunchSpec = LaunchSpec()
     measure: MeasureSpec = MeasureSpec()
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, engine: EngineSpec) -> EngineSpec:
+        if find_engine(engine.name) is None:
+            names = (*engine_names(), IMPORT_PATH_FORM)
+            expected = ", ".join(f"'{name}'" for name in names)
+            message = "Input should be {expected}"
+            kind = PydanticCustomError("literal_error", message, {"expected": expected})
+            problem = InitErrorDetails(type=kind, loc=("name",), input=engine.name)
+            raise ValidationError.from_exception_data(cls.__name__, [problem])
+        return engine
 
 
 class ResolvedDtypes(Frozen):
@@ -169,13 +168,14 @@ class ResolvedRun(Frozen):
         return self.engine.strategy
 
     def canonical_json(self) -> str:
-        """The text that is hashed: sorted keys, no host, no limit that cannot change a result."""
-        document = self.model_dump(mode="json")
+        """The text that is hashed: sorted keys, and only settings that differ from their default.
+
+        So a setting that is added later leaves the hashes of runs without it as they were. Without
+        limits that cannot change a result.
+        """
+        document = self.model_dump(mode="json", exclude_defaults=True)
         for limit in ("timeout_seconds", "hang_seconds"):
-            del document["launch"][limit]
-        for section, setting, default in _LATER_SETTINGS:
-            if document[section].get(setting, ...) == default:
-                del document[section][setting]
+            document["launch"].pop(limit, None)
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
     @property
@@ -186,12 +186,12 @@ class ResolvedRun(Frozen):
     @property
     def slug(self) -> str:
         """Readable start of the folder name, as `tiny-mfsdp-optim-bf16-2xcpu`."""
-        parts = [self.shape.preset, self.engine.name]
-        if self.engine.name != "single":
+        row = self.engine.row
+        parts = [self.shape.preset, self.engine.name.replace(":", ".")]
+        if row is None or not row.one_process:
             parts.append(self.strategy)
         if self.engine.outer_size > 1:
-            kind = "hfsdp" if self.engine.outer_strategy == "optim" else "hsdp"
-            parts.append(f"{kind}{self.engine.outer_size}")
+            parts.append(f"{HYBRID_NAMES[self.engine.outer_strategy]}{self.engine.outer_size}")
         parts.append(self.dtypes.compute)
         if self.dtypes.grad_comm != self.dtypes.compute:
             parts.append(f"comm_{self.dtypes.grad_comm}")

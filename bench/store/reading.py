@@ -15,8 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 from bench.record import SCHEMA_VERSION, RunRecord, RunStatus, StepSample
 from bench.spec import ResolvedRun
 from bench.store import layout
+from bench.store.digest import broken_seals
 from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import is_locked
+from bench.store.upgrade import upgraded_spec
 
 _SAMPLE: TypeAdapter[StepSample] = TypeAdapter(StepSample)
 _MAX_PROBLEMS_PER_FILE = 3
@@ -31,6 +33,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     resolved = read_spec(path)
     problems: list[str] = []
     status = read_status(path, problems)
+    problems += broken_seals(path, read_json_object(path / layout.STATUS, []) or {})
     environment = read_json_object(path / layout.ENVIRONMENT, problems)
     if environment is None:
         problems.append(f"{layout.ENVIRONMENT} is missing")
@@ -57,15 +60,20 @@ def read_spec(path: Path) -> ResolvedRun:
     """
     file = path / layout.SPEC
     try:
-        return ResolvedRun.model_validate_json(file.read_bytes())
+        document = json.loads(file.read_bytes())
+        return ResolvedRun.model_validate(upgraded_spec(document))
     except OSError as error:
         raise DamagedRecordError(f"{file}: {error.strerror}") from error
+    except RecursionError as error:
+        raise DamagedRecordError(f"{file} cannot be understood: nested too deep") from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise DamagedRecordError(
             f"{file} cannot be understood: {key + ': ' if key else ''}{first['msg']}"
         ) from error
+    except ValueError as error:
+        raise DamagedRecordError(f"{file} is not valid JSON: {error}") from error
 
 
 def read_status(path: Path, problems: list[str]) -> RunStatus:

@@ -20,6 +20,7 @@ from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.reading import read_json_object, read_record, read_status
 from bench.store.run_folder import RunFolder, utc_now
+from bench.store.upgrade import upgraded_plan
 from bench.store.validations import Validations
 
 _MAX_NAMED_RUNS = 10
@@ -212,7 +213,7 @@ class ResultsStore:
             raise UsageError(
                 f"no plan of sweep {sweep_id!r} in {self.root}: {found}; known sweeps: {known}"
             )
-        return document
+        return upgraded_plan(document)
 
     def sweeps(self) -> list[str]:
         """Ids of the sweeps that have a plan, in alphabetical order."""

@@ -20,6 +20,7 @@ from bench.store.atomic import (
     write_json_atomically,
     write_text_atomically,
 )
+from bench.store.digest import sealed
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
 
@@ -81,6 +82,14 @@ class RunFolder:
         """
         write_json_atomically(self.path / layout.STATUS, status.model_dump(mode="json"))
         self.status = status
+
+    def finish(self, status: RunStatus) -> None:
+        """Replace `status.json` for the last time, with a seal of every file of the run.
+
+        Raises:
+            StoreFullError: no space; the previous status stands.
+        """
+        self.write_status(sealed(self.path, status))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Replace `env.json`; what looks like a secret is redacted here, whoever collected it."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.spec import (
+    HYBRID_NAMES,
     POOLS,
     AllocatorName,
     DataSpec,
     DtypeName,
-    EngineName,
     EngineSpec,
     LaunchSpec,
     MeasureSpec,
@@ -64,7 +64,6 @@ _SHAPE = ModelShape(
     vocab=11,
     tie_embeddings=False,
 )
-STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Case:
             return f"{self.data_ranks}x{self.tensor}tp"
         if self.outer == 1:
             return f"{self.ranks}"
-        kind = "hfsdp" if self.outer_strategy == "optim" else "hsdp"
+        kind = HYBRID_NAMES[self.outer_strategy]
         return f"{self.outer}x{self.inner}{kind}"
 
     @property
@@ -141,18 +140,20 @@ class Case:
             shape=_SHAPE,
             recompute="none",
             data=DataSpec(),
-            engine=EngineSpec(
-                name=engine_name(self.engine),
-                strategy=self.strategy,
-                outer_strategy=self.outer_strategy,
-                outer_size=self.outer,
-                overlap_param_gather=self.overlap,
-                overlap_grad_reduce=self.overlap,
-                average_in_collective=self.average,
-                transport=self.transport,
-                allocator=self.allocator,
-                separate_gather_group=self.gather_group,
-                double_buffer=self.allocator in POOLS,
+            engine=EngineSpec.model_validate(
+                {
+                    "name": self.engine,
+                    "strategy": self.strategy,
+                    "outer_strategy": self.outer_strategy,
+                    "outer_size": self.outer,
+                    "overlap_param_gather": self.overlap,
+                    "overlap_grad_reduce": self.overlap,
+                    "average_in_collective": self.average,
+                    "transport": self.transport,
+                    "allocator": self.allocator,
+                    "separate_gather_group": self.gather_group,
+                    "double_buffer": self.allocator in POOLS,
+                }
             ),
             dtypes=ResolvedDtypes(
                 compute=compute, main_params=main, main_grads=grads, grad_comm=comm
@@ -170,14 +171,3 @@ class Case:
             data_parallel=self.data_ranks,
             microbatches=self.microbatches,
         )
-
-
-def engine_name(engine: str) -> EngineName:
-    """The name in a spec; an engine given by its import path may read every switch of mfsdp."""
-    known: dict[str, EngineName] = {
-        "single": "single",
-        "ddp": "ddp",
-        "fsdp2": "fsdp2",
-        "mfsdp": "mfsdp",
-    }
-    return known.get(engine, "mfsdp")

@@ -8,12 +8,11 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import POOLS, OuterStrategyName, StrategyName
+from bench.spec import POOLS, STRATEGIES, OuterStrategyName, StrategyName
 from bench.validate.cases import (
     EXPERT_PARALLEL,
     POLICIES,
     SCENARIOS,
-    STRATEGIES,
     TENSOR_PARALLEL,
     Case,
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from bench.engines.inspection import Inspectable, Inspection, Piece
 from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, EXPERT, TENSOR
-from bench.spec import DtypeName, ResolvedRun
+from bench.spec import DtypeName
 from bench.validate.cases import CLIP_NORM, EXPERT_PARALLEL, STEPS, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
@@ -48,7 +47,7 @@ class Bench:
         model = build_toy_model(case.model, starting_dtype(case), device, seed)
         self.spy = WeightSpy(model)
         _cut_over_meshes(model, case, device)
-        self.engine: Any = _engine(case.engine)(model, resolved, device)
+        self.engine: Any = build_engine(model, resolved, device)
         if not isinstance(self.engine, Inspectable):
             raise UnsupportedError(
                 "no-inspection",
@@ -167,14 +166,6 @@ def _cut_over_meshes(model: nn.Module, case: Case, device: torch.device) -> None
         shape = (case.ranks // size, size)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, EXPERT))
         model.spread(mesh)  # type: ignore[operator]
-
-
-def _engine(name: str) -> Callable[[nn.Module, ResolvedRun, torch.device], Any]:
-    """The factory of an engine of the registry, or of one given as `package.module:factory`."""
-    if ":" not in name:
-        return build_engine
-    module, _, factory = name.partition(":")
-    return cast("Callable[..., Any]", getattr(importlib.import_module(module), factory))
 
 
 # -- scenarios ---------------------------------------------------------------------------------

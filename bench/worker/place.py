@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.errors import UsageError
-from bench.spec import DeviceType, ResolvedRun
+from bench.spec import DeviceType, ResolvedRun, known_engine
 
 _BACKENDS: Final[dict[DeviceType, str]] = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -53,8 +53,9 @@ def _device(kind: DeviceType) -> torch.device:
 
 
 def backend(resolved: ResolvedRun) -> str | None:
-    """Backend of the process group; None for `single`, which has none."""
-    return None if resolved.engine.name == "single" else _BACKENDS[resolved.launch.device]
+    """Backend of the process group; None for an engine of one process, which has none."""
+    one_process = known_engine(resolved.engine.name).one_process
+    return None if one_process else _BACKENDS[resolved.launch.device]
 
 
 @contextmanager

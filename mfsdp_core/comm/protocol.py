@@ -78,5 +78,8 @@ class Communicator(Protocol):
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
 
+    def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
+        """Replace `values` by their maximum over ranks; returns when it is there."""
+
     def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:
         """Replace `full` by rank 0's."""

@@ -31,6 +31,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@cache
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that torch calls `name`, as `bfloat16`."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
 class TorchCommunicator:
     """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
 
@@ -75,6 +82,12 @@ class TorchCommunicator:
         self._publish("all_reduce", full, bucket)
         work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
         return Summed(full, Done() if work is None else work)
+
+    def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
+        """Replace `values` by their maximum over ranks, such as absolute maxima for scales."""
+        if self.size > 1:
+            self._publish("all_reduce", values, bucket)
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
 
     def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:
         """Replace `full` by that of the group's first rank."""

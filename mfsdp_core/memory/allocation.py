@@ -15,14 +15,13 @@ import torch
 from mfsdp_core.memory.allocators import (
     BucketAllocator,
     PersistentAllocator,
-    Role,
     StorageResizeAllocator,
     TemporaryAllocator,
 )
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.allocation import AllocationConfig
-from mfsdp_core.plan.buffers import POOLED_ROLES, PooledRole, plan_pools
+from mfsdp_core.plan.buffers import POOLED_ROLES, PooledRole, Role, plan_pools
 from mfsdp_core.plan.pools import BucketRequest
 
 
@@ -83,7 +82,6 @@ class Allocators:
 def build_allocators(
     config: AllocationConfig,
     requests: Mapping[PooledRole, Sequence[BucketRequest]],
-    dtypes: dict[str, torch.dtype],
     *,
     device: torch.device,
     ledger: MemoryLedger,
@@ -101,7 +99,7 @@ def build_allocators(
     pools: dict[PooledRole, SlotPool] = {}
     by_role: dict[PooledRole, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
     for role, plan in plan_pools(config, requests).items():
-        pool = SlotPool(role, plan, dtypes, fallback, device=device, ledger=ledger)
+        pool = SlotPool(role, plan, fallback, device=device, ledger=ledger)
         by_role[role] = pools[role] = pool
     return Allocators(
         lasting,

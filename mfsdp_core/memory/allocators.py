@@ -9,43 +9,32 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol, Self
 
 import torch
 
-from mfsdp_core.memory.ledger import Category, MemoryLedger
-
-Role = Literal[
-    "main_weights",
-    "compute_weights",
-    "compute_shard",
-    "accumulator",
-    "grad_bucket",
-    "outer_bucket",
-    "grad_cast",
-    "peer_slices",
-]
-
-CATEGORY_OF_ROLE: dict[Role, Category] = {
-    "main_weights": "main_weights",
-    "compute_weights": "compute_weights",
-    "compute_shard": "compute_weights",
-    "accumulator": "gradients",
-    "grad_cast": "gradients",
-    "grad_bucket": "communication_buffers",
-    "outer_bucket": "communication_buffers",
-    "peer_slices": "communication_buffers",
-}
+from mfsdp_core.comm.torch_backend import torch_dtype
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Buffer, Role
 
 
 @dataclass(frozen=True, slots=True)
 class BufferKey:
-    """Identity of a buffer: which bucket, in which role, of how many elements of which dtype."""
+    """Identity of a buffer: which bucket, in which role, of how many elements of which dtype.
+
+    payload: which one of the encoded weights.
+    """
 
     bucket: str
     role: Role
     elements: int
     dtype: torch.dtype
+    payload: str = ""
+
+    @classmethod
+    def of(cls, bucket: str, row: Buffer) -> Self:
+        """The key of a row of the bucket's table."""
+        return cls(bucket, row.role, row.elements, torch_dtype(row.dtype), row.payload)
 
     @property
     def size_bytes(self) -> int:

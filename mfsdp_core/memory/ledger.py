@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfsdp_core.plan.memory_model import CATEGORIES, POOL, Category
+from mfsdp_core.plan.buffers import CATEGORIES, Category
+from mfsdp_core.plan.memory_model import POOL
 
 __all__ = ["CATEGORIES", "POOL", "Booking", "Category", "MemoryLedger"]
 

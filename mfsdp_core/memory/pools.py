@@ -15,23 +15,21 @@ import warnings
 
 import torch
 
+from mfsdp_core.comm.torch_backend import torch_dtype
 from mfsdp_core.errors import PoolExhaustedError
-from mfsdp_core.memory.allocators import CATEGORY_OF_ROLE, BucketAllocator, BufferKey, Role
+from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.memory.ledger import POOL, MemoryLedger
+from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Role
 from mfsdp_core.plan.pools import PoolPlan
 
 
 class SlotPool:
-    """The slots of one role, for the buckets of `plan`; for every other bucket, `fallback`.
-
-    dtypes: torch dtype of each dtype name of the plan.
-    """
+    """The slots of one role, for the buckets of `plan`; for every other bucket, `fallback`."""
 
     def __init__(
         self,
         role: Role,
         plan: PoolPlan,
-        dtypes: dict[str, torch.dtype],
         fallback: BucketAllocator,
         *,
         device: torch.device,
@@ -43,7 +41,7 @@ class SlotPool:
         # Zeros, once: padding travels with every collective and must be finite.
         self._slots = [
             [
-                torch.zeros(area.elements, dtype=dtypes[area.dtype], device=device)
+                torch.zeros(area.elements, dtype=torch_dtype(area.dtype), device=device)
                 for area in plan.areas
             ]
             for _ in range(plan.slots)
@@ -51,7 +49,7 @@ class SlotPool:
         self._ledger = ledger
         ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)
         self._units = {
-            BufferKey(r.bucket, role, r.elements, dtypes[r.dtype]): r.unit for r in plan.served
+            BufferKey(r.bucket, role, r.elements, torch_dtype(r.dtype)): r.unit for r in plan.served
         }
         self._unit_of_bucket = {r.bucket: r.unit for r in plan.served}
         self._assigned: dict[str, int] = {}

@@ -1,69 +1,274 @@
-"""Which buffers of a bucket come and go with its unit, and the pools that serve them. Pure.
+"""The one table of memory: which buffers a bucket has on a rank, how large, and for how long. Pure.
 
-S elements with padding, N inner ranks:
+The weight and gradient buffers allocate its rows, the memory model sums them, and the planner of
+pools shares them out. S: all slices of the bucket's layout. I: this rank's inner slice. O: what its
+optimizer updates (S, I, or the rank's sub-shard of I).
 
-role             elements  dtype      where
-compute_weights  S         compute    parameter FLAT, not of the root, whose weights stay
-grad_bucket      S         grad_comm  trainable, and gradients are reduced per microbatch or change
-                                      dtype on their way to the wire
-outer_bucket     S, S/N    grad_comm  trainable, an outer axis, and a change of dtype; S/N where the
-                                      inner axis shards the optimizer
+role             extent  dtype        lifetime   where
+compute_weights  S       compute      use        parameter FLAT, and not of the root
+                                      model      elsewhere
+compute_shard    I       compute      model      parameter FLAT, the outer axis shards the
+                                                 optimizer, and weights travel as they are
+payload_shard    S or I  of payload   model      per payload of encoded weights; I where the
+                                                 optimizer is FLAT
+payload          S       of payload   gather,    the same, where weights are gathered at all
+                                      or use
+main_weights     O       main_params  model      main and compute dtypes differ, or weights are
+                                                 encoded, or a shard of FLAT parameters serves as
+                                                 both
+accumulator      S or I  main_grads   model      trainable; I where every microbatch reduces
+grad_bucket      S       grad_comm    reduction  trainable, and every microbatch reduces, or
+                                                 gradients change dtype on their way to the wire
+outer_bucket     S or I  grad_comm    reduction  trainable, an outer axis, and a change of dtype; I
+                                                 where the optimizer is FLAT
+grad_cast        O       main_params  step       trainable, the main gradient has another dtype
+                                                 and is not handed over decoupled
 
-The root's buckets are asked for once per pass: no slot is planned for them.
+Transports take scratch memory besides (role `peer_slices`), which depends on them alone.
+[Note: one copy] of `runtime/weight_buffers.py` says what the missing rows share storage with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, get_args
+from typing import Literal, get_args
 
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import GroupDtypes, Name
+from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan
+from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.payload import WEIGHTS, Payload
 from mfsdp_core.plan.pools import BucketRequest, PoolPlan, plan_pool
-from mfsdp_core.plan.strategy import Strategy
+from mfsdp_core.plan.strategy import Collective, Strategy
+
+Category = Literal[
+    "main_weights",
+    "compute_weights",
+    "gradients",
+    "communication_buffers",
+    "optimizer_state",
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 PooledRole = Literal["compute_weights", "grad_bucket", "outer_bucket"]
 POOLED_ROLES: tuple[PooledRole, ...] = get_args(PooledRole)
+Role = Literal[
+    PooledRole,
+    "main_weights",
+    "compute_shard",
+    "payload_shard",
+    "payload",
+    "accumulator",
+    "grad_cast",
+    "peer_slices",
+]
+
+CATEGORY_OF_ROLE: Mapping[Role, Category] = {
+    "main_weights": "main_weights",
+    "compute_weights": "compute_weights",
+    "compute_shard": "compute_weights",
+    "payload_shard": "compute_weights",
+    "accumulator": "gradients",
+    "grad_cast": "gradients",
+    "payload": "communication_buffers",
+    "grad_bucket": "communication_buffers",
+    "outer_bucket": "communication_buffers",
+    "peer_slices": "communication_buffers",
+}
+
+#: model: from sharding on. use: from a gather to the release of the unit. gather: until what was
+#: gathered is decoded. reduction: from the first gradient until the result has landed. step: from
+#: the end of the cycle's reduction to `zero_grad`.
+Lifetime = Literal["model", "use", "gather", "reduction", "step"]
 
 #: Slots that a pool needs at most: one outer reduction is waited for before the next is started.
 MOST_SLOTS: Mapping[PooledRole, int] = {"outer_bucket": 1}
 
 
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One row of the table: `slices` equal slices of a bucket, from `first_slice` on.
+
+    dtype: torch's name without prefix. slice_elements: of one slice. payload: which one of the
+    encoded weights; "" of everything else.
+    """
+
+    role: Role
+    dtype: str
+    first_slice: int
+    slices: int
+    slice_elements: int
+    lifetime: Lifetime
+    payload: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Size of the buffer."""
+        return self.slices * self.slice_elements
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Elements [start, end) of the whole that the buffer holds."""
+        start = self.first_slice * self.slice_elements
+        return start, start + self.elements
+
+
 @dataclass(frozen=True)
-class TransientBuffer(Generic[Name]):
-    """padding_elements: the part of `elements` that belongs to no parameter."""
+class BucketBuffers:
+    """The table of one bucket on one rank. owned: elements [start, end) that it optimizes."""
 
-    role: PooledRole
-    dtype: Name
-    elements: int
-    padding_elements: int
+    plan: BucketPlan
+    rows: tuple[Buffer, ...]
+    owned: tuple[int, int]
+
+    def find(self, role: Role, payload: str = "") -> Buffer | None:
+        """The buffer in that role; None where the bucket has none."""
+        return next((r for r in self.rows if (r.role, r.payload) == (role, payload)), None)
+
+    def get(self, role: Role, payload: str = "") -> Buffer:
+        """The buffer in a role that the bucket is known to have.
+
+        Raises:
+            KeyError: it has not.
+        """
+        found = self.find(role, payload)
+        if found is None:
+            raise KeyError(f"{self.plan.name} has no buffer {role} {payload}".rstrip())
+        return found
+
+    def used_elements(self, row: Buffer) -> int:
+        """Elements of a buffer that belong to parameters; of a payload all of them."""
+        return row.elements if row.payload else used_elements(self.plan.layout, *row.extent)
 
 
-def transient_buffers(
-    plan: BucketPlan, strategy: Strategy, coordinate: Coordinate, dtypes: GroupDtypes[Name]
-) -> Iterator[TransientBuffer[Name]]:
-    """By the table of the module."""
-    inner = strategy.inner
-    whole = plan.layout.total_elements
-    padding = whole - plan.layout.used_elements
-    if inner.gathers_every_use and plan.unit != ROOT:
-        yield TransientBuffer("compute_weights", dtypes.compute, whole, padding)
-    if not plan.requires_grad:
-        return
-    if inner.reduces_every_microbatch or dtypes.needs_comm_buffer:
-        yield TransientBuffer("grad_bucket", dtypes.grad_comm, whole, padding)
-    if coordinate.has_outer_axis and dtypes.needs_comm_buffer:
-        accumulated = whole // (coordinate.inner_size if inner.shards_optimizer else 1)
-        yield TransientBuffer("outer_bucket", dtypes.grad_comm, accumulated, 0)
+def plan_buffers(
+    plan: BucketPlan,
+    strategy: Strategy,
+    coordinate: Coordinate,
+    dtypes: GroupDtypes[str],
+    payloads: Sequence[Payload] = (),
+    *,
+    decoupled: bool = False,
+) -> BucketBuffers:
+    """The rows of `plan` on the rank at `coordinate`, by the table of the module.
+
+    payloads: of the codec of its weights; none, or `WEIGHTS` alone, where they travel as they are.
+    decoupled: gradients are handed over in their own dtype, and never cast.
+    """
+    extents = _Extents(plan, strategy, coordinate)
+    encoded = [payload for payload in payloads if payload.name != WEIGHTS]
+    rows = [*_weights(extents, dtypes, encoded)]
+    if plan.requires_grad:
+        rows += _gradients(extents, dtypes, decoupled=decoupled)
+    first, slices = extents.owned
+    size = plan.layout.slice_elements
+    return BucketBuffers(plan, tuple(rows), (first * size, (first + slices) * size))
+
+
+def used_elements(layout: Layout, start: int, end: int) -> int:
+    """Elements of parameters within [start, end) of the flat buffer."""
+    return sum(max(0, min(slot.end, end) - max(slot.offset, start)) for slot in layout.slots)
+
+
+@dataclass(frozen=True)
+class _Extents:
+    """Slices of the layout that one rank holds in each of the three ways."""
+
+    plan: BucketPlan
+    strategy: Strategy
+    coordinate: Coordinate
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        return 0, self.plan.layout.slices
+
+    @property
+    def inner(self) -> tuple[int, int]:
+        slices = self.plan.layout.slices // self.coordinate.inner_size
+        return self.coordinate.inner_rank * slices, slices
+
+    @property
+    def owned(self) -> tuple[int, int]:
+        if not self.strategy.inner.shards_optimizer:
+            return self.whole
+        if not self.strategy.outer.shards_optimizer:
+            return self.inner
+        return self.coordinate.sub_shard(self.strategy), 1
+
+    def row(
+        self, role: Role, extent: tuple[int, int], dtype: str, lifetime: Lifetime = "model"
+    ) -> Buffer:
+        return Buffer(role, dtype, *extent, self.plan.layout.slice_elements, lifetime)
+
+
+def _weights(
+    of: _Extents, dtypes: GroupDtypes[str], encoded: Sequence[Payload]
+) -> Iterator[Buffer]:
+    inner, outer = of.strategy.inner, of.strategy.outer
+    comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
+    yield of.row("compute_weights", of.whole, dtypes.compute, "use" if comes_and_goes else "model")
+    collects = inner.gathers_every_use and outer.shards_optimizer
+    if collects and not encoded:
+        yield of.row("compute_shard", of.inner, dtypes.compute)
+    source = of.inner if inner.shards_optimizer else of.whole
+    for payload in encoded:
+        size = payload.slice_elements
+        yield Buffer("payload_shard", payload.dtype, *source, size, "model", payload.name)
+        if inner.weight_refresh is not Collective.NONE:
+            yield Buffer("payload", payload.dtype, *of.whole, size, payload.lifetime, payload.name)
+    serves_as_both = inner.gathers_every_use and not collects
+    if encoded or not dtypes.shares_weights or serves_as_both:
+        yield of.row("main_weights", of.owned, dtypes.main_params)
+
+
+def _gradients(of: _Extents, dtypes: GroupDtypes[str], *, decoupled: bool) -> Iterator[Buffer]:
+    inner, comm = of.strategy.inner, dtypes.grad_comm
+    every_microbatch = inner.reduces_every_microbatch
+    accumulated = of.inner if every_microbatch else of.whole
+    yield of.row("accumulator", accumulated, dtypes.main_grads)
+    if every_microbatch or dtypes.needs_comm_buffer:
+        yield of.row("grad_bucket", of.whole, comm, "reduction")
+    if of.coordinate.has_outer_axis and dtypes.needs_comm_buffer:
+        reduced = of.inner if inner.shards_optimizer else of.whole
+        yield of.row("outer_bucket", reduced, comm, "reduction")
+    if dtypes.casts_gradient and not decoupled:
+        yield of.row("grad_cast", of.owned, dtypes.main_params, "step")
+
+
+def pool_requests(
+    tables: Iterable[BucketBuffers], item_bytes: Callable[[str], int]
+) -> dict[PooledRole, list[BucketRequest]]:
+    """What units ask the allocators for while they are at work, by role, in the order of `tables`.
+
+    item_bytes: size of one element, by name of the dtype.
+    """
+    requests: dict[PooledRole, list[BucketRequest]] = {}
+    for table in tables:
+        for role in POOLED_ROLES:
+            row = table.find(role)
+            if row is None or row.lifetime == "model":
+                continue
+            request = BucketRequest(
+                unit=table.plan.unit,
+                bucket=table.plan.name,
+                dtype=row.dtype,
+                elements=row.elements,
+                item_bytes=item_bytes(row.dtype),
+                padding_elements=row.elements - table.used_elements(row),
+            )
+            requests.setdefault(role, []).append(request)
+    return requests
 
 
 def plan_pools(
     config: AllocationConfig, requests: Mapping[PooledRole, Sequence[BucketRequest]]
 ) -> dict[PooledRole, PoolPlan]:
-    """The pool of every role that has one: none where the allocator is no pool."""
+    """The pool of every role that has one: none where the allocator is no pool.
+
+    The root's buckets are asked for once per pass: no slot is planned for them.
+    """
     if config.pool is None:
         return {}
     found = {}

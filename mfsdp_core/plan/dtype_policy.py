@@ -9,11 +9,23 @@ grad_comm     dtype on the wire
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
+
+#: Floating-point dtypes of weights and gradients, by torch's names.
+FLOATING = ("float64", "float32", "bfloat16", "float16")
+#: Bytes of one element of what a buffer may hold; codes and scales of encoded weights are bytes.
+ELEMENT_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "uint8": 1,
+}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mfsdp_core.plan.layout import Layout, Shape, build_layout, split_by_padding
+from mfsdp_core.plan.payload import PayloadPlan
 
 #: Name of the unit that owns what no other unit does.
 ROOT = ""
@@ -40,7 +41,10 @@ class ParameterFacts:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """One flat buffer to be: its members (indices of the given facts) and their layout."""
+    """One flat buffer to be: its members (indices of the given facts) and their layout.
+
+    is_encoded: its weights travel through the model's codec rather than as they are.
+    """
 
     name: str
     unit: str
@@ -49,6 +53,7 @@ class BucketPlan:
     members: tuple[int, ...]
     layout: Layout
     is_expert: bool = False
+    is_encoded: bool = False
 
 
 def owner_of(units: Iterable[str]) -> str:
@@ -91,25 +96,27 @@ def plan_buckets(
     *,
     expert_slices: int = 1,
     bucketing: bool = True,
+    codec: PayloadPlan | None = None,
 ) -> list[BucketPlan]:
     """Buckets for `parameters` over `slices` ranks, in registration order of their units.
 
-    Those of experts are over `expert_slices` ranks.
+    Those of experts are over `expert_slices` ranks. What `codec` takes has buckets of its own.
 
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool, bool, bool], list[int]] = {}
+    groups: dict[tuple[str, str, bool, bool, bool, bool], list[int]] = {}
     units_begun = False
     for index, facts in enumerate(parameters):
         unit = owner_of(facts.units)
         units_begun |= unit != ROOT
         behind = unit == ROOT and units_begun
-        key = (unit, facts.dtype, facts.requires_grad, facts.is_expert, behind)
+        encoded = codec is not None and codec.takes(facts.names[0], facts.shape)
+        key = (unit, facts.dtype, facts.requires_grad, facts.is_expert, encoded, behind)
         groups.setdefault(key, []).append(index)
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
-    for (unit, dtype, requires_grad, is_expert, _), indices in groups.items():
+    for (unit, dtype, requires_grad, is_expert, is_encoded, _), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
         alone = [[position] for position in range(len(shapes))]
         count_of_slices = expert_slices if is_expert else slices
@@ -119,5 +126,7 @@ def plan_buckets(
             number[unit] = count + 1
             layout = build_layout([parameters[i].shape for i in members], count_of_slices)
             name = f"{unit or '(root)'}/{count}"
-            plans.append(BucketPlan(name, unit, dtype, requires_grad, members, layout, is_expert))
+            plans.append(
+                BucketPlan(name, unit, dtype, requires_grad, members, layout, is_expert, is_encoded)
+            )
     return plans

@@ -1,68 +1,56 @@
 """Bytes that a rank holds at rest, as a formula: nothing is allocated, nothing is measured.
 
-At rest means after `zero_grad`: no pass runs, no gradient is attached. Per bucket of S elements
-(padding included) on N inner and M outer ranks:
+At rest means after `zero_grad`: no pass runs, no gradient is attached. The lines of a bucket are
+the rows of its table in `plan/buffers.py` that last as long as the model, and besides them:
 
-line                     category         elements            dtype        where
-compute weights          compute_weights  S                   compute      parameter REPLICATE
-preserved root weights   compute_weights  S                   compute      parameter FLAT, root only
-compute shard            compute_weights  S/N                 compute      parameter FLAT, and the
-                                                                           outer axis shards the
-                                                                           optimizer
-main weights             main_weights     S/N, or S/(N*M),    main_params  main and compute dtypes
-                                          or S where the                   differ, or a shard that
-                                          optimizer is whole               serves as both
-gradient accumulator     gradients        S, or S/N           main_grads   trainable
-cast gradient            gradients        as the gradient     main_params  until `zero_grad` only,
-                                          that is handed over              main_grads differs
-optimizer state          optimizer_state  as main weights,    main_params  trainable
-                                          without padding                  (or its own)
-master weights           optimizer_state  as optimizer state  float32      an optimizer that copies
-step counters            optimizer_state  one per parameter   float32      trainable
-weight pool              compute_weights  of all its slots    compute      an allocator that is a
-                                                                           pool: `plan/pools.py`
-gradient pool,           communication_   of all their slots  grad_comm    the same
-outer pool               buffers
-weights without slot     compute_weights  S                   compute      units that no slot
-                                                                           serves, if persistent
-buckets without slot     communication_   S, or S/N           grad_comm    the same and the root,
-                         buffers                                           from the first step on
+line                     category               elements            dtype
+cast gradient            gradients              as its row          main_params, until `zero_grad`
+optimizer state          optimizer_state        as main weights,    main_params (or its own)
+                                                without padding
+master weights           optimizer_state        as optimizer state  float32 (or wider)
+step counters            optimizer_state        one per parameter   float32
+weight pool              compute_weights        of all its slots    compute
+gradient, outer pool     communication_buffers  of all their slots  grad_comm
+weights without slot     compute_weights        as their row        compute
+buckets without slot     communication_buffers  as their row        grad_comm
 
-S/N serves as the HFSDP helper as well: an outer axis that shards the optimizer needs the inner
-slice beside its own sub-shard. Padding is a line of its own. [Note: one copy] of
-`runtime/weight_buffers.py` decides what is booked as main weights.
+The last two are of units that no slot of a pool serves, if these keep their buffers; buckets are
+there from the first step on, the root's too. Padding is a line of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
-from mfsdp_core.plan.buffers import PooledRole, plan_pools, transient_buffers
+from mfsdp_core.plan.buffers import (
+    CATEGORIES,
+    CATEGORY_OF_ROLE,
+    BucketBuffers,
+    Category,
+    PooledRole,
+    Role,
+    plan_buffers,
+    plan_pools,
+    pool_requests,
+    used_elements,
+)
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
-from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
-from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, FLOATING, resolve_bucket_dtypes
+from mfsdp_core.plan.grouping import BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.payload import PayloadPlan
 from mfsdp_core.plan.pools import BucketRequest
 from mfsdp_core.plan.strategy import Strategy
-
-Category = Literal[
-    "main_weights",
-    "compute_weights",
-    "gradients",
-    "communication_buffers",
-    "optimizer_state",
-]
-CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 LineName = Literal[
     "main weights",
     "compute weights",
     "preserved root weights",
     "compute shard",
+    "payload shard",
     "gradient accumulator",
     "cast gradient",
     "optimizer state",
@@ -78,14 +66,6 @@ LineName = Literal[
 PADDING = "padding"
 #: Stands for the bucket where all slots of a pool are booked as one.
 POOL = "(pool)"
-
-#: Bytes of one element, by torch's name of the dtype.
-ELEMENT_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +125,14 @@ class MemoryModel:
         return totals | {PADDING: padding}
 
 
+_LINE_OF_ROLE: Mapping[Role, LineName] = {
+    "main_weights": "main weights",
+    "compute_weights": "compute weights",
+    "compute_shard": "compute shard",
+    "payload_shard": "payload shard",
+    "accumulator": "gradient accumulator",
+    "grad_cast": "cast gradient",
+}
 _POOL_LINES: Mapping[PooledRole, tuple[LineName, LineName, Category]] = {
     "compute_weights": ("weight pool", "weights without slot", "compute_weights"),
     "grad_bucket": ("gradient pool", "buckets without slot", "communication_buffers"),
@@ -206,6 +194,7 @@ def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
     allocation: AllocationConfig | None = None,
+    codec: PayloadPlan | None = None,
 ) -> MemoryModel:
     """What the rank at `coordinate` holds between `zero_grad` and the next forward pass.
 
@@ -213,7 +202,8 @@ def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
     bucketing: see `plan_buckets`. optimizer: also counts its state, which exists after the first
     step. gradients_attached: the point of the optimizer's step instead, when cast gradients exist
     as well. allocation: None is the default allocator; what a pool keeps for gradients that no slot
-    serves exists from the first step on, which `optimizer` and `gradients_attached` imply.
+    serves exists from the first step on, which `optimizer` and `gradients_attached` imply. codec:
+    what encodes weights on their way; its payloads have lines of their own.
 
     Raises:
         ConfigurationError: a dtype of unknown size, or experts without a coordinate.
@@ -223,6 +213,7 @@ def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
         coordinate.sub_shards(strategy),
         expert_slices=(expert_coordinate or coordinate).sub_shards(strategy),
         bucketing=bucketing,
+        codec=codec,
     )
     return memory_of_buckets(
         plans,
@@ -233,10 +224,11 @@ def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
         optimizer=optimizer,
         gradients_attached=gradients_attached,
         allocation=allocation,
+        codec=codec,
     )
 
 
-def memory_of_buckets(
+def memory_of_buckets(  # noqa: PLR0913 - as above
     plans: Sequence[BucketPlan],
     strategy: Strategy,
     coordinate: Coordinate,
@@ -246,6 +238,7 @@ def memory_of_buckets(
     optimizer: OptimizerFacts | None = None,
     gradients_attached: bool = False,
     allocation: AllocationConfig | None = None,
+    codec: PayloadPlan | None = None,
 ) -> MemoryModel:
     """`memory_at_rest` of buckets that are planned already, over `coordinate.sub_shards(strategy)`.
 
@@ -253,7 +246,7 @@ def memory_of_buckets(
         ConfigurationError: a dtype of unknown size, or experts without a coordinate.
     """
     lines: list[MemoryLine] = []
-    requests: dict[PooledRole, list[BucketRequest]] = {}
+    tables: list[BucketBuffers] = []
     for plan in plans:
         _check_known(plan.dtype)
         where = expert_coordinate if plan.is_expert else coordinate
@@ -268,14 +261,15 @@ def memory_of_buckets(
             policy.grad_comm,
             trainable=plan.requires_grad,
         )
-        bucket = _Bucket(plan, strategy, where, dtypes)
-        lines += bucket.weights()
-        if plan.requires_grad:
-            cast = gradients_attached and not policy.decoupled_grad
-            lines += bucket.gradients(attached=cast)
-            lines += bucket.optimizer_state(optimizer) if optimizer is not None else ()
-        for role, request in bucket.requests():
-            requests.setdefault(role, []).append(request)
+        payloads = codec.payloads(plan.layout, plan.dtype) if codec and plan.is_encoded else ()
+        table = plan_buffers(
+            plan, strategy, where, dtypes, payloads, decoupled=policy.decoupled_grad
+        )
+        tables.append(table)
+        lines += _lines_at_rest(table, strategy, attached=gradients_attached)
+        if plan.requires_grad and optimizer is not None:
+            lines += _optimizer_lines(table, dtypes.main_params, optimizer)
+    requests = pool_requests(tables, ELEMENT_BYTES.__getitem__)
     used = gradients_attached or optimizer is not None
     lines += _pool_lines(allocation or AllocationConfig(), requests, used=used)
     return MemoryModel(tuple(lines))
@@ -308,98 +302,37 @@ def _pool_lines(
                 yield MemoryLine(request.bucket, alone, category, request.dtype, elements, padding)
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    """Extents of one bucket's buffers on one rank: [start, end) of its flat layout."""
-
-    plan: BucketPlan
-    strategy: Strategy
-    coordinate: Coordinate
-    dtypes: GroupDtypes[str]
-
-    @property
-    def _whole(self) -> tuple[int, int]:
-        return 0, self.plan.layout.total_elements
-
-    @property
-    def _inner_slice(self) -> tuple[int, int]:
-        elements = self.plan.layout.total_elements // self.coordinate.inner_size
-        return self.coordinate.inner_rank * elements, (self.coordinate.inner_rank + 1) * elements
-
-    @property
-    def _owned(self) -> tuple[int, int]:
-        """What this rank's optimizer updates."""
-        if not self.strategy.inner.shards_optimizer:
-            return self._whole
-        return self.plan.layout.slice_range(self.coordinate.sub_shard(self.strategy))
-
-    def weights(self) -> Iterator[MemoryLine]:
-        """Compute and main weights."""
-        compute, main = self.dtypes.compute, self.dtypes.main_params
-        if self.strategy.inner.gathers_every_use:
-            if self.plan.unit == ROOT:
-                yield self._line("preserved root weights", "compute_weights", compute, self._whole)
-            if self.strategy.outer.shards_optimizer:
-                yield self._line("compute shard", "compute_weights", compute, self._inner_slice)
-            elif self.dtypes.shares_weights:
-                yield self._line("main weights", "main_weights", compute, self._inner_slice)
-        else:
-            yield self._line("compute weights", "compute_weights", compute, self._whole)
-        if not self.dtypes.shares_weights:
-            yield self._line("main weights", "main_weights", main, self._owned)
-
-    def gradients(self, *, attached: bool) -> Iterator[MemoryLine]:
-        """The accumulator, and the cast copy that lives from the reduction to `zero_grad`."""
-        sharded = self.strategy.inner.reduces_every_microbatch
-        extent = self._inner_slice if sharded else self._whole
-        yield self._line("gradient accumulator", "gradients", self.dtypes.main_grads, extent)
-        if attached and self.dtypes.casts_gradient:
-            yield self._line("cast gradient", "gradients", self.dtypes.main_params, self._owned)
-
-    def optimizer_state(self, facts: OptimizerFacts) -> Iterator[MemoryLine]:
-        """Moments of this rank's rows; a counter per parameter, also where it has no rows."""
-        used = _used_elements(self.plan.layout, *self._owned)
-        name, main = self.plan.name, self.dtypes.main_params
-        dtype = facts.state_dtype or main
-        yield MemoryLine(name, "optimizer state", "optimizer_state", dtype, facts.moments * used)
-        if facts.master_weights:
-            wide = main if main == "float64" else "float32"
-            yield MemoryLine(name, "master weights", "optimizer_state", wide, used)
-        counters = facts.counters * len(self.plan.members)
-        yield MemoryLine(name, "step counters", "optimizer_state", "float32", counters)
-
-    def requests(self) -> Iterator[tuple[PooledRole, BucketRequest]]:
-        """What the bucket's unit asks the allocators for while it is at work."""
-        plan = self.plan
-        for wanted in transient_buffers(plan, self.strategy, self.coordinate, self.dtypes):
-            yield (
-                wanted.role,
-                BucketRequest(
-                    plan.unit,
-                    plan.name,
-                    wanted.dtype,
-                    wanted.elements,
-                    ELEMENT_BYTES[wanted.dtype],
-                    wanted.padding_elements,
-                ),
-            )
-
-    def _line(
-        self, name: LineName, category: Category, dtype: str, extent: tuple[int, int]
-    ) -> MemoryLine:
-        start, end = extent
-        used = _used_elements(self.plan.layout, start, end)
-        return MemoryLine(self.plan.name, name, category, dtype, used, end - start - used)
+def _lines_at_rest(
+    table: BucketBuffers, strategy: Strategy, *, attached: bool
+) -> Iterator[MemoryLine]:
+    """What the bucket's own buffers take. attached: gradients have been handed over."""
+    for row in table.rows:
+        if row.lifetime == "model" or (row.lifetime == "step" and attached):
+            name = _LINE_OF_ROLE[row.role]
+            if row.role == "compute_weights" and strategy.inner.gathers_every_use:
+                name = "preserved root weights"
+            category, used = CATEGORY_OF_ROLE[row.role], table.used_elements(row)
+            padding = row.elements - used
+            yield MemoryLine(table.plan.name, name, category, row.dtype, used, padding)
 
 
-def _used_elements(layout: Layout, start: int, end: int) -> int:
-    """Elements of parameters within [start, end) of the flat buffer."""
-    return sum(max(0, min(slot.end, end) - max(slot.offset, start)) for slot in layout.slots)
+def _optimizer_lines(
+    table: BucketBuffers, main: str, facts: OptimizerFacts
+) -> Iterator[MemoryLine]:
+    """Moments of this rank's rows; a counter per parameter, also where it has no rows."""
+    name, used = table.plan.name, used_elements(table.plan.layout, *table.owned)
+    dtype = facts.state_dtype or main
+    yield MemoryLine(name, "optimizer state", "optimizer_state", dtype, facts.moments * used)
+    if facts.master_weights:
+        wide = main if main == "float64" else "float32"
+        yield MemoryLine(name, "master weights", "optimizer_state", wide, used)
+    counters = facts.counters * len(table.plan.members)
+    yield MemoryLine(name, "step counters", "optimizer_state", "float32", counters)
 
 
 def _check_known(dtype: str) -> None:
-    if dtype not in ELEMENT_BYTES:
+    if dtype not in FLOATING:
         raise ConfigurationError(
             f"no element size is known for the dtype {dtype!r}; expected one of "
-            f"{', '.join(ELEMENT_BYTES)}, torch's names without prefix."
+            f"{', '.join(FLOATING)}, torch's names without prefix."
         )

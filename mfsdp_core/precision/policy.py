@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.precision.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,9 @@ class MixedPrecisionPolicy:
     main_params_dtype: weights that the optimizer updates; None makes the model's own weights the
     main ones. main_grads_dtype: accumulation of gradients; None is the parameter's dtype.
     grad_comm_dtype: the wire; None is the dtype of the main gradients. Where main and compute
-    weights agree they are one copy.
+    weights agree they are one copy. weight_codec: encodes the parameters that it takes on their
+    way to the ranks that compute with them (`mfsdp_core.precision.codec`); None sends weights as
+    they are.
 
     Raises:
         ConfigurationError: a value that is neither None nor a floating-point torch.dtype.
@@ -25,10 +28,12 @@ class MixedPrecisionPolicy:
     main_params_dtype: torch.dtype | None = torch.float32
     main_grads_dtype: torch.dtype | None = None
     grad_comm_dtype: torch.dtype | None = None
+    weight_codec: Codec | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the types, which a caller without a type checker may get wrong."""
-        for name, value in vars(self).items():
+        for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype"):
+            value = getattr(self, name)
             if value is None or (isinstance(value, torch.dtype) and value.is_floating_point):
                 continue
             raise ConfigurationError(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
-from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import (
@@ -24,10 +26,12 @@ from mfsdp_core.plan.grouping import (
     plan_buckets,
 )
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
+from mfsdp_core.precision.codec import PLAIN
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.experts import is_expert
+from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -35,8 +39,8 @@ from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.runtime.pool_requests import pool_requests, pooled_dtypes
+from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup, move_parameters
+from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
@@ -97,6 +101,7 @@ def build_context(
         slices[False],
         expert_slices=slices[True],
         bucketing=config.bucketing,
+        codec=policy.weight_codec,
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
@@ -121,6 +126,7 @@ def build_context(
         root,
         units,
         order,
+        {"forward": GatherOrder(order, "forward"), "backward": GatherOrder(order, "backward")},
         events,
         prefetch=schedule.prefetch,
         budget_bytes=schedule.prefetch_budget_bytes,
@@ -130,7 +136,13 @@ def build_context(
         root,
         units,
         params,
-        GradPipeline(root, units, overlap=schedule.overlap_reduction, guard=factory.guard),
+        GradPipeline(
+            root,
+            units,
+            factory.reductions,
+            overlap=schedule.overlap_reduction,
+            guard=factory.guard,
+        ),
         GatherByModule(root, units, params, prefetch=schedule.prefetch)
         if schedule.gather_by_module
         else GatherByUnit(root, units, params),
@@ -165,14 +177,14 @@ class _GroupFactory:
             before_reduction=config.checks.before_reduction,
         )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
-        specs = self._specs.values()
+        of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(
             config.allocation,
-            pool_requests(specs),
-            pooled_dtypes(specs),
+            pool_requests(of_units, lambda dtype: torch_dtype(dtype).itemsize),
             device=environment.device,
             ledger=environment.ledger,
         )
+        self.reductions = ReductionQueue()
         scratch = AllocatedScratch(self.allocators.scratch)
         self._communicators = {
             axes.role_prefix: axes.communicators(
@@ -186,7 +198,15 @@ class _GroupFactory:
         axes = self._environment.axes(is_expert=plan.is_expert)
         compute = members[0].raw.dtype
         dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
-        return BucketSpec(plan, self._config.strategy, axes.coordinate(), dtypes, self._dense_ranks)
+        return BucketSpec(
+            plan,
+            self._config.strategy,
+            axes.coordinate(),
+            dtypes,
+            self._dense_ranks,
+            codec=(self._policy.weight_codec if plan.is_encoded else None) or PLAIN,
+            decoupled=self._config.reduction.decoupled,
+        )
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""
@@ -197,7 +217,7 @@ class _GroupFactory:
             spec,
             communicators,
             self.allocators,
-            persistent=plan.unit == ROOT,
+            on_move=partial(move_parameters, members),
             events=environment.events,
         )
         gradients = None
@@ -209,6 +229,7 @@ class _GroupFactory:
                 reduction=self._config.reduction,
                 strict=self._config.schedule.strict_reduction,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
+                drain_oldest=self.reductions.drain_oldest,
                 events=environment.events,
             )
         group = ParameterGroup(
@@ -218,7 +239,6 @@ class _GroupFactory:
             gradients,
             mesh=axes.whole,
             allocator=self.allocators.lasting,
-            decoupled=self._config.reduction.decoupled,
         )
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))

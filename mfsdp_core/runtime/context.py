@@ -17,7 +17,6 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.calls import Call, CallBook
-from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -66,9 +65,8 @@ class ShardedContext:
         self.marked_last = False
         self.allocators = allocators
         self._calls = CallBook()
-        self._forward_order = GatherOrder(params.order, "forward")
-        self._backward_order = GatherOrder(params.order, "backward")
-        params.passed = {"forward": self._forward_order, "backward": self._backward_order}
+        self._forward_order = params.gathered["forward"]
+        self._backward_order = params.gathered["backward"]
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
         self._forward_running = False
@@ -232,7 +230,7 @@ class ShardedContext:
         for outer in self.units[index].around:
             if outer.index is not None and outer.index not in self._backward_order:
                 self._take_part_before(outer.index)
-                self.params.issue(outer, self.gathering.buckets(outer, "backward"))
+                self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
             if unit.has_backward and self._calls.is_over(unit.index):
@@ -242,7 +240,7 @@ class ShardedContext:
         self._backward_order.mark(index)
 
     def _take_part(self, unit: Unit, direction: Direction) -> None:
-        self.params.take_part(unit, self.gathering.buckets(unit, direction))
+        self.params.take_part(unit, direction, self.gathering.buckets(unit, direction))
 
     def _take_part_in_rest(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""

@@ -62,9 +62,9 @@ class GatherByUnit:
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
         unit = point.unit
-        self._params.issue(unit)
+        self._params.issue(unit, "forward")
         self._params.prefetch(unit, "forward", recomputing=recomputing)
-        self._params.ready(unit)
+        self._params.ready(unit, "forward")
         unit.show_raw()
 
     def end_forward(self, point: GatherPoint) -> None:
@@ -72,7 +72,7 @@ class GatherByUnit:
 
     def backward(self, point: GatherPoint) -> None:
         """A gradient has reached its output: what it needs becomes ready and visible."""
-        self._params.ready(point.unit)
+        self._params.ready(point.unit, "backward")
         point.unit.show_raw()
 
     def ahead(self, point: GatherPoint, direction: Direction) -> None:
@@ -136,12 +136,12 @@ class GatherByModule:
 
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
-        self._params.issue(point.unit, point.groups)
+        self._params.issue(point.unit, "forward", point.groups)
         self._wait_no_more(point)
         if not recomputing:
             self._order.observe(point.index)
             self.ahead(point, "forward")
-        self._show(point)
+        self._show(point, "forward")
 
     def end_forward(self, point: GatherPoint) -> None:
         """The module has run."""
@@ -150,21 +150,21 @@ class GatherByModule:
     def backward(self, point: GatherPoint) -> None:
         """A gradient has reached its output: what it needs becomes ready and visible."""
         self._wait_no_more(point)
-        self._show(point)
+        self._show(point, "backward")
 
     def ahead(self, point: GatherPoint, direction: Direction) -> None:
         """Gather what the next module lacks, unless something still waits for its module."""
         waits = any(group.weights.is_gathered for group in self._waiting)
         if not self._prefetch or waits:
             return
-        passed = self._params.passed[direction]
+        passed = self._params.gathered[direction]
         for index in self._order.upcoming(point.index, direction):
             target = self.points[index]
             if target.unit is not point.unit and target.unit.index in passed:
                 continue
             lacking = [group for group in target.groups if not group.weights.is_gathered]
             if lacking:
-                if self._params.issue_ahead(target.unit, lacking, of=point.unit):
+                if self._params.issue_ahead(target.unit, direction, lacking, of=point.unit):
                     self._waiting = lacking
                 return
 
@@ -175,8 +175,8 @@ class GatherByModule:
     def _wait_no_more(self, point: GatherPoint) -> None:
         self._waiting = [group for group in self._waiting if group not in point.groups]
 
-    def _show(self, point: GatherPoint) -> None:
-        self._params.ready(point.unit, point.groups)
+    def _show(self, point: GatherPoint, direction: Direction) -> None:
+        self._params.ready(point.unit, direction, point.groups)
         for group in point.groups:
             group.show_raw()
 

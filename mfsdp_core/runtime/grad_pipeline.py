@@ -4,43 +4,40 @@
 complete early waits for its predecessors; what no backward pass completed is zero-filled and
 reduced in the same order at its end. Ranks that skip different parameters therefore still issue
 the same collectives in the same order.
-
-At most `IN_FLIGHT` units have a reduction under way that holds memory; landing the oldest before
-starting another bounds it and overlaps each reduction with the backward pass of the next unit.
-Reductions in place are not waited for before the end of the backward pass.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from torch import nn
 
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
+from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.shard.tensor_parallel import local_gradient
-
-#: Units whose reductions, with memory of their own, may be under way at once.
-IN_FLIGHT = 1
 
 
 class GradPipeline:
     """Accumulation and reduction of all units."""
 
-    def __init__(self, root: Unit, units: list[Unit], *, overlap: bool, guard: NanGuard) -> None:
+    def __init__(
+        self,
+        root: Unit,
+        units: list[Unit],
+        reductions: ReductionQueue,
+        *,
+        overlap: bool,
+        guard: NanGuard,
+    ) -> None:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
         self._guard = guard
         self._next = 0
-        self._flying: deque[tuple[Unit, bool]] = deque()
-        self._outer_flying: deque[GradientBuffers] = deque()
+        self._reductions = reductions
         self.backward_seen = False
         self.unfinished_passes = 0
-        for unit in self._order:
-            for buffers in unit.gradients:
-                buffers.drain_oldest = self._drain_oldest
 
     @property
     def is_idle(self) -> bool:
@@ -109,7 +106,7 @@ class GradPipeline:
             for buffers in unit.gradients:
                 # A parameter reached again after its unit had reduced (nested backward passes).
                 if buffers.has_open_bucket:
-                    self._start(unit, buffers, is_last=is_last)
+                    self._reductions.start(unit, buffers, is_last=is_last)
         self.land_all()
         self.backward_seen = True
         self.unfinished_passes += 1
@@ -121,16 +118,13 @@ class GradPipeline:
         for unit in self._order:
             for buffers in unit.gradients:
                 if buffers.awaits_reduction:
-                    self._start(unit, buffers, is_last=True)
-                elif buffers.awaits_outer and not self._is_flying(unit):
-                    self._start_outer(buffers)
+                    self._reductions.start(unit, buffers, is_last=True)
+                elif buffers.awaits_outer and unit not in self._reductions:
+                    self._reductions.start_outer(buffers)
 
     def land_all(self) -> None:
         """Wait for and land all reductions under way, those of the outer axis included."""
-        while self._flying:
-            self._land_oldest()
-        while self._outer_flying:
-            self._outer_flying.popleft().land_outer()
+        self._reductions.land_all()
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
@@ -166,43 +160,7 @@ class GradPipeline:
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_last and buffers.awaits_reduction):
-                self._start(unit, buffers, is_last=is_last)
-
-    def _start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
-        joins = not self._is_flying(unit)
-        if joins and _takes_memory(unit):
-            while sum(_takes_memory(flying) for flying, _ in self._flying) >= IN_FLIGHT:
-                self._land_oldest()
-        buffers.issue()
-        if joins:
-            self._flying.append((unit, is_last))
-
-    def _drain_oldest(self) -> bool:
-        """Land the oldest reduction, if one is under way; whether one was."""
-        if not self._flying:
-            return False
-        self._land_oldest()
-        return True
-
-    def _is_flying(self, unit: Unit) -> bool:
-        return any(flying is unit for flying, _ in self._flying)
-
-    def _land_oldest(self) -> None:
-        unit, is_last = self._flying.popleft()
-        for buffers in unit.gradients:
-            buffers.land()
-            if is_last and buffers.awaits_outer:
-                self._start_outer(buffers)
-
-    def _start_outer(self, buffers: GradientBuffers) -> None:
-        while len(self._outer_flying) >= IN_FLIGHT:
-            self._outer_flying.popleft().land_outer()
-        buffers.issue_outer()
-        self._outer_flying.append(buffers)
-
-
-def _takes_memory(unit: Unit) -> bool:
-    return not all(buffers.reduces_in_place for buffers in unit.gradients)
+                self._reductions.start(unit, buffers, is_last=is_last)
 
 
 def _never(_unit: Unit) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -31,7 +31,7 @@ from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import GradAlreadyReducedError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
-from mfsdp_core.memory.allocators import BufferKey, Role
+from mfsdp_core.memory.allocators import BufferKey
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
@@ -59,7 +59,10 @@ class Reduction:
 
 
 class GradientBuffers:
-    """Accumulator, bucket and reduction of one bucket's gradients."""
+    """Accumulator, bucket and reduction of one bucket's gradients.
+
+    drain_oldest: lands a reduction so that its bucket becomes free; False when there is none.
+    """
 
     def __init__(
         self,
@@ -70,17 +73,20 @@ class GradientBuffers:
         reduction: ReductionConfig,
         strict: bool,
         guard: BucketGuard | None,
+        drain_oldest: Callable[[], bool],
         events: EventBus,
     ) -> None:
+        self._spec = spec
         self._name = spec.name
         self._layout = spec.layout
         self._axis = spec.strategy.inner
         self._dtypes = spec.dtypes
+        self._bucket_key = spec.key_or_none("grad_bucket")
+        self._outer_key = spec.key_or_none("outer_bucket")
         self._communicator = communicators.inner
         self._lasting = allocators.lasting
         self._allocator = allocators.gradients
-        # Lands a reduction so that its bucket becomes free; False when there is none to land.
-        self.drain_oldest: Callable[[], bool] | None = None
+        self._drain_oldest = drain_oldest
         self._average = reduction.averages
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
@@ -110,14 +116,9 @@ class GradientBuffers:
 
     def _allocate_accumulator(self) -> torch.Tensor:
         """Allocate it, and return the part that the inner stage leaves valid."""
-        layout, size = self._layout, self._communicator.size
         whole = not self._axis.reduces_every_microbatch
-        elements = layout.total_elements if whole else layout.total_elements // size
-        data = self._lasting.acquire(
-            BufferKey(self._name, "accumulator", elements, self._dtypes.main_grads)
-        )
-        data.zero_()
-        self._whole = FullBuffer(layout, data) if whole else None
+        data = self._lasting.acquire(self._spec.key("accumulator")).zero_()
+        self._whole = FullBuffer(self._layout, data) if whole else None
         if whole and self._axis.reduction is Collective.REDUCE_SCATTER:
             return self._inner_part(data)
         return data
@@ -125,6 +126,11 @@ class GradientBuffers:
     def _inner_part(self, data: torch.Tensor) -> torch.Tensor:
         """This rank's slice along the inner axis."""
         return part(data, self._communicator.rank, self._communicator.size)
+
+    @property
+    def _open_key(self) -> BufferKey:
+        """Of the bucket that gradients of every microbatch are filled into."""
+        return self._spec.key("grad_bucket") if self._bucket_key is None else self._bucket_key
 
     @property
     def has_open_bucket(self) -> bool:
@@ -145,7 +151,7 @@ class GradientBuffers:
     @property
     def reduces_in_place(self) -> bool:
         """Whether a reduction takes no memory and nothing follows it: it may land at any time."""
-        whole = self._axis.reduction is Collective.ALL_REDUCE and not self._dtypes.needs_comm_buffer
+        whole = self._axis.reduction is Collective.ALL_REDUCE and self._bucket_key is None
         return whole and self._outer is None and not self._communicator.takes_scratch
 
     @property
@@ -161,6 +167,9 @@ class GradientBuffers:
     def set_comm_dtype(self, dtypes: GroupDtypes[torch.dtype]) -> None:
         """Use another communication dtype from the next bucket on. Only while nothing is live."""
         self._dtypes = dtypes
+        spec = self._spec = replace(self._spec, dtypes=dtypes)
+        self._bucket_key = spec.key_or_none("grad_bucket")
+        self._outer_key = spec.key_or_none("outer_bucket")
 
     def target(self, index: int) -> torch.Tensor:
         """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
@@ -246,7 +255,7 @@ class GradientBuffers:
     def issue_outer(self) -> None:
         """Start the outer stage; the inner one has landed and no microbatch may follow."""
         if self._outer is not None:
-            self._outer.issue(self._dtypes.grad_comm)
+            self._outer.issue(self._outer_key)
             self.state = GradientState.REDUCED
 
     def land_outer(self) -> None:
@@ -269,7 +278,7 @@ class GradientBuffers:
     def drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
         if self.has_open_bucket:
-            self._allocator.release(self._key("grad_bucket"))
+            self._allocator.release(self._open_key)
             self._bucket = None
             self._filled.clear()
 
@@ -288,15 +297,14 @@ class GradientBuffers:
         work = self._communicator.reduce_scatter(
             into, bucket.data, self._name, average=self._average
         )
-        self._pending = Reduction(own, False, work, self._key("grad_bucket"))
+        self._pending = Reduction(own, False, work, self._open_key)
         self._filled.clear()
 
     def _issue_whole(self, whole: FullBuffer) -> None:
         self._check_open()
         self._zero_missing(whole)
-        data, key = whole.data, None
-        if self._dtypes.needs_comm_buffer:
-            key = self._key("grad_bucket")
+        data, key = whole.data, self._bucket_key
+        if key is not None:
             data = self._acquire_bucket(key).copy_(whole.data)
         self._look_before_reducing(data, key)
         self._scale_rest(data)
@@ -315,7 +323,7 @@ class GradientBuffers:
 
         Not where somebody looks at the accumulator first, in its own scale.
         """
-        in_place = not self._dtypes.needs_comm_buffer and self._guard is None
+        in_place = self._bucket_key is None and self._guard is None
         return in_place and self._scale != 1.0 and gradient.dtype == self._dtypes.main_grads
 
     def _scale_rest(self, data: torch.Tensor) -> None:
@@ -352,18 +360,14 @@ class GradientBuffers:
         if self._pending is not None:
             self.land()
         if self._bucket is None:
-            data = self._acquire_bucket(self._key("grad_bucket"))
+            data = self._acquire_bucket(self._open_key)
             self._bucket = FullBuffer(self._layout, data)
             self._bucket.zero_gaps()
         return self._bucket
 
     def _acquire_bucket(self, key: BufferKey) -> torch.Tensor:
         """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
-        while (
-            not self._allocator.has_room(key)
-            and self.drain_oldest is not None
-            and self.drain_oldest()
-        ):
+        while not self._allocator.has_room(key) and self._drain_oldest():
             pass
         return self._allocator.acquire(key)
 
@@ -371,9 +375,6 @@ class GradientBuffers:
         for index in range(len(self._layout.slots)):
             if index not in self._filled:
                 buffer.tensor(index).zero_()
-
-    def _key(self, role: Role) -> BufferKey:
-        return BufferKey(self._name, role, self._layout.total_elements, self._dtypes.grad_comm)
 
     def _check_open(self) -> None:
         if self.state is GradientState.ACCUMULATING:

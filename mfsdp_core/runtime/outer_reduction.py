@@ -52,11 +52,10 @@ class OuterReduction:
         """Whether a reduction is under way."""
         return self._flight is not None
 
-    def issue(self, comm_dtype: torch.dtype) -> None:
-        """Start the reduction, in `comm_dtype` on the wire."""
-        data, key = self._accumulated, None
-        if data.dtype != comm_dtype:
-            key = BufferKey(self._bucket, "outer_bucket", data.numel(), comm_dtype)
+    def issue(self, key: BufferKey | None) -> None:
+        """Start the reduction. key: of a bucket in the dtype of the wire; None: no cast."""
+        data = self._accumulated
+        if key is not None:
             data = self._allocator.acquire(key).copy_(self._accumulated)
         own = self._own(data)
         if self._scatters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
@@ -14,18 +14,23 @@ from mfsdp_core.plan.prefetch import (
     Residents,
     gather_ahead,
 )
+from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 
 
 class ParamPipeline:
-    """Gathers, prefetches and releases; which bucket does what is up to its placements."""
+    """Gathers, prefetches and releases; which bucket does what is up to its placements.
+
+    gathered: by direction, the units that the pass under way has gathered; not ahead again.
+    """
 
     def __init__(
         self,
         root: Unit,
         units: list[Unit],
         order: PrefetchOrder,
+        gathered: Mapping[Direction, GatherOrder],
         events: EventBus,
         *,
         prefetch: bool,
@@ -47,25 +52,30 @@ class ParamPipeline:
             if pool is not None and unit.index is not None and unit.name in pool.plan.homes
         )
         self.order = order
-        # By direction, the units that have run in the pass under way: not gathered ahead again.
-        self.passed: dict[Direction, Container[int | None]] = {"forward": (), "backward": ()}
+        self.gathered = gathered
 
-    def issue(self, unit: Unit, groups: list[ParameterGroup] | None = None) -> bool:
+    def issue(
+        self, unit: Unit, direction: Direction, groups: list[ParameterGroup] | None = None
+    ) -> bool:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
         if self._pool is not None:
             self._make_room(unit, self._pool)
         wanted = unit.groups if groups is None else groups
-        started = [group.weights.issue() for group in wanted]
+        started = [group.weights.issue(direction) for group in wanted]
         return any(started)
 
-    def ready(self, unit: Unit, groups: list[ParameterGroup] | None = None) -> None:
+    def ready(
+        self, unit: Unit, direction: Direction, groups: list[ParameterGroup] | None = None
+    ) -> None:
         """Return once `unit`, or what needs only `groups` of it, may compute."""
-        self.issue(unit, groups)
+        self.issue(unit, direction, groups)
         unit.ahead = False
         for group in unit.groups if groups is None else groups:
-            group.weights.wait()
+            group.weights.complete()
 
-    def issue_ahead(self, unit: Unit, groups: list[ParameterGroup], *, of: Unit) -> bool:
+    def issue_ahead(
+        self, unit: Unit, direction: Direction, groups: list[ParameterGroup], *, of: Unit
+    ) -> bool:
         """Start gathering `groups` of `unit` ahead of need while `of` runs, if there is room.
 
         A unit of which something is there already has its room.
@@ -82,7 +92,7 @@ class ParamPipeline:
             ):
                 return False
             unit.ahead = True
-        self.issue(unit, groups)
+        self.issue(unit, direction, groups)
         self._publish(groups)
         return True
 
@@ -90,7 +100,7 @@ class ParamPipeline:
         """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
         if not self._prefetch:
             return
-        passed = self.passed[direction]
+        passed = self.gathered[direction]
         chosen = gather_ahead(
             (u for u in self.order.upcoming(unit.index, direction) if u not in passed),
             self._sizes_bytes,
@@ -101,7 +111,7 @@ class ParamPipeline:
         )
         for index in chosen:
             target = self._units[index]
-            if self.issue(target):
+            if self.issue(target, direction):
                 target.ahead = True
                 self._publish(target.groups)
 
@@ -127,12 +137,12 @@ class ParamPipeline:
                 if self._by_name[holder].ahead:
                     self.release(self._by_name[holder])
 
-    def take_part(self, unit: Unit, groups: list[ParameterGroup]) -> None:
+    def take_part(self, unit: Unit, direction: Direction, groups: list[ParameterGroup]) -> None:
         """Take part, without running, in the gathers of a unit that other ranks may run.
 
         groups: its buckets in the order in which those ranks gather them.
         """
-        self.issue(unit, groups)
+        self.issue(unit, direction, groups)
         self.release(unit)
 
     def release(self, unit: Unit) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
+from mfsdp_core.memory.allocators import BucketAllocator
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
@@ -71,6 +71,14 @@ class ManagedParameter:
             module._parameters[attribute] = self.sharded
 
 
+def move_parameters(parameters: list[ManagedParameter], full: FullBuffer | None) -> None:
+    """Make the raw parameters of a bucket views of `full`; None: of one element, in their shape."""
+    nothing = local_data(parameters[0].raw).new_empty(())
+    for index, managed in enumerate(parameters):
+        shape = managed.part.shape
+        move_to(managed.raw, nothing.expand(shape) if full is None else full.tensor(index))
+
+
 class ParameterGroup:
     """A bucket of a unit."""
 
@@ -83,7 +91,6 @@ class ParameterGroup:
         *,
         mesh: DeviceMesh,
         allocator: BucketAllocator,
-        decoupled: bool,
     ) -> None:
         self.plan = spec.plan
         self.parameters = parameters
@@ -98,8 +105,8 @@ class ParameterGroup:
         self._gradient_shards: list[DTensor] | None = None
         self._attached: int | None = None
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
-        self._attribute = "decoupled_grad" if decoupled else "grad"
-        self._casts_gradient = spec.dtypes.casts_gradient and not decoupled
+        self._attribute = "decoupled_grad" if spec.decoupled else "grad"
+        self._cast_key = spec.key_or_none("grad_cast")
         self._adopt_parameters()
 
     @property
@@ -147,8 +154,8 @@ class ParameterGroup:
             return
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
-        if self._casts_gradient:
-            reduced = self._allocator.acquire(self._cast_key(reduced)).copy_(reduced)
+        if self._cast_key is not None:
+            reduced = self._allocator.acquire(self._cast_key).copy_(reduced)
         if self._gradient_shards is None:
             self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
@@ -175,8 +182,8 @@ class ParameterGroup:
             setattr(managed.sharded, self._attribute, None)
         self.gradients.reset()
         self._attached = None
-        if self._casts_gradient:
-            self._allocator.release(self._cast_key(self.gradients.reduced))
+        if self._cast_key is not None:
+            self._allocator.release(self._cast_key)
 
     def _adopt_parameters(self) -> None:
         """Move the parameters' values into the buffers and make both faces of each."""
@@ -185,7 +192,6 @@ class ParameterGroup:
             view = full.tensor(index)
             view.copy_(local_data(managed.raw))
             move_to(managed.raw, view)
-        self.weights.on_move = self._rebind
         self.weights.adopt()
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
@@ -196,15 +202,6 @@ class ParameterGroup:
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
-
-    def _rebind(self, full: FullBuffer | None) -> None:
-        """Make the raw parameters views of `full`; None: of one element, in their own shape."""
-        nothing = self.weights.main.new_empty((), dtype=self.dtypes.compute)
-        for index, managed in enumerate(self.parameters):
-            if full is None:
-                move_to(managed.raw, nothing.expand(self.plan.layout.slots[index].shape))
-            else:
-                move_to(managed.raw, full.tensor(index))
 
     def _offsets(self, index: int) -> Offsets:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""
@@ -221,6 +218,3 @@ class ParameterGroup:
         part = self.parameters[index].part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
         return as_dtensor(local, part.whole_shape, self._mesh, placements)
-
-    def _cast_key(self, reduced: torch.Tensor) -> BufferKey:
-        return BufferKey(self.plan.name, "grad_cast", reduced.numel(), self.dtypes.main_params)

@@ -16,6 +16,8 @@ of its own collect the outer sub-shards.
 Residency of the compute weights:
 
     EMPTY ---------issue-------> COMMUNICATING --complete--> READY
+    READY ---------issue-------> COMMUNICATING   for the other direction, where codecs send another
+                                                 payload
     READY ---------release-----> EMPTY           (persistent buckets stay READY)
     READY ---------invalidate--> PRESERVED       storage is there, the contents are of last step
     PRESERVED -----issue-------> COMMUNICATING   refreshed in place
@@ -33,13 +35,17 @@ from typing import Literal
 import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.protocol import Pending
+from mfsdp_core.comm.protocol import Done, Pending
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import LifecycleError
+from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
-from mfsdp_core.memory.allocators import BufferKey, Role
+from mfsdp_core.memory.allocators import BufferKey
+from mfsdp_core.plan.buffers import Lifetime
+from mfsdp_core.plan.payload import BOTH, WEIGHTS
+from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.strategy import Collective
+from mfsdp_core.precision.codec import Shard
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
 
@@ -61,6 +67,7 @@ _TRANSITIONS: dict[tuple[Residency, str], Residency] = {
     (Residency.COMMUNICATING, "complete"): Residency.READY,
     (Residency.READY, "release"): Residency.EMPTY,
     (Residency.PRESERVED, "release"): Residency.EMPTY,
+    (Residency.READY, "issue"): Residency.COMMUNICATING,
     (Residency.READY, "invalidate"): Residency.PRESERVED,
     (Residency.PRESERVED, "invalidate"): Residency.PRESERVED,
     (Residency.EMPTY, "invalidate"): Residency.EMPTY,
@@ -68,7 +75,10 @@ _TRANSITIONS: dict[tuple[Residency, str], Residency] = {
 
 
 class WeightBuffers:
-    """Storage, gathering and installation of one bucket's weights."""
+    """Storage, gathering and installation of one bucket's weights.
+
+    on_move: called when the full buffer has another tensor behind it; with None when it has none.
+    """
 
     def __init__(
         self,
@@ -76,33 +86,33 @@ class WeightBuffers:
         communicators: AxisCommunicators,
         allocators: Allocators,
         *,
-        persistent: bool,
+        on_move: Callable[[FullBuffer | None], None],
         events: EventBus,
     ) -> None:
         self._spec = spec
         self._gather = communicators.gather
         self.role = communicators.gather.role
         self._outer = communicators.outer
-        self._persistent = persistent or not spec.strategy.inner.gathers_every_use
+        self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
         self._lasting = allocators.lasting
         self._allocator = allocators.lasting if self._persistent else allocators.weights
-        inner, outer = spec.strategy.inner, spec.strategy.outer
-        self._casts_when_gathered = (
-            inner.gathers_every_use
-            and not spec.dtypes.shares_weights
-            and not outer.shards_optimizer
-        )
+        self._on_move = on_move
         self._events = events
-        self._work: Pending | None = None
+        self._codec = spec.codec.for_bucket(self._shard(communicators))
+        self._encoded = [row.payload for row in spec.buffers.rows if row.role == "payload_shard"]
+        self._names = {
+            direction: [p.name for p in spec.payloads if direction in p.directions]
+            for direction in BOTH
+        }
+        self._is_whole = spec.strategy.inner.weight_refresh is Collective.NONE
+        self._serves_both = self._names["forward"] == self._names["backward"]
+        self._work: list[Pending] = []
+        self._direction: Direction = "forward"
         self._outer_stale = False
         self.state = Residency.READY
-        self._full_key = BufferKey(
-            spec.name, "compute_weights", spec.layout.total_elements, spec.dtypes.compute
-        )
+        self._full_key = spec.key("compute_weights")
         self.full = FullBuffer(spec.layout, self._allocator.acquire(self._full_key))
         self._nothing = self.full.data[:0].clone()
-        # Called when the full buffer has another tensor behind it, None when it has none.
-        self.on_move: Callable[[FullBuffer | None], None] | None = None
         self.full.zero_gaps()
 
     @property
@@ -117,58 +127,70 @@ class WeightBuffers:
 
     def adopt(self) -> None:
         """Make the source and main copies from the full buffer, which the caller has filled."""
-        inner, outer = self._spec.strategy.inner, self._spec.strategy.outer
-        dtypes, coordinate = self._spec.dtypes, self._spec.coordinate
-        own = self._own_part()
-        if inner.gathers_every_use and not self._casts_when_gathered:
-            is_main = dtypes.shares_weights and not outer.shards_optimizer
-            role: Role = "main_weights" if is_main else "compute_shard"
-            key = BufferKey(self._spec.name, role, own.numel(), dtypes.compute)
-            own = self._lasting.acquire(key).copy_(own)
-        self._source = own if inner.shards_optimizer else self.full.data
-        self._owned = self._source
-        if outer.shards_optimizer:
-            self._owned = part(self._source, coordinate.outer_rank, coordinate.outer_size)
-        self.main = self._owned
-        if not dtypes.shares_weights:
-            elements = self._owned.numel()
-            key = BufferKey(self._spec.name, "main_weights", elements, dtypes.main_params)
-            self.main = self._lasting.acquire(key).copy_(self._owned)
-        if self._casts_when_gathered:
-            # A view would keep the memory of an allocator that frees tensors.
-            self._source = self._owned = self._nothing
+        table, inner = self._spec.buffers, self._spec.strategy.inner
+        start, end = table.owned
+        initial = self.full.data[start:end]
+        self._sources: dict[str, torch.Tensor] = {}
+        for payload in self._encoded:
+            key = self._spec.key("payload_shard", payload)
+            self._sources[payload] = self._lasting.acquire(key)
+        if table.find("compute_shard"):
+            shard = self._lasting.acquire(self._spec.key("compute_shard"))
+            self._sources[WEIGHTS] = shard.copy_(self._own_part())
+        elif not self._encoded and not inner.gathers_every_use:
+            whole = self.full.data
+            self._sources[WEIGHTS] = self._own_part() if inner.shards_optimizer else whole
+        if table.find("main_weights"):
+            self.main = self._lasting.acquire(self._spec.key("main_weights")).copy_(initial)
+            if not self._sources and self._spec.dtypes.shares_weights:
+                self._sources[WEIGHTS] = self.main
+        self._parts = {name: self._sub_part(source) for name, source in self._sources.items()}
+        if not table.find("main_weights"):
+            self.main = self._parts[WEIGHTS]
+        if self._encoded:
+            self.install()
         if not self._persistent:
             self._enter("release")
             self._free()
 
-    def issue(self) -> bool:
+    def issue(self, direction: Direction) -> bool:
         """Start gathering unless the weights are there or under way; whether it was started."""
         if self.state in (Residency.READY, Residency.COMMUNICATING):
-            return False
+            if direction == self._direction or self._serves_both:
+                return False
+            self._check_can_turn(direction)
+            self.complete()
         if self.state is Residency.EMPTY:
             self._allocate()
             self._publish("materialise")
         self._enter("issue")
+        self._direction = direction
         if self._outer_stale and self._outer is not None:
-            self._outer.all_gather(self._source, self._owned, self._spec.name).wait()
+            for name, source in self._sources.items():
+                self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
             self._outer_stale = False
-        source = self._source
-        if self._casts_when_gathered:
-            source = self._own_part().copy_(self.main)
-        self._work = self._gather.all_gather(self.full.data, source, self._spec.name)
+        sources = self._sources
+        if not sources:
+            # [Note: cast when gathered]
+            sources = {WEIGHTS: self._own_part()}
+            self._codec.encode(self.main, sources)
+        self._work = [
+            Done()
+            if self._is_whole
+            else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
+            for name in self._names[direction]
+        ]
         return True
-
-    def wait(self) -> None:
-        """Return once compute weights may be read; gathers them if nobody asked before."""
-        self.issue()
-        self.complete()
 
     def complete(self) -> None:
         """Wait for the gather under way, if there is one."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        if self._work:
+            for work in self._work:
+                work.wait()
+            self._work = []
             self._enter("complete")
+            if self._encoded:
+                self._decode()
 
     def release(self) -> None:
         """Free the full buffer, unless this bucket stays materialised."""
@@ -177,17 +199,21 @@ class WeightBuffers:
             return
         self._enter("release")
         self._free()
+        self._free_payloads("use")
         self._publish("release")
 
     def install(self) -> None:
         """Bring updated main weights into the compute copy; other ranks' parts become stale."""
         self.complete()
-        if not self._spec.dtypes.shares_weights and not self._casts_when_gathered:
-            self._owned.copy_(self.main)
+        if self._parts:
+            self._codec.encode(self.main, self._parts)
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
-        if strategy.inner.weight_refresh is Collective.ALL_GATHER:
+        if not self._is_whole:
             self._enter("invalidate")
+        elif self._encoded:
+            self._direction = "forward"
+            self._decode()
 
     def broadcast(self) -> None:
         """Replace replicated main weights by those of the first rank that has them."""
@@ -197,6 +223,47 @@ class WeightBuffers:
         if not strategy.inner.shards_optimizer:
             self._gather.broadcast(self.main, self._spec.name).wait()
         self.install()
+
+    def _shard(self, communicators: AxisCommunicators) -> Shard:
+        """What the codec of the bucket is told of this rank's part."""
+        strategy, layout = self._spec.strategy, self._spec.layout
+        axes = [(communicators.inner, strategy.inner), (communicators.outer, strategy.outer)]
+
+        def reduce_max(values: torch.Tensor) -> None:
+            for communicator, axis in axes:
+                if communicator is not None and axis.shards_optimizer:
+                    communicator.all_reduce_max(values, self._spec.name)
+
+        start, end = self._spec.buffers.owned
+        size = layout.slice_elements
+        compute = self._spec.dtypes.compute
+        return Shard(layout, compute, start // size, (end - start) // size, reduce_max)
+
+    def _payload(self, name: str) -> torch.Tensor:
+        """The memory that a payload is gathered into; the source itself where that is whole."""
+        if name == WEIGHTS:
+            return self.full.data
+        if self._is_whole:
+            return self._sources[name]
+        return self._lasting.acquire(self._spec.key("payload", name))
+
+    def _decode(self) -> None:
+        """Turn the payloads that have arrived into compute weights."""
+        gathered = {name: self._payload(name) for name in self._names[self._direction]}
+        self._codec.decode(self._direction, gathered, self.full.data)
+        self._free_payloads("gather")
+
+    def _free_payloads(self, lifetime: Lifetime) -> None:
+        for row in self._spec.buffers.rows if self._encoded else ():
+            if row.role == "payload" and row.lifetime == lifetime:
+                self._lasting.release(BufferKey.of(self._spec.name, row))
+
+    def _sub_part(self, source: torch.Tensor) -> torch.Tensor:
+        """What of a source this rank's main weights are encoded into."""
+        if not self._spec.strategy.outer.shards_optimizer:
+            return source
+        coordinate = self._spec.coordinate
+        return part(source, coordinate.outer_rank, coordinate.outer_size)
 
     def _own_part(self) -> torch.Tensor:
         """This rank's part of the full buffer."""
@@ -218,8 +285,20 @@ class WeightBuffers:
     def _move(self, data: torch.Tensor | None) -> None:
         """Let the parameters be views of `data`; None: of nothing."""
         self.full = FullBuffer(self._spec.layout, self._nothing if data is None else data)
-        if self.on_move is not None:
-            self.on_move(None if data is None else self.full)
+        self._on_move(None if data is None else self.full)
+
+    def _check_can_turn(self, direction: Direction) -> None:
+        """Refuse to replace what a backward pass reads by what a forward pass reads.
+
+        Raises:
+            CapabilityNotBuiltError: activations are recomputed under a codec with two payloads.
+        """
+        if direction == "forward" and torch._C._current_graph_task_id() != _NO_BACKWARD:
+            raise CapabilityNotBuiltError(
+                f"{self._spec.name}: activations are recomputed under a weight_codec that gathers "
+                "one payload for the forward pass and another for the backward pass. Both at once "
+                "are not built; use a codec with one payload, or do not recompute this unit."
+            )
 
     def _enter(self, event: str) -> None:
         following = _TRANSITIONS.get((self.state, event))

@@ -47,7 +47,7 @@ class SwitchGroup:
     @property
     def must_agree(self) -> bool:
         """Whether the switch may not change a single bit of any loss."""
-        return self.switch == "allocator"
+        return self.switch in {"allocator", "fine_grained_gather"}
 
 
 def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
@@ -69,9 +69,9 @@ def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
 def setting_text(cell: Cell, switch: str) -> str:
     """The value of a switch in a cell: `max_pool, 2 slots`."""
     engine = cell.resolved.engine
-    value = str(getattr(engine, switch))
-    pooled = switch == "allocator" and engine.allocator in POOLS
-    return f"{value}, {engine.pool_slots} slots" if pooled else value
+    value = engine.setting(switch)
+    pooled = switch == "allocator" and value in POOLS
+    return f"{value}, {engine.setting('pool_slots')} slots" if pooled else str(value)
 
 
 def _without(cell: Cell, settings: Sequence[str]) -> str:
@@ -82,7 +82,7 @@ def _without(cell: Cell, settings: Sequence[str]) -> str:
 
 
 def _values(cell: Cell, settings: Sequence[str]) -> tuple[object, ...]:
-    return tuple(getattr(cell.resolved.engine, setting) for setting in settings)
+    return tuple(cell.resolved.engine.setting(setting) for setting in settings)
 
 
 def _difference(cell: Cell, base: Cell) -> Difference:

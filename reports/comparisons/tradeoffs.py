@@ -16,10 +16,17 @@ SPEED_THRESHOLD = 0.02
 
 @dataclass(frozen=True)
 class Flag:
-    """One trade-off of one cell, as a sentence."""
+    """One trade-off of one cell: what it is called, the numbers and the runs behind it."""
 
     cell: str
-    text: str
+    verdict: str
+    numbers: str
+    runs: str = ""
+
+    @property
+    def text(self) -> str:
+        """The whole flag as one phrase."""
+        return f"{self.verdict}: {self.numbers}" + (f" ({self.runs})" if self.runs else "")
 
 
 def memory_threshold(metric: Metric) -> float:
@@ -43,14 +50,14 @@ def tradeoff_flags(
 
 
 def _flags(change: Change, parity: ParityRow | None) -> list[Flag]:
-    texts = [_speed_against_memory(change), _loss_moved(change, parity)]
-    return [Flag(change.head.name, text) for text in texts if text]
+    found = [_speed_against_memory(change), _loss_moved(change, parity)]
+    return [Flag(change.head.name, *flag) for flag in found if flag]
 
 
-def _speed_against_memory(change: Change) -> str:
+def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
     speed, memory, metric = change.throughput_change, change.memory_change, change.memory_metric
     if speed is None or memory is None or metric is None:
-        return ""
+        return None
     threshold = memory_threshold(metric)
     faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
     more, less = memory >= threshold, memory <= -threshold
@@ -61,27 +68,25 @@ def _speed_against_memory(change: Change) -> str:
     elif slower and more:
         verdict = "slower and more memory"
     else:
-        return ""
-    return (
-        f"{verdict}: throughput {quantity.change(speed)}, "
-        f"{metric.title} {quantity.change(memory)} ({change.sample_note})"
-    )
+        return None
+    numbers = f"throughput {quantity.change(speed)}, {metric.title} {quantity.change(memory)}"
+    return verdict, numbers, change.sample_note
 
 
-def _loss_moved(change: Change, parity: ParityRow | None) -> str:
+def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | None:
     if parity is not None and parity.verdict == "diverges":
-        return (
-            f"loss moved: differs from the same dtype policy's reference by "
+        return "loss moved", (
+            f"differs from the same dtype policy's reference by "
             f"{quantity.difference(parity.max_relative)} (relative) at step {parity.at_step}"
         )
     moved = change.loss_difference
     if moved is None:
-        return ""
+        return None
     # Of two policies, the coarser one's rounding is the yardstick.
     bounds = [tolerance_for(cell.resolved).bound for cell in (change.base, change.head)]
     if abs(moved) <= max(bounds):
-        return ""
-    return (
-        f"loss moved: final loss {quantity.change(moved, 2)} against {change.base.name}, more than "
+        return None
+    return "loss moved", (
+        f"final loss {quantity.change(moved, 2)} against {change.base.name}, more than "
         f"the coarser dtype policy's bound of {quantity.share(max(bounds), 2)}"
     )

@@ -45,6 +45,8 @@ def table(data: Table) -> str:
     lines = [head, rule]
     for row in data.rows:
         cells = [escape(cell) or " " for cell in row.cells]
+        for index in row.best:
+            cells[index] = f"**{cells[index]}**"
         if row.kind == "reference":
             cells[0] = f"**{cells[0]}**"
         lines.append("| " + " | ".join(cells) + " |")

@@ -19,10 +19,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One text per column; `kind` lets a renderer set the row off."""
+    """One text per column; `kind` lets a renderer set the row off.
+
+    best: columns in which no other row is better.
+    """
 
     cells: tuple[str, ...]
     kind: RowKind = "plain"
+    best: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
+from reports.renderers.folding import folded
 from reports.renderers.table import Row, RowKind, Table, columns
 from reports.views.cells import Cell
+
+_BEST = "Bold: the best of its column among cells with a time."
 
 
 def cells_section(findings: Findings) -> Section:
     """Every cell with a finished run."""
     if not findings.finished:
         return Section("cells", "Cells", (Paragraph("No cell has a finished run."),))
-    blocks: list[Block] = [
-        TableBlock(cell_table(findings)),
+    table, constant = folded(cell_table(findings))
+    blocks: list[Block] = []
+    if constant:
+        blocks.append(Paragraph(f"In every cell: {constant}."))
+    blocks += [
+        TableBlock(table, _BEST if marked(table) else ""),
         Paragraph(
             "Step time, tokens/s and TFLOP/s are medians over the steady steps of a run, and over "
             "runs where a cell has several; nine of ten steady steps stay within p90. A step takes "
@@ -65,7 +75,40 @@ def cell_table(findings: Findings) -> Table:
     titles = columns(
         "cell", "engine", "strategy", "dtypes", "n", *(metric.title for metric in metrics), left=4
     )
-    return Table(titles, tuple(_row(cell, metrics, findings) for cell in findings.finished))
+    rows = [_row(cell, metrics, findings) for cell in findings.finished]
+    first = len(titles) - len(metrics)
+    best: dict[int, set[int]] = {}
+    for column, metric in enumerate(metrics, start=first):
+        for index in best_cells(findings.finished, metric):
+            best.setdefault(index, set()).add(column)
+    return Table(
+        titles,
+        tuple(replace(row, best=frozenset(best.get(i, ()))) for i, row in enumerate(rows)),
+    )
+
+
+def marked(table: Table) -> bool:
+    """Whether any number is set off as the best."""
+    return any(row.best for row in table.rows)
+
+
+def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:
+    """Indices of the measured cells whose number nobody beats; none where all are equal.
+
+    Only of metrics with a better direction: a loss is not better for being lower.
+    """
+    if metric.rule is None or metric.rule.direction == "both":
+        return []
+    values = {
+        index: value
+        for index, cell in enumerate(cells)
+        if cell.n and (value := cell.value(metric)) is not None
+    }
+    if len(set(values.values())) <= 1:
+        return []
+    choose = min if metric.rule.direction == "lower_is_better" else max
+    target = choose(values.values())
+    return [index for index, value in values.items() if value == target]
 
 
 def _row(cell: Cell, metrics: list[Metric], findings: Findings) -> Row:

@@ -18,6 +18,7 @@ from reports.renderers.document import (
     Section,
     TableBlock,
 )
+from reports.renderers.folding import folded
 from reports.views.reference import RULE
 
 
@@ -29,7 +30,10 @@ def comparison(findings: Findings) -> Section:
     else:
         blocks.append(Paragraph(_introduction(findings)))
         if findings.changes:
-            blocks.append(TableBlock(change_table(findings.changes)))
+            table, constant = folded(change_table(findings.changes))
+            if constant:
+                blocks.append(Paragraph(f"In every row: {constant}."))
+            blocks.append(TableBlock(table))
             blocks.append(Paragraph(_sample_sizes(findings.changes), tone="note"))
         else:
             blocks.append(Paragraph("There is no other cell to compare it with."))
@@ -84,8 +88,16 @@ def _flags(findings: Findings) -> list[Block]:
         return []
     heading = Heading("Trade-offs")
     if not findings.flags:
-        return [heading, Paragraph("None beyond the thresholds of the README.")]
-    return [heading, Bullets(tuple((flag.cell, flag.text) for flag in findings.flags))]
+        return [heading, Paragraph("None beyond the thresholds (see How to read the numbers).")]
+    by_verdict: dict[tuple[str, str], list[str]] = {}
+    for flag in findings.flags:
+        cells = by_verdict.setdefault((flag.verdict, flag.runs), [])
+        cells.append(f"{flag.cell} ({flag.numbers})")
+    items = (
+        (f"{verdict} ({runs})" if runs else verdict, "; ".join(cells))
+        for (verdict, runs), cells in by_verdict.items()
+    )
+    return [heading, Bullets(tuple(items))]
 
 
 def _figures(findings: Findings) -> list[Block]:

@@ -21,8 +21,16 @@ _EXPLANATIONS = {
         "exact sum: that point_to_point is the FP32 sum of the BF16 contributions, bit by bit, on "
         "2, 3 and 4 ranks, is what tests/core/test_reducers_exact.py checks."
     ),
+    "fine_grained_gather": (
+        "Gathering by module or by unit decides when weights arrive, never what is in them: losses "
+        "and gradient norms must have the same bits in every cell."
+    ),
 }
-_TITLES = {"allocator": "Allocators", "transport": "Reducers"}
+_TITLES = {
+    "allocator": "Allocators",
+    "transport": "Reducers",
+    "fine_grained_gather": "Gathering by module",
+}
 
 
 def switches_section(findings: Findings) -> Section | None:

@@ -63,7 +63,7 @@ def _run_row(cell: Cell, run: Run) -> Row:
 def reason_of(run: Run) -> str:
     """Why the run has no time, in words."""
     if run.kind == "damaged":
-        return "; ".join(run.record.problems)
+        return "; ".join(run.record.damage or run.record.problems)
     if run.kind == "unsteady":
         return "; ".join(note for note in run.summary.notes if note.startswith("no times")) or "-"
     return run.record.status.reason or quantity.MISSING

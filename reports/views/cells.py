@@ -44,7 +44,7 @@ class Run:
             return "running"
         if state not in FINISHED_GOOD:
             return "damaged" if any("status.json" in text for text in problems) else "failed"
-        if problems:
+        if self.record.damage:
             return "damaged"
         return "measured" if self.summary.step_milliseconds_median is not None else "unsteady"
 

@@ -56,9 +56,7 @@ def test_a_pool_is_booked_once_and_its_slots_are_noted_while_a_unit_uses_them() 
     requests = [BucketRequest(u, f"{u}/0", "float32", n, 4) for u, n in (("a", 6), ("b", 4))]
     fallback = StorageResizeAllocator(CPU, ledger)
     plan = plan_pool("max_pool", requests, 2)
-    pool = SlotPool(
-        "grad_bucket", plan, {"float32": torch.float32}, fallback, device=CPU, ledger=ledger
-    )
+    pool = SlotPool("grad_bucket", plan, fallback, device=CPU, ledger=ledger)
     key = BufferKey("b/0", "grad_bucket", 4, torch.float32)
     pool.acquire(key)
     assert ledger.bytes_by_category()["communication_buffers"] == 2 * 24

@@ -29,8 +29,7 @@ def pool(sizes: dict[str, int], slots: int = 2, kind="max_pool", persistent: boo
     requests = [BucketRequest(u, f"{u}/0", "float32", n, 4) for u, n in sizes.items()]
     fallback = (PersistentAllocator if persistent else StorageResizeAllocator)(CPU, ledger)
     plan = plan_pool(kind, requests, slots)
-    dtypes = {"float32": torch.float32}
-    return SlotPool("compute_weights", plan, dtypes, fallback, device=CPU, ledger=ledger), ledger
+    return SlotPool("compute_weights", plan, fallback, device=CPU, ledger=ledger), ledger
 
 
 def test_all_slots_exist_from_the_start_and_hold_finite_numbers():
@@ -103,7 +102,6 @@ def test_a_slot_is_idle_only_when_all_buckets_of_its_unit_are():
     allocator = SlotPool(
         "compute_weights",
         plan,
-        {"float32": torch.float32},
         StorageResizeAllocator(CPU, ledger),
         device=CPU,
         ledger=ledger,

@@ -155,6 +155,7 @@ def test_the_policy_has_upstreams_fields_and_defaults() -> None:
         "main_params_dtype": torch.float32,
         "main_grads_dtype": None,
         "grad_comm_dtype": None,
+        "weight_codec": None,  # ours, keyword-only, behind theirs
     }
 
 

@@ -103,10 +103,10 @@ ALLOCATORS = {"storage_resize", "temporary", "fixed_pool", "max_pool"}
 def test_the_cpu_twin_of_pr5462_runs_every_allocator_on_a_hybrid_of_three_unit_sizes():
     plan = plan_of("pr5462_allocators_cpu")
     assert not plan.pruned
-    assert {c.resolved.engine.allocator for c in plan.cells} == ALLOCATORS
+    assert {c.resolved.engine.setting("allocator") for c in plan.cells} == ALLOCATORS
     assert {c.resolved.shape.preset for c in plan.cells} == {"hybrid-tiny"}
     assert {c.resolved.microbatches for c in plan.cells} == {2}
-    assert sorted(c.resolved.engine.pool_slots for c in plan.cells) == [2, 2, 2, 2, 3]
+    assert sorted(c.resolved.engine.setting("pool_slots") for c in plan.cells) == [2, 2, 2, 2, 3]
 
 
 def test_pr5462_plans_every_allocator_and_says_why_each_cell_cannot_run_without_gpus():
@@ -124,7 +124,10 @@ def test_reducers_differ_in_transport_alone_within_each_strategy_and_dtype():
     assert not plan.pruned
     cells = {(c.resolved.strategy, c.resolved.dtypes.grad_comm) for c in plan.cells}
     assert cells == {(s, d) for s in ("no_shard", "optim_grads_params") for d in ("fp32", "bf16")}
-    assert {c.resolved.engine.transport for c in plan.cells} == {"native", "point_to_point"}
+    assert {c.resolved.engine.setting("transport") for c in plan.cells} == {
+        "native",
+        "point_to_point",
+    }
     assert plan.runs == 8
 
 
@@ -137,7 +140,10 @@ def test_the_pr4133_twin_prunes_decoupled_gradients_that_nobody_reads():
     assert {(r.engine.outer_size, r.engine.outer_strategy, r.launch.ranks) for r in runs} == {
         (2, "optim", 4)
     }
-    assert {(r.train.optimizer, r.train.master_weights, r.engine.decoupled_grad) for r in runs} == {
+    assert {
+        (r.train.optimizer, r.train.master_weights, r.engine.setting("decoupled_grad"))
+        for r in runs
+    } == {
         ("adamw", False, False),
         *(
             ("precision_aware_adamw", master, decoupled)

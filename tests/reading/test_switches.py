@@ -55,6 +55,17 @@ def test_one_last_bit_is_enough_to_break_exactness_and_marks_the_row(store):
     assert table.rows[1].cells[:3] == ("pool", "max_pool, 2 slots", "not the same bits")
 
 
+def test_gathering_by_module_may_not_change_a_bit_and_stands_in_the_report(store):
+    cells = {"unit": (engine(), 0.0), "module": (engine(fine_grained_gather=True), 4e-16)}
+    found = findings(store, cells)
+    (group,) = switch_groups(found.finished)
+    assert (group.switch, group.must_agree) == ("fine_grained_gather", True)
+    section = next(s for s in build_document(found).sections if s.anchor == "switches")
+    (table,) = [b.table for b in section.blocks if isinstance(b, TableBlock)]
+    assert [row.kind for row in table.rows] == ["plain", "bad"]
+    assert table.rows[1].cells[:3] == ("module", "True", "not the same bits")
+
+
 def test_a_reducer_may_differ_and_the_report_says_by_how_much(store):
     found = findings(
         store, {"p2p": (engine(transport="point_to_point"), 0.0), "native": (engine(), 1e-6)}

@@ -15,10 +15,11 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.fsdp2 import _reshard_after_forward
 from bench.engines.mfsdp import _switches
 from bench.engines.optimizer import build_optimizer
-from bench.engines.registry import _MODULES
+from bench.engines.registry import engine_factory
 from bench.engines.stock import autocast
 from bench.errors import UnsupportedError
-from bench.spec import DtypeName, EngineName, EngineSpec, ResolvedDtypes, TrainSpec
+from bench.spec import DtypeName, MfsdpSettings, ResolvedDtypes, TrainSpec
+from bench.spec.engine_table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,14 +43,13 @@ def loaded() -> dict[str, list[str]]:
     return json.loads(done.stdout)
 
 
-def test_every_engine_of_a_spec_has_a_module_that_builds_it():
-    assert set(_MODULES) == set(get_args(EngineName))
-    for module in _MODULES.values():
-        assert (ROOT / (module.replace(".", "/") + ".py")).is_file()
+def test_every_engine_of_the_table_has_a_module_that_builds_it():
+    for row in TABLE:
+        assert callable(engine_factory(row)), row.name
 
 
 def test_a_rank_loads_no_engine_before_it_knows_which(loaded):
-    engines = set(_MODULES.values())
+    engines = {row.factory.partition(":")[0] for row in TABLE}
     assert engines.isdisjoint(loaded["bench.worker.rank"])
     assert "bench.engines.registry" in loaded["bench.worker.rank"]
 
@@ -92,8 +92,7 @@ def test_fsdp2_refuses_a_strategy_that_it_does_not_have():
 
 
 def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
-    changed = EngineSpec(
-        outer_strategy="optim",
+    changed = MfsdpSettings(
         allocator="max_pool",
         pool_slots=3,
         fine_grained_gather=True,
@@ -104,7 +103,6 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         transport="native",
     )
     assert _switches(changed) == {
-        "outer_dp_sharding_strategy": "optim",
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
         "average_in_collective": True,

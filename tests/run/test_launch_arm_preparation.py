@@ -200,12 +200,12 @@ def test_a_bench_of_another_record_format_is_refused(cache: Path, repository: Pa
 
 
 def test_a_bench_that_cannot_be_imported_is_refused(cache: Path, repository: Path) -> None:
-    (repository / "bench" / "spec.py").write_text("raise RuntimeError('half a merge')\n")
+    (repository / "bench" / "spec" / "names.py").write_text("raise RuntimeError('half a merge')\n")
     assert "RuntimeError: half a merge" in refusal(cache, checkout=repository)
 
 
 def without_setting(repository: Path) -> None:
-    spec = repository / "bench" / "spec.py"
+    spec = repository / "bench" / "spec" / "engine_table.py"
     lines = spec.read_text().splitlines(keepends=True)
     spec.write_text("".join(line for line in lines if "double_buffer" not in line))
 
@@ -219,7 +219,7 @@ def test_a_setting_that_came_later_is_left_out_while_it_has_its_default(
 
 
 def test_a_cell_that_uses_a_setting_that_came_later_is_refused() -> None:
-    engine = CELLS["mfsdp"].engine.model_copy(update={"double_buffer": True})
+    engine = CELLS["mfsdp"].engine.with_settings(double_buffer=True)
     cells = {"c": CELLS["mfsdp"].model_copy(update={"engine": engine})}
     problems = {"c": [[["engine", "double_buffer"], "extra_forbidden", "not permitted"]]}
     with pytest.raises(UsageError) as refused:

@@ -119,7 +119,7 @@ def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> N
     record = run_in(tmp_path, arm_of(tmp_path, checkout=checkout))
     assert record.status.state in {"ok", "unstable"}, record.status.reason
     assert record.status.code_proof == "proven"
-    assert record.resolved.engine.double_buffer is False
+    assert record.resolved.engine.setting("double_buffer") is False
 
 
 def command_line(results: Path, sweep: Path, arms: list[str], *more: str) -> list[str]:

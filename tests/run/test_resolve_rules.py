@@ -130,6 +130,11 @@ CASES = {
         "mfsdp does not have NCCL user buffers",
         SERVER,
     ),
+    "engine-not-here": Case(
+        engine("validate_engines:Replicatng"),
+        engine("validate_engines:Replicating"),
+        "defines no Replicatng: it has ",
+    ),
     "too-few-devices": Case(
         on_cuda(ranks=8),
         on_cuda(ranks=8),

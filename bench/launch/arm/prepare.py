@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from bench.errors import UsageError
 from bench.launch.arm.packages import distributions_in, installed_packages
@@ -24,7 +24,7 @@ from bench.launch.rank_code import (
     checkout_root,
 )
 from bench.launch.rank_entry.mfsdp_bench_rank import file_hashes
-from bench.spec import EngineName, ResolvedRun
+from bench.spec import ResolvedRun, engine_names
 from bench.store.atomic import reporting_failed_writes
 from bench.store.file_lock import FileLock, holder_of
 
@@ -170,7 +170,7 @@ def _pinned(
         files=file_hashes(code.root, [*RANK_PATTERNS, *CORE_PATTERNS]),
         torch=answer["torch"],
         python=answer["python"],
-        torch_engines={engine: found[f"torch@{engine}"]["sha256"] for engine in _ENGINES},
+        torch_engines={engine: found[f"torch@{engine}"]["sha256"] for engine in engine_names()},
         packages={
             name: {
                 "patterns": [f"{name}/**/*.py"],
@@ -182,6 +182,3 @@ def _pinned(
         distributions=installed,
         versions=answer["versions"],
     )
-
-
-_ENGINES: tuple[EngineName, ...] = get_args(EngineName)

@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from bench.errors import UsageError
 from bench.launch.command import python_path
 from bench.launch.environment import PACKAGES
 from bench.launch.rank_code import CORE_PATTERNS, RANK_PATTERNS, RankCode, torch_patterns
 from bench.record import SCHEMA_VERSION
-from bench.spec import EngineName, ResolvedRun
+from bench.spec import ResolvedRun, engine_names
 
 # What a rank cannot start without.
 _NEEDED = ("bench", "mfsdp_core", "torch", "pydantic", "psutil", "numpy")
@@ -47,7 +47,7 @@ def probe(
             "bench": {"patterns": RANK_PATTERNS},
             "mfsdp_core": {"patterns": CORE_PATTERNS},
             **{name: {"patterns": [f"{name}/**/*.py"]} for name in packages},
-            **{f"torch@{e}": {"patterns": torch_patterns(e)} for e in get_args(EngineName)},
+            **{f"torch@{e}": {"patterns": torch_patterns(e)} for e in engine_names()},
         },
         "distributions": list(distributions),
     }

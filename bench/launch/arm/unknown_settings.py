@@ -47,7 +47,7 @@ def unknown_settings(
 
 
 def _is_default(resolved: ResolvedRun, path: Place) -> bool:
-    owner: Any = reduce(getattr, path[:-1], resolved)
+    owner = _owner(resolved, path)
     if not isinstance(owner, BaseModel) or path[-1] not in type(owner).model_fields:
         return False
     field = type(owner).model_fields[path[-1]]
@@ -55,8 +55,18 @@ def _is_default(resolved: ResolvedRun, path: Place) -> bool:
     return not field.is_required() and bool(default == getattr(owner, path[-1]))
 
 
+def _owner(resolved: ResolvedRun, path: Place) -> Any:
+    """What holds the last part of `path`; an engine's own settings are written beside the others.
+
+    Raises:
+        AttributeError: nothing does.
+    """
+    owner: Any = reduce(getattr, path[:-1], resolved)
+    return owner.settings if hasattr(getattr(owner, "settings", None), path[-1]) else owner
+
+
 def _shown(resolved: ResolvedRun, path: Place) -> str:
     try:
-        return f" = {reduce(getattr, path, resolved)!r}"[:80]
+        return f" = {getattr(_owner(resolved, path), path[-1])!r}"[:80]
     except AttributeError:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
-from bench.spec import POOLS, AllocatorName, EngineSpec
+from bench.spec import POOLS, AllocatorName, MfsdpSettings
 from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import POLICIES
 from bench.validate.checks.collectives import is_root
@@ -26,7 +26,7 @@ def pools_bytes(evidence: CaseEvidence) -> int:
     changes_dtype = POLICIES[case.policy][2] != POLICIES[case.policy][3]
     buckets = [bucket for bucket in evidence.seen[0].buckets if not is_root(bucket)]
     trainable = [bucket for bucket in buckets if bucket.parameters[0] in evidence.trainable]
-    slots, found = EngineSpec().pool_slots, 0
+    slots, found = MfsdpSettings().pool_slots, 0
     if case.strategy == "optim_grads_params":
         found += pool_elements(case.allocator, buckets, slots) * compute
     if evidence.reduces_every_microbatch or changes_dtype:

@@ -1,0 +1,95 @@
+"""What the harness knows about one engine before it loads it: one row of the table of engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from bench.spec.names import DtypeName, Frozen, OuterStrategyName, StrategyName
+
+STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+
+class SharedSettings(Frozen):
+    """What every engine is asked. `strategy` None: the engine's default."""
+
+    name: str = "mfsdp"
+    strategy: StrategyName | None = None
+    outer_strategy: OuterStrategyName = "no_shard"
+    outer_size: int = Field(default=1, ge=1)
+
+
+SHARED_SETTINGS = tuple(SharedSettings.model_fields)
+
+
+class EngineSettings(Frozen):
+    """Base of an engine's own settings: single values, each with a default.
+
+    A sweep writes them as `engine.NAME`. Only values that differ from their default are hashed, so
+    a setting may be added at any time without giving old runs another name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class DtypePolicies:
+    """The dtype policies that an engine follows exactly; without arguments: every one.
+
+    main: dtypes of main weights; None is any. gradients_as_main: gradients have the dtype of the
+    main weights. autocast: compute dtypes that it reaches from fp32 main weights by autocast; None
+    says that it casts by itself, to any. wire: dtypes it can send gradients in beside their own;
+    None is any, () says that it sends nothing.
+    """
+
+    main: tuple[DtypeName, ...] | None = None
+    gradients_as_main: bool = False
+    autocast: tuple[DtypeName, ...] | None = None
+    wire: tuple[DtypeName, ...] | None = None
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine.
+
+    factory: `package.module:function`, called with a model, a `ResolvedRun` and a device; loaded
+    in the ranks alone. settings: its own, beside those of `SHARED_SETTINGS`. strategies: the first
+    one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
+    one_process: it has no process group, and one rank consumes the whole global batch. needs:
+    modules that must be installed. state: how `bench.resolve.state_bytes` counts what it holds;
+    None where nobody knows. code: files that are the engine, as patterns below a checkout of this
+    repository; a factory elsewhere is found by its package. torch_code: those of torch.
+    colour: in figures, as `#0072B2`; None takes the next free one. established: a yardstick that
+    the numerics of others may be judged by.
+    """
+
+    name: str
+    factory: str
+    summary: str = ""
+    settings: type[EngineSettings] = EngineSettings
+    strategies: tuple[StrategyName, ...] = STRATEGIES
+    outer_axis: bool = False
+    one_process: bool = False
+    dtypes: DtypePolicies = DtypePolicies()
+    needs: tuple[str, ...] = ("torch",)
+    state: Literal["core", "torch"] | None = None
+    code: tuple[str, ...] = ()
+    torch_code: tuple[str, ...] = ()
+    colour: str | None = None
+    established: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.strategies:
+            raise ValueError(f"engine {self.name}: expected at least one strategy, found none")
+        for name, field in self.settings.model_fields.items():
+            if name in SHARED_SETTINGS:
+                raise ValueError(
+                    f"engine {self.name}: its own setting {name!r} has the name of one that all"
+                    f" engines share ({', '.join(SHARED_SETTINGS)}): choose another name"
+                )
+            if field.is_required():
+                raise ValueError(
+                    f"engine {self.name}: its setting {name!r} has no default: give it one"
+                )

@@ -1,0 +1,95 @@
+"""The table of engines. To add one: a row here, and the module that its factory is in.
+
+    class Engine                what `factory` builds: `bench.engines.protocol`
+    its own settings            a model of single values, here, so that a plan needs no torch
+    everything else             columns of `EngineRow`
+
+An engine of another package is a row too: an entry point of the group `mfsdp_bench.engines` whose
+value is an `EngineRow` in a module that loads no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from bench.spec.engine_row import DtypePolicies, EngineRow, EngineSettings
+from bench.spec.names import AllocatorName, TransportName
+
+
+class MfsdpSettings(EngineSettings):
+    """Switches of `mfsdp_core`, under the names of this harness.
+
+    fine_grained_gather: gather module by module; None: by the rule of
+    `mfsdp_core.plan.fine_grained`.
+    """
+
+    allocator: AllocatorName = "storage_resize"
+    overlap_param_gather: bool = True
+    overlap_grad_reduce: bool = True
+    nccl_ub: bool = False
+    double_buffer: bool = False
+    average_in_collective: bool = False
+    transport: TransportName = "auto"
+    decoupled_grad: bool = False
+    separate_gather_group: bool = False
+    pool_slots: int = Field(default=2, ge=2)
+    fine_grained_gather: bool | None = None
+
+
+# Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on
+# FP32 main weights, or on FP64 throughout as a reference: fsdp2 through MixedPrecisionPolicy, ddp
+# and single by autocast, ddp's wire dtype by a communication hook.
+_AUTOCAST = DtypePolicies(main=("fp32", "fp64"), gradients_as_main=True, autocast=("bf16", "fp16"))
+
+TABLE: Final[tuple[EngineRow, ...]] = (
+    EngineRow(
+        name="single",
+        factory="bench.engines.single:build",
+        summary="plain autograd in one process",
+        strategies=("no_shard",),
+        one_process=True,
+        dtypes=DtypePolicies(_AUTOCAST.main, True, _AUTOCAST.autocast, wire=()),
+        state="torch",
+        code=("bench/engines/single.py",),
+        colour="#000000",
+        established=True,
+    ),
+    EngineRow(
+        name="ddp",
+        factory="bench.engines.ddp:build",
+        summary="torch's DistributedDataParallel",
+        strategies=("no_shard",),
+        dtypes=DtypePolicies(_AUTOCAST.main, True, _AUTOCAST.autocast, wire=("bf16", "fp16")),
+        state="torch",
+        code=("bench/engines/ddp.py",),
+        torch_code=("torch/nn/parallel/**/*.py",),
+        colour="#E69F00",
+        established=True,
+    ),
+    EngineRow(
+        name="fsdp2",
+        factory="bench.engines.fsdp2:build",
+        summary="torch's fully_shard",
+        # reshard_after_forward True and False.
+        strategies=("optim_grads_params", "optim_grads"),
+        dtypes=DtypePolicies(_AUTOCAST.main, True),
+        state="torch",
+        code=("bench/engines/fsdp2.py",),
+        torch_code=("torch/distributed/fsdp/**/*.py",),
+        colour="#0072B2",
+        established=True,
+    ),
+    EngineRow(
+        name="mfsdp",
+        factory="bench.engines.mfsdp:build",
+        summary="this project's core",
+        settings=MfsdpSettings,
+        strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
+        outer_axis=True,
+        state="core",
+        code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
+        colour="#D55E00",
+    ),
+)

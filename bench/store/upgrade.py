@@ -1,0 +1,55 @@
+"""Documents of older versions as today's code reads them. What lies on disk is never changed.
+
+Version 1 is still the version of a results folder: all that came later can be left out.
+
+    came later                         a document without it
+    engine.fine_grained_gather         every unit was gathered whole
+    names of runs by what differs      `config_hash` in a plan is made again from `resolved`
+    status.json: files, seal           nothing says whether files were changed since
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from bench.spec import ResolvedRun
+
+
+def upgraded_spec(document: Any) -> Any:
+    """`spec.json` of any version, as `ResolvedRun` reads it."""
+    engine = document.get("engine") if isinstance(document, dict) else None
+    if not isinstance(engine, dict) or engine.get("name") != "mfsdp":
+        return document
+    return document | {"engine": {"fine_grained_gather": False} | engine}
+
+
+def upgraded_plan(document: dict[str, Any]) -> dict[str, Any]:
+    """`plan.json` of any version: its runs are named as the records of today are."""
+    cells = document.get("cells")
+    if not isinstance(cells, list):
+        return document
+    return document | {"cells": [_renamed_cell(cell) for cell in cells]}
+
+
+def _renamed_cell(cell: Any) -> Any:
+    if not isinstance(cell, dict):
+        return cell
+    by_arm = cell.get("by_arm")
+    renamed = _renamed(cell)
+    if isinstance(by_arm, dict):
+        renamed["by_arm"] = {arm: _renamed(run) for arm, run in by_arm.items()}
+    return renamed
+
+
+def _renamed(run: Any) -> Any:
+    """With the hash, and the resolved settings, that the run has today; as it is if damaged."""
+    if not isinstance(run, dict) or not isinstance(run.get("resolved"), dict):
+        return run
+    resolved = upgraded_spec(run["resolved"])
+    try:
+        named = ResolvedRun.model_validate(resolved).config_hash
+    except ValidationError:
+        return run
+    return run | {"resolved": resolved, "config_hash": named}

@@ -1,0 +1,240 @@
+"""The one table of buffers: every byte has one owner, for every strategy, mesh and dtype policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mfsdp_core.plan.buffers import (
+    CATEGORIES,
+    CATEGORY_OF_ROLE,
+    POOLED_ROLES,
+    BucketBuffers,
+    plan_buffers,
+    pool_requests,
+)
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, GroupDtypes
+from mfsdp_core.plan.grouping import ROOT, BucketPlan
+from mfsdp_core.plan.layout import build_layout
+from mfsdp_core.plan.memory_model import PolicyNames, memory_of_buckets
+from mfsdp_core.plan.payload import WEIGHTS, Payload
+from mfsdp_core.plan.strategy import INNER, OUTER, Strategy, parse_strategy
+
+STRATEGIES = [
+    parse_strategy(inner, outer)
+    for inner, outer in product(INNER, OUTER)
+    if (inner, outer) != ("no_shard", "optim")
+]
+DTYPE = st.sampled_from(["float32", "bfloat16"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bucket on a mesh."""
+
+    plan: BucketPlan
+    strategy: Strategy
+    inner: int
+    outer: int
+    has_outer_axis: bool
+    dtypes: GroupDtypes[str]
+    payloads: tuple[Payload, ...]
+
+    def tables(self) -> list[BucketBuffers]:
+        """Of all ranks, outer rank by outer rank."""
+        return [
+            plan_buffers(
+                self.plan,
+                self.strategy,
+                Coordinate(i, self.inner, o, self.outer, self.has_outer_axis),
+                self.dtypes,
+                self.payloads,
+            )
+            for o in range(self.outer)
+            for i in range(self.inner)
+        ]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    strategy = draw(st.sampled_from(STRATEGIES))
+    inner, has_outer = (
+        draw(st.integers(1, 4)),
+        draw(st.booleans()) or strategy.outer_name != "no_shard",
+    )
+    outer = draw(st.integers(1, 3)) if has_outer else 1
+    slices = Coordinate(0, inner, 0, outer, has_outer).sub_shards(strategy)
+    shapes = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=4))
+    layout = build_layout(shapes, slices)
+    unit, trainable = draw(st.sampled_from([ROOT, "layers.0"])), draw(st.booleans())
+    compute = draw(DTYPE)
+    dtypes = GroupDtypes(compute, draw(DTYPE), draw(DTYPE), draw(DTYPE))
+    payloads = draw(
+        st.sampled_from(
+            [
+                (),
+                (Payload(WEIGHTS, compute, layout.slice_elements),),
+                (Payload("codes", "uint8", layout.slice_elements), Payload("scales", "uint8", 3)),
+            ]
+        )
+    )
+    plan = BucketPlan("b/0", unit, compute, trainable, tuple(range(len(shapes))), layout)
+    return Case(plan, strategy, inner, outer, has_outer, dtypes, payloads)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_a_role_has_one_buffer_of_whole_slices_within_the_bucket(case: Case) -> None:
+    for table in case.tables():
+        assert len({(row.role, row.payload) for row in table.rows}) == len(table.rows)
+        for row in table.rows:
+            whole = case.plan.layout.slices * row.slice_elements
+            start, end = row.extent
+            assert 0 <= start < end <= whole
+            assert end - start == row.elements
+            assert 0 <= table.used_elements(row) <= row.elements
+            assert CATEGORY_OF_ROLE[row.role] in CATEGORIES
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_what_ranks_optimize_is_every_element_once_per_replica(case: Case) -> None:
+    owned = sorted(table.owned for table in case.tables())
+    total = case.plan.layout.total_elements
+    inner, outer = case.strategy.inner.shards_optimizer, case.strategy.outer.shards_optimizer
+    replicas = (1 if inner else case.inner) * (1 if outer else case.outer)
+    distinct = sorted(set(owned))
+    assert [owned.count(extent) for extent in distinct] == [replicas] * len(distinct)
+    assert [low for low, _ in distinct] == [0, *(high for _, high in distinct[:-1])]
+    assert distinct[-1][1] == total
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_main_weights_lie_in_exactly_one_lasting_buffer_in_their_dtype(case: Case) -> None:
+    """[Note: one copy]: where no buffer is theirs, another one in that dtype holds them."""
+    for table in case.tables():
+        start, end = table.owned
+        own = table.find("main_weights")
+        holder = own or table.find("compute_shard") or table.get("compute_weights")
+        assert holder.lifetime == "model"
+        assert holder.dtype == (case.dtypes.main_params if own else case.dtypes.compute)
+        assert holder.extent[0] <= start
+        assert end <= holder.extent[1]
+        if own is None:
+            assert case.dtypes.shares_weights
+        else:
+            assert own.extent == table.owned
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_gradients_have_room_where_the_bucket_is_trained_and_only_there(case: Case) -> None:
+    of_gradients = {"accumulator", "grad_bucket", "outer_bucket", "grad_cast"}
+    for table in case.tables():
+        roles = {row.role for row in table.rows}
+        assert bool(roles & of_gradients) == case.plan.requires_grad
+        if not case.plan.requires_grad:
+            continue
+        accumulator, (start, end) = table.get("accumulator"), table.owned
+        assert accumulator.extent[0] <= start
+        assert end <= accumulator.extent[1]
+        # What is not accumulated whole needs a whole bucket for one microbatch's gradient.
+        whole = accumulator.elements == case.plan.layout.total_elements
+        assert whole or table.get("grad_bucket").elements == case.plan.layout.total_elements
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_the_memory_model_sums_the_rows_that_last(case: Case) -> None:
+    if case.payloads and case.payloads[0].name != WEIGHTS:
+        return  # a plan says itself whether it is encoded; see test_weight_codec
+    names = PolicyNames(case.dtypes.main_params, case.dtypes.main_grads, case.dtypes.grad_comm)
+    if not case.plan.requires_grad:
+        return  # a frozen bucket has the dtypes of the model alone
+    for rank, table in enumerate(case.tables()):
+        place = divmod(rank, case.inner)
+        coordinate = Coordinate(place[1], case.inner, place[0], case.outer, case.has_outer_axis)
+        model = memory_of_buckets([case.plan], case.strategy, coordinate, names)
+        lasting = [row for row in table.rows if row.lifetime == "model"]
+        assert model.total_bytes == sum(r.elements * ELEMENT_BYTES[r.dtype] for r in lasting)
+        assert len(model.lines) == len(lasting)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_pools_are_asked_for_what_comes_and_goes_and_nothing_else(case: Case) -> None:
+    for table in case.tables():
+        requests = pool_requests([table], ELEMENT_BYTES.__getitem__)
+        asked = {(role, r.dtype, r.elements) for role, found in requests.items() for r in found}
+        comes_and_goes = {
+            (row.role, row.dtype, row.elements)
+            for row in table.rows
+            if row.role in POOLED_ROLES and row.lifetime != "model"
+        }
+        assert asked == comes_and_goes
+
+
+#: By hand, for BF16 over FP32 main weights and gradients on a unit, 2 inner ranks; sizes in slices.
+BY_HAND = {
+    ("no_shard", "no_shard"): {
+        "compute_weights": 2,
+        "main_weights": 2,
+        "accumulator": 2,
+        "grad_bucket": 2,
+    },
+    ("optim", "no_shard"): {
+        "compute_weights": 2,
+        "main_weights": 1,
+        "accumulator": 2,
+        "grad_bucket": 2,
+    },
+    ("optim_grads", "no_shard"): {
+        "compute_weights": 2,
+        "main_weights": 1,
+        "accumulator": 1,
+        "grad_bucket": 2,
+    },
+    ("optim_grads_params", "no_shard"): {
+        "compute_weights": 2,
+        "main_weights": 1,
+        "accumulator": 1,
+        "grad_bucket": 2,
+    },
+}
+
+
+@pytest.mark.parametrize(("names", "expected"), BY_HAND.items())
+def test_a_mixed_precision_unit_has_the_buffers_of_its_strategy(
+    names: tuple[str, str], expected: dict[str, int]
+) -> None:
+    layout = build_layout([(4, 3)], 2)
+    plan = BucketPlan("u/0", "u", "bfloat16", True, (0,), layout)
+    dtypes = GroupDtypes("bfloat16", "float32", "float32", "bfloat16")
+    table = plan_buffers(plan, parse_strategy(*names), Coordinate(1, 2), dtypes)
+    assert {row.role: row.slices for row in table.rows} == expected
+    comes = [row.role for row in table.rows if row.lifetime == "use"]
+    assert comes == (["compute_weights"] if names[0] == "optim_grads_params" else [])
+
+
+def test_hfsdp_collects_outer_sub_shards_in_a_compute_shard() -> None:
+    layout = build_layout([(8, 3)], 4)
+    plan = BucketPlan("u/0", "u", "float32", True, (0,), layout)
+    same = GroupDtypes("float32", "float32", "float32", "float32")
+    table = plan_buffers(
+        plan, parse_strategy(3, 1), Coordinate(1, 2, 0, 2, has_outer_axis=True), same
+    )
+    rows = {row.role: row.extent for row in table.rows}
+    # Inner rank 1 of 2 holds the second half; outer rank 0 optimizes the first quarter of that.
+    assert rows == {
+        "compute_weights": (0, 24),
+        "compute_shard": (12, 24),
+        "accumulator": (12, 24),
+        "grad_bucket": (0, 24),
+    }
+    assert table.owned == (12, 18)

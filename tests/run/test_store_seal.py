@@ -1,0 +1,89 @@
+"""A finished record is sealed: whatever is changed afterwards makes it damaged, for everybody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_store_damage import finished_run
+
+from bench.store import ResultsStore, RunFolder
+from bench.store.digest import own_hash
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+@pytest.fixture
+def folder(store: ResultsStore) -> RunFolder:
+    folder = finished_run(store, steps=20)
+    folder.finish(folder.status)
+    return folder
+
+
+def changed(folder: RunFolder, name: str, old: str, new: str) -> None:
+    file = folder.path / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_a_sealed_record_is_whole(store: ResultsStore, folder: RunFolder) -> None:
+    record = store.read(folder.run_id)
+    assert record.is_whole
+    assert record.damage == ()
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1.0", "1e300", "0.5"])
+def test_a_sample_that_was_edited_damages_the_record(
+    store: ResultsStore, folder: RunFolder, value: str
+) -> None:
+    changed(folder, "steps.rank1.jsonl", '"loss": 1.0', f'"loss": {value}')
+    record = store.read(folder.run_id)
+    assert not record.is_whole
+    assert "steps.rank1.jsonl was changed after the run had ended" in record.damage
+
+
+@pytest.mark.parametrize("name", ["spec.json", "env.json", "memory.json"])
+def test_every_raw_file_is_sealed(store: ResultsStore, folder: RunFolder, name: str) -> None:
+    with (folder.path / name).open("a") as stream:
+        stream.write("\n")
+    assert f"{name} was changed after the run had ended" in store.read(folder.run_id).damage
+
+
+def test_the_status_seals_itself(store: ResultsStore, folder: RunFolder) -> None:
+    changed(folder, "status.json", '"repeat": 0', '"repeat": 3')
+    assert "status.json was changed after the run had ended" in store.read(folder.run_id).damage
+
+
+def test_files_that_are_lost_or_added_damage_the_record(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    (folder.path / "memory.json").unlink()
+    (folder.path / "steps.rank2.jsonl").write_text("")
+    damage = store.read(folder.run_id).damage
+    assert "memory.json is missing; the run had left one" in damage
+    assert "steps.rank2.jsonl was added after the run had ended" in damage
+
+
+def test_a_derived_summary_may_be_made_again(store: ResultsStore, folder: RunFolder) -> None:
+    (folder.path / "summary.json").write_text("{}")
+    assert store.read(folder.run_id).is_whole
+
+
+def test_a_setting_that_a_later_version_writes_into_the_status_breaks_no_seal(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    status = json.loads((folder.path / "status.json").read_text())
+    del status["attempt"], status["seal"]  # as a version without this field would have sealed it
+
+    sealed = status | {"seal": own_hash(status)}
+    (folder.path / "status.json").write_text(json.dumps(sealed))
+    assert store.read(folder.run_id).is_whole
+
+
+def test_a_record_from_before_there_were_seals_is_whole(store: ResultsStore) -> None:
+    assert store.read(finished_run(store, steps=20).run_id).is_whole
