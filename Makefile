@@ -1,10 +1,11 @@
 # Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
 #
-#   make demo | test | check | bench | gpu-check | nightly | venv | clean
+#   make demo | test | check | bench | gpu-check | nightly | faults | venv | clean
 #
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
+# WORKERS=2                 processes that `make test` spreads the test files over
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
 
 SHELL := /bin/bash
@@ -15,6 +16,7 @@ VENV ?= .venv
 PYTHON ?=
 TORCH ?=
 BLOCKS ?= 6
+WORKERS ?= 2
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -25,7 +27,7 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
   fsdp2-optim_grads_params-bf16-2xcpu:mfsdp-optim_grads_params-bf16-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
-.PHONY: help venv demo test check bench gpu-check nightly clean
+.PHONY: help venv demo test check bench gpu-check nightly faults clean
 
 help:
 	@sed -n '2,9s/^# \{0,1\}//p' Makefile
@@ -64,8 +66,9 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 demo: venv
 	@$(BIN)/mfsdp-bench run sweeps/quickstart.yaml --report
 
+# Half of the time goes into ranks that wait for each other, so two processes share the files.
 test: venv
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: venv
 	@$(BIN)/ruff format --check .
@@ -90,6 +93,10 @@ bench: venv
 	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done
+
+# Real process trees with scripted ranks; the table says what each record blames.
+faults: venv
+	@$(BIN)/python tests/run/faults/hundred_faults.py
 
 gpu-check: venv
 	@$(BIN)/python -c 'import sys, torch; \

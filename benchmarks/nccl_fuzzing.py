@@ -11,14 +11,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from reports.nccl.blocks import whole_lines
-from reports.nccl.cells import replay
-from reports.nccl.communicators import GroupKey, View
-from reports.nccl.job import Job, make_job
+from reports.nccl.job import GroupKey, Job, View, make_job
 from reports.nccl.reading import Found
+from reports.nccl.replay import replay
+from reports.nccl.rows import Communicator, Verdict, rows
 from reports.nccl.scan import Scan
-from reports.nccl.source import Source
-from reports.nccl.verdicts import Communicator, Verdict, rows
+from reports.nccl.source import Source, whole_lines
 
 
 def audit_bytes(data: bytes) -> Job:

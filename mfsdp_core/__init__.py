@@ -6,9 +6,12 @@ Names load lazily, so that `mfsdp_core.plan` can be used without torch.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import Any
 
 _HOMES = {
+    "DistributedDataParallelConfig": "mfsdp_core.ddp_config",
+    "FSDPDistributedIndex": "mfsdp_core.dist_index",
     "MegatronFSDP": "mfsdp_core.wrapper",
     "MixedPrecisionPolicy": "mfsdp_core.precision.policy",
     "clip_grad_norm_": "mfsdp_core.state.grad_norm",
@@ -22,9 +25,12 @@ _HOMES = {
     "load_safetensors": "mfsdp_core.state.plain_export",
     "save_checkpoint": "mfsdp_core.state.checkpoint",
     "save_safetensors": "mfsdp_core.state.plain_export",
+    "uneven_dtensor": "mfsdp_core.uneven_dtensor",
 }
 
 __all__ = [
+    "DistributedDataParallelConfig",
+    "FSDPDistributedIndex",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
     "clip_grad_norm_",
@@ -38,11 +44,14 @@ __all__ = [
     "load_safetensors",
     "save_checkpoint",
     "save_safetensors",
+    "uneven_dtensor",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
+    if name == "__version__":
+        return importlib.metadata.version("mfsdp-bench")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ these names. They describe; nothing in this package reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +14,28 @@ import torch
 from torch import nn
 
 from mfsdp_core.dist_index import FSDPDistributedIndex
-from mfsdp_core.errors import CapabilityNotBuiltError
-from mfsdp_core.runtime.parameter_group import ManagedParameter
+from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
+from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.weight_buffers import Residency
 from mfsdp_core.shard.dtensor import local_tensor
 
 
 def mark(managed: ManagedParameter, index: FSDPDistributedIndex) -> None:
     """Put upstream's attributes on both faces of a parameter.
 
-    __fsdp_param__: on both; sharded by this package. orig_param: on the shard, the parameter that
-    modules compute with, whose shape is that of the whole (of what tensor parallelism leaves to a
-    rank). megatron_fsdp_slice: on the shard, its elements in `orig_param.flatten()`.
+    __fsdp_param__: on both; sharded by this package. orig_param: on the shard, a stand-in for the
+    parameter that modules compute with: its shape (of what tensor parallelism leaves to a rank),
+    dtype and attributes, on the meta device, since there are values only while the unit runs.
+    megatron_fsdp_slice: on the shard, its elements in the flattened whole.
     megatron_fsdp_dist_index: on the shard, the model's `dist_index`.
     """
     sharded: Any = managed.sharded
     raw: Any = managed.raw
     sharded.__fsdp_param__ = raw.__fsdp_param__ = True
-    sharded.orig_param = raw
+    blank = torch.empty(managed.part.shape, dtype=raw.dtype, device="meta")
+    sharded.orig_param = nn.Parameter(blank, requires_grad=raw.requires_grad)
+    vars(sharded.orig_param).update(vars(raw))
     sharded.megatron_fsdp_dist_index = index
     sharded.megatron_fsdp_slice = _slice(managed)
 
@@ -47,11 +51,58 @@ def _slice(managed: ManagedParameter) -> slice:
     return slice(start, start + local.numel())
 
 
+class RawParameters(Mapping[str, nn.Parameter]):
+    """By name in the bare module, the parameters that modules compute with.
+
+    Their values are there while their unit runs, and always where weights are not sharded.
+    """
+
+    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
+        self._found = {p.names[0]: (p.raw, group) for group in groups for p in group.parameters}
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        """Raises LifecycleError where reading the parameter would read memory that is gone."""
+        raw, group = self._found[name]
+        if group.weights.state is not Residency.READY:
+            raise LifecycleError(
+                f"{name} is not gathered: its values are there only while its unit runs. Use "
+                "gather_full(parameter) for the main weight, or read it in a forward hook."
+            )
+        return raw
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+class ParameterNames(Mapping[torch.Tensor, str]):
+    """The name in the bare module of every shard, and of the parameter it stands for.
+
+    Iteration gives the shards; the others are there for whoever meets one while a unit runs.
+    """
+
+    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
+        managed = [p for group in groups for p in group.parameters]
+        self._shards = [p.sharded for p in managed]
+        self._names = {id(face): p.names[0] for p in managed for face in (p.raw, p.sharded)}
+
+    def __getitem__(self, parameter: torch.Tensor) -> str:
+        return self._names[id(parameter)]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
 @dataclass(frozen=True)
 class ParameterGroupFacts:
     """Parameters that share buffers.
 
-    params: those that modules compute with. dtype: theirs. grad_dtype: of accumulated gradients.
+    params: their shards. dtype: in which modules compute. grad_dtype: of accumulated gradients.
     fsdp_unit_id: position of the unit in registration order, None for the root.
     """
 
@@ -69,7 +120,7 @@ class ParamAndGradBuffer:
     def __init__(self, units: Iterable[Unit]) -> None:
         self.parameter_groups = [
             ParameterGroupFacts(
-                [managed.raw for managed in group.parameters],
+                [managed.sharded for managed in group.parameters],
                 group.dtypes.compute,
                 group.dtypes.main_grads if group.is_trainable else None,
                 group.plan.is_expert,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -29,6 +30,7 @@ from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
+from mfsdp_core.shard.dtensor import local_tensor
 
 NestedUnits = Literal["outermost", "all"]
 
@@ -107,6 +109,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         sharded=config.strategy.inner.shards_optimizer,
     )
     environment = _environment(arguments)
+    _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.device)
     context = build_context(module, units, config, request.policy, environment)
     index = {name: arguments[name] for name in _INDEX_ARGUMENTS}
@@ -124,6 +127,23 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         DistributedDataParallelConfig.of_arguments(named),
         FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
     )
+
+
+def _say_what_becomes_contiguous(module: nn.Module) -> None:
+    """Warn, once per model, of weights in another memory format (channels_last)."""
+    names = [
+        name
+        for name, parameter in module.named_parameters()
+        if not parameter.is_meta and not local_tensor(parameter).is_contiguous()
+    ]
+    if names:
+        warnings.warn(
+            f"{len(names)} parameters (the first is {names[0]}) are not contiguous, as in "
+            "channels_last. Sharded weights are whole rows of flat buffers and become contiguous: "
+            "results are the same, and the choice of kernels may change.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def request_of_wrapper(arguments: Mapping[str, Any]) -> ShardingRequest:

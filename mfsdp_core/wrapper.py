@@ -19,7 +19,12 @@ from mfsdp_core.ddp_config import DistributedDataParallelConfig
 from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.parameter_marks import ParamAndGradBuffer, mark
+from mfsdp_core.parameter_marks import (
+    ParamAndGradBuffer,
+    ParameterNames,
+    RawParameters,
+    mark,
+)
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import group_dtypes
 from mfsdp_core.runtime.parameter_group import ParameterGroup
@@ -27,6 +32,7 @@ from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
+from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies
 from mfsdp_core.state.owner import OWNER
 
 
@@ -117,13 +123,18 @@ class MegatronFSDP(nn.Module):
         for group in self._groups():
             for managed in group.parameters:
                 setattr(managed.sharded, OWNER, owner)
+                if not managed.part.is_cut:
+                    setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
                 mark(managed, self.dist_index)
                 raw: Any = managed.raw
                 raw.get_main_grad = _MainGradient(group, managed.raw)
                 if group.gradients is not None:
                     raw.overwrite_main_grad = not group.gradients.holds_whole
-        parameters = (managed for group in self._groups() for managed in group.parameters)
+        parameters = [managed for group in self._groups() for managed in group.parameters]
         describe_modules(holder for managed in parameters for holder, _ in managed.holders)
+        allow_copies(
+            (unit.module for unit in self._units()), (managed.sharded for managed in parameters)
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -185,6 +196,11 @@ class MegatronFSDP(nn.Module):
     @is_last_microbatch.setter
     def is_last_microbatch(self, is_last: bool) -> None:
         self._context.marked_last = bool(is_last)
+
+    @property
+    def backward_seen(self) -> bool:
+        """Whether a backward pass has run in this cycle."""
+        return self._context.grads.backward_seen
 
     @property
     def microbatch_count(self) -> int:
@@ -360,7 +376,8 @@ class MegatronFSDP(nn.Module):
             LifecycleError: always.
         """
         raise LifecycleError(
-            "a sharded model cannot be copied. Copy its state_dict(), or shard a second module."
+            "the wrapper of a sharded model cannot be copied. Copy the module in it, as in "
+            "AveragedModel(model.module), copy its state_dict(), or shard a second module."
         )
 
     @torch.no_grad()
@@ -416,15 +433,14 @@ class MegatronFSDP(nn.Module):
         return {p.original_id: p.sharded for group in self._groups() for p in group.parameters}
 
     @cached_property
-    def raw_param(self) -> dict[str, nn.Parameter]:
-        """By name in the bare module, the parameter that modules compute with while they run."""
-        return {p.names[0]: p.raw for group in self._groups() for p in group.parameters}
+    def raw_param(self) -> RawParameters:
+        """By name in the bare module, the parameters that modules compute with."""
+        return RawParameters(self._groups())
 
     @cached_property
-    def param_to_name(self) -> dict[nn.Parameter, str]:
-        """The name in the bare module of every shard, and of the parameter it stands for."""
-        managed = [p for group in self._groups() for p in group.parameters]
-        return {face: p.names[0] for p in managed for face in (p.raw, p.sharded)}
+    def param_to_name(self) -> ParameterNames:
+        """The name in the bare module of every parameter."""
+        return ParameterNames(self._groups())
 
     def get_distributed_index(self) -> FSDPDistributedIndex:
         """`dist_index`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +27,43 @@ from reports.sections.switches import switches_section
 from reports.sections.target_table import targets_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
-from reports.views.sweep_view import SweepView, load_sweeps
+from reports.views.sweep_view import load_sweeps
 
 HTML_NAME = "report.html"
 MARKDOWN_NAME = "report.md"
+
+
+def _arms(findings: Findings) -> Section | None:
+    if findings.store is None or not any(len(view.arms) > 1 for view in findings.sweeps):
+        return None
+    # Here and not above: reports without arms do not wait for scipy.
+    from reports.sections.arms import arms_section
+
+    return arms_section(findings.store, findings.sweeps)
+
+
+def _validation(findings: Findings) -> Section | None:
+    return None if findings.store is None else validation_section(findings.store)
+
+
+SECTIONS: list[Callable[[Findings], Section | None]] = [
+    headline,
+    targets_section,
+    _arms,
+    cells_section,
+    comparison,
+    parity_section,
+    switches_section,
+    memory_section,
+    checkpoints_section,
+    nccl_section,
+    _validation,
+    unmeasured,
+    method,
+    reproduce,
+    appendix,
+]
+"""In reading order. A section is a function of what was found; None where it has nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +100,8 @@ def write_report(
     """
     out = _made_folder(Path(out_dir).expanduser().absolute())
     views = load_sweeps(store, sweep_ids)
-    findings = find(views, reference, targets_of(store, views))
-    arms = _arms(store, views)
-    document = build_document(findings, store.root / "runs", validation_section(store), arms)
+    findings = find(views, reference, targets_of(store, views), store)
+    document = build_document(findings)
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
     figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
     for path, figure in zip(figures, drawn, strict=True):
@@ -85,15 +117,6 @@ def write_report(
     )
 
 
-def _arms(store: ResultsStore, views: Sequence[SweepView]) -> Section | None:
-    if not any(len(view.arms) > 1 for view in views):
-        return None
-    # Here and not above: reports without arms do not wait for scipy.
-    from reports.sections.arms import arms_section
-
-    return arms_section(store, views)
-
-
 def _made_folder(out: Path) -> Path:
     """The folder and its place for figures, made before the work that would be lost."""
     try:
@@ -106,38 +129,14 @@ def _made_folder(out: Path) -> Path:
     return out
 
 
-def build_document(
-    findings: Findings,
-    runs: Path | None = None,
-    validation: Section | None = None,
-    arms: Section | None = None,
-) -> Document:
-    """All sections, in reading order; `runs` holds the folders whose NCCL logs are audited."""
-    first = (targets_section(findings), arms)
-    nccl = None if runs is None else nccl_section(findings, runs)
-    optional = (
-        switches_section(findings),
-        memory_section(findings),
-        checkpoints_section(findings),
-        nccl,
-        validation,
-    )
+def build_document(findings: Findings) -> Document:
+    """All of `SECTIONS` that have something to say."""
     names = ", ".join(sweep.id for sweep in findings.sweeps)
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
+    found = (section(findings) for section in SECTIONS)
     return Document(
         title=f"mfsdp-bench report: {names}",
         subtitle=f"from {sources}" if sources else "",
-        sections=(
-            headline(findings),
-            *(section for section in first if section is not None),
-            cells_section(findings),
-            comparison(findings),
-            parity_section(findings),
-            *(section for section in optional if section is not None),
-            unmeasured(findings),
-            method(),
-            *(section for section in (reproduce(findings),) if section is not None),
-            appendix(findings),
-        ),
+        sections=tuple(section for section in found if section is not None),
         footer="Rebuilt from the records of the results folder; raw samples are never edited.",
     )

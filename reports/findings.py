@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import Metric
+from bench.store import ResultsStore
 from reports.comparisons.change import Change, change_between, memory_metric
 from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups
 from reports.comparisons.tradeoffs import Flag, tradeoff_flags
 from reports.gates.target_verdicts import TargetResult
-from reports.plots.style import Look, looks
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
@@ -25,7 +25,7 @@ class Findings:
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
     on different hardware than what they would be compared with. within_policy: cells without arms
     against the reference of their own dtype policy, problem and number of ranks. targets: of all
-    sweeps.
+    sweeps. store: the results folder, for what stands beside the records of runs.
     """
 
     sweeps: tuple[SweepView, ...]
@@ -38,8 +38,8 @@ class Findings:
     parity: tuple[ParityGroup, ...]
     flags: tuple[Flag, ...]
     memory_metric: Metric | None
-    looks: Mapping[str, Look]
     targets: tuple[TargetResult, ...] = ()
+    store: ResultsStore | None = None
 
     def is_reference(self, cell: Cell) -> bool:
         """Whether other cells are compared with `cell`."""
@@ -65,8 +65,9 @@ def find(
     sweeps: Sequence[SweepView],
     reference_name: str | None = None,
     targets: Sequence[TargetResult] = (),
+    store: ResultsStore | None = None,
 ) -> Findings:
-    """Compute all comparisons; `targets` are those of the sweeps, judged.
+    """Compute all comparisons; `targets` are those of the sweeps, judged; `store` has the sweeps.
 
     Raises:
         UsageError: `reference_name` is no cell that was measured.
@@ -89,8 +90,8 @@ def find(
         parity=groups,
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in cells if cell.n]),
-        looks=looks(cells),
         targets=tuple(targets),
+        store=store,
     )
 
 

@@ -79,13 +79,20 @@ class BlockLost:
 
 
 @dataclass(frozen=True)
+class Stopping:
+    """Somebody asked to stop: the current run is being ended. `hint`: what can be done now."""
+
+    hint: str
+
+
+@dataclass(frozen=True)
 class SweepStopped:
     """The sweep ends before its last cell, and why."""
 
     reason: str
 
 
-Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | SweepStopped
+Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Stopping | SweepStopped
 Subscriber = Callable[[Progress], None]
 
 

@@ -72,9 +72,15 @@ class SweepOutcome:
 
     @property
     def failed(self) -> tuple[PastRun, ...]:
-        """Failed runs, new and old."""
-        new = tuple(run for run in self.ran if run.state not in FINISHED_GOOD)
+        """Failed runs, new and old; one that was interrupted has not failed."""
+        neither = {*FINISHED_GOOD, "interrupted"}
+        new = tuple(run for run in self.ran if run.state not in neither)
         return new + self.failed_before
+
+    @property
+    def ended_by_user(self) -> tuple[PastRun, ...]:
+        """New runs that were interrupted."""
+        return tuple(run for run in self.ran if run.state == "interrupted")
 
     @property
     def good(self) -> tuple[PastRun, ...]:

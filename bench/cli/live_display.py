@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from threading import Event, Lock
+from threading import RLock
 from typing import TYPE_CHECKING, TextIO
 
 from bench.cli import console
@@ -20,6 +20,7 @@ from sweeps.progress import (
     RunEnded,
     RunStarted,
     StepReached,
+    Stopping,
     Subscriber,
     SweepStarted,
     SweepStopped,
@@ -34,19 +35,13 @@ _PLAIN_LINE_EVERY_SECONDS = 30.0
 _SILENT_STEPS = 5
 _SILENT_SECONDS = 5.0
 _BAR_WIDTH = 16
-ENDING = "ending the current run; Ctrl-C once more ends at once"
 
 
 @contextlib.contextmanager
-def progress_display(stream: TextIO, stop: Event | None = None) -> Iterator[Subscriber]:
-    """A subscriber that shows progress on `stream`; a stream that breaks is written to no more.
-
-    Args:
-        stream: a terminal gets a live display, anything else a line per run.
-        stop: the display says that the run is being ended once this is set.
-    """
+def progress_display(stream: TextIO) -> Iterator[Subscriber]:
+    """A subscriber that shows progress on `stream`; a stream that breaks is written to no more."""
     if stream.isatty():
-        with _live(stream, stop or Event()) as publish:
+        with _live(stream) as publish:
             yield _unbreakable(publish)
     else:
         yield _unbreakable(PlainLines(stream))
@@ -188,8 +183,8 @@ def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
             f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
             f" (attempt {event.attempt}): {what}"
         )
-    if isinstance(event, SweepStopped):
-        return f"stopped: {event.reason}"
+    if isinstance(event, Stopping | SweepStopped):
+        return event.hint if isinstance(event, Stopping) else f"stopped: {event.reason}"
     return None
 
 
@@ -208,13 +203,13 @@ def _name(event: RunStarted | RunEnded) -> str:
 
 
 @contextlib.contextmanager
-def _live(stream: TextIO, stop: Event) -> Iterator[Subscriber]:
+def _live(stream: TextIO) -> Iterator[Subscriber]:
     from rich.console import Console
     from rich.live import Live
 
     # rich itself leaves colours out where NO_COLOR is set.
     screen = Console(file=stream, highlight=False)
-    display = _LiveDisplay(screen, stop)
+    display = _LiveDisplay(screen)
     with Live(display, console=screen, refresh_per_second=_LOOKS_PER_SECOND, transient=True):
         yield display
 
@@ -222,17 +217,17 @@ def _live(stream: TextIO, stop: Event) -> Iterator[Subscriber]:
 class _LiveDisplay:
     """Runs, the current run and its numbers; above them a line for each run that has ended.
 
-    A thread of `rich` draws while events arrive in another.
+    A thread of `rich` draws while events arrive in another, where the handler of a signal may
+    publish in the middle of an event: hence a lock that its holder can take again.
     """
 
-    def __init__(self, screen: Console, stop: Event) -> None:
+    def __init__(self, screen: Console) -> None:
         self._screen = screen
-        self._stop = stop
         self._current = _CurrentRun()
         self._sweep: SweepStarted | None = None
         self._ended = 0
         self._begun = time.monotonic()
-        self._lock = Lock()
+        self._lock = RLock()
 
     def __call__(self, event: Progress) -> None:
         """Remember the event, and print the line of one that deserves it."""
@@ -269,10 +264,7 @@ class _LiveDisplay:
             (self._sweep.sweep, "runs", self._ended, self._sweep.to_run, sweep_left or so_far),
             (_name(started), "step", now.step, started.steps, run_left),
         )
-        lines = [Text(f"  {self._news(now)}", no_wrap=True, overflow="ellipsis")]
-        if self._stop.is_set():
-            lines.append(Text(ENDING, style="yellow"))
-        return Group(bars, *lines)
+        return Group(bars, Text(f"  {self._news(now)}", no_wrap=True, overflow="ellipsis"))
 
     def _news(self, now: LiveRun) -> str:
         waiting = f"waiting for {now.waits_for}" if now.waits_for else ""
@@ -302,4 +294,4 @@ class _LiveDisplay:
 def _colour(event: Progress) -> str | None:
     if isinstance(event, RunEnded):
         return "green" if event.state in FINISHED_GOOD else "red"
-    return "yellow" if isinstance(event, BlockLost | SweepStopped) else None
+    return "yellow" if isinstance(event, BlockLost | Stopping | SweepStopped) else None

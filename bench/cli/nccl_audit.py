@@ -68,7 +68,7 @@ def _requirements(request: Request) -> tuple[Requirement, ...]:
 def _audit(logs: Sequence[str]) -> Audit:
     """Of the folder of a run of ours with all it recorded, or of any logs."""
     if len(logs) == 1 and (Path(logs[0]) / "spec.json").is_file():
-        from reports.nccl.run_logs import audit_run
+        from reports.nccl.audit import audit_run
 
         found = audit_run(Path(logs[0]))
         if found.audit is None:
@@ -79,11 +79,11 @@ def _audit(logs: Sequence[str]) -> Audit:
 
 def _print(audit: Audit, results: Sequence[Result], form: str) -> None:
     if form == "json":
-        from reports.nccl.as_json import to_data
+        from reports.nccl.presentation import to_data
 
         console.data_json(to_data(audit, results))
         return
-    from reports.nccl.as_text import to_markdown, to_terminal
+    from reports.nccl.presentation import to_markdown, to_terminal
 
     write = to_markdown if form == "md" else to_terminal
     console.data(write(audit, results).rstrip("\n"))
@@ -91,7 +91,7 @@ def _print(audit: Audit, results: Sequence[Result], form: str) -> None:
 
 def _write_junit(path: Path, results: Sequence[Result]) -> None:
     from bench.store.atomic import write_text_atomically
-    from reports.nccl.as_junit import to_junit
+    from reports.nccl.presentation import to_junit
 
     try:
         write_text_atomically(path, to_junit(results))

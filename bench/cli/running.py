@@ -5,18 +5,22 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
 from bench.errors import UsageError
+from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
 from sweeps.execution import Sides
 from sweeps.plan import Plan
+from sweeps.progress import Stopping
 from sweeps.resume import PastRun
 from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
+
+# For the record and the terminal, after a second Ctrl-C has killed the ranks.
+_SECONDS_AFTER_THE_SECOND = 5.0
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,13 @@ def run_planned(
     """Run what is missing, with progress on stderr; Ctrl-C ends the current run and the rest."""
     from bench.cli.live_display import progress_display
 
-    stop = Event()
-    with stop_on_signals(stop), progress_display(sys.stderr, stop) as publish:
+    stop = StopRequest()
+    with (
+        progress_display(sys.stderr) as publish,
+        stop_on_signals(
+            stop, lambda hint: publish(Stopping(hint)), last_seconds=_SECONDS_AFTER_THE_SECOND
+        ),
+    ):
         return run_sides(
             plans.chosen,
             store,
@@ -120,10 +129,12 @@ def closing_lines(plan: Plan, outcome: SweepOutcome) -> list[str]:
     """What happened, in a few lines for stderr."""
     if not plan.cells:
         return [f"nothing was run: all {plan.size} cells of {plan.id} are pruned (reasons above)"]
+    done_now = len(outcome.good) - len(outcome.done_before)
+    stopped = f" {len(outcome.ended_by_user)} interrupted," if outcome.ended_by_user else ""
     lines = [
         f"{plan.id}: {len(outcome.good)} of {plan.runs} runs finished"
-        f" ({len(outcome.ran)} now, {len(outcome.done_before)} before),"
-        f" {len(outcome.failed)} failed, {outcome.not_started} not started"
+        f" ({done_now} now, {len(outcome.done_before)} before),"
+        f" {len(outcome.failed)} failed,{stopped} {outcome.not_started} not started"
     ]
     lines += [
         f"  {_name(run)}: {run.state}: {run.reason or 'no reason was recorded'}"
@@ -139,6 +150,8 @@ def closing_lines(plan: Plan, outcome: SweepOutcome) -> list[str]:
         lines.append(
             f"{len(outcome.lost)} runs do not count: their blocks lost another run, or were stopped"
         )
+    if outcome.interrupted:
+        lines.append("interrupted: what is finished is kept; the same command goes on from here")
     if outcome.failed_before:
         lines.append("runs that failed before are not repeated unasked: add --retry-failed")
     return lines

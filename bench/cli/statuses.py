@@ -48,6 +48,9 @@ def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
     for name, plan in zip(names, plans, strict=True):
         if plan is None:
             console.note(f"warning: the plan of {name} cannot be read; plan or run it again")
+    if sweep is None:
+        for line in _lost_plans(names, records):
+            console.note(line)
     damaged = store.damaged()
     for run in damaged:
         console.note(f"warning: {run.run_id} cannot be read: {run.problem}")
@@ -73,6 +76,16 @@ def _readable_plan(store: ResultsStore, name: str, *, strict: bool) -> Plan | No
         if strict:
             raise
         return None
+
+
+def _lost_plans(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
+    """A warning for each sweep of which there are runs and no plan."""
+    runs = Counter(r.status.sweep for r in records if r.status.sweep not in {None, *names})
+    return [
+        f"warning: {count} run{'s' if count > 1 else ''} of sweep {name}, whose plan is lost: run"
+        " the sweep again, which writes the plan anew and counts what is finished"
+        for name, count in sorted(runs.items(), key=str)
+    ]
 
 
 def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:

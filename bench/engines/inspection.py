@@ -101,6 +101,14 @@ class Inspection(Protocol):
         """The engine's own account, now, by category of `bench.meters.memory`."""
         ...
 
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a forward pass without autograd. Collective."""
+        ...
+
+    def gather_ahead(self) -> None:
+        """Start gathering weights that the next forward pass needs. Collective."""
+        ...
+
     def finish_gradients(self) -> None:
         """Complete gradients although no microbatch was marked as the last. Collective."""
         ...

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import mfsdp_core
@@ -70,6 +71,16 @@ class MfsdpInspection:
         """The core's ledger."""
         held: dict[str, int] = self._model.ledger.bytes_by_category()
         return held
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """A call of the model under `no_grad`."""
+        loss: Tensor = self._model(tokens, targets)
+        return loss
+
+    def gather_ahead(self) -> None:
+        """`start_param_sync`."""
+        self._model.start_param_sync()
 
     def finish_gradients(self) -> None:
         """`finish_grad_sync`."""

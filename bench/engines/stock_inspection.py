@@ -84,6 +84,16 @@ class StockInspection:
         """Not kept."""
         raise lacks(self._what, "keeps no ledger of what it holds")
 
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """A call of the model under `no_grad`, without autocast."""
+        loss: Tensor = self._model(tokens, targets)
+        return loss
+
+    def gather_ahead(self) -> None:
+        """Not offered."""
+        raise lacks(self._what, "gathers weights within the forward and backward pass alone")
+
     def finish_gradients(self) -> None:
         """Not offered."""
         raise lacks(self._what, "reduces only within the backward pass of a marked microbatch")

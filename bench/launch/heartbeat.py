@@ -66,6 +66,11 @@ class Heartbeat:
         """True once any rank has finished a step."""
         return any(self.steps)
 
+    @property
+    def folder_is_gone(self) -> bool:
+        """True if nobody can write into the folder of the files any more."""
+        return not self._tails[0].path.parent.is_dir()
+
     def rank_behind(self) -> int | None:
         """The one rank with fewer steps than every other, None if there is no such rank."""
         fewest = min(self.steps)

@@ -20,6 +20,7 @@ from bench.launch.watch import Ending, Limits, Watch
 from bench.record import RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
+from bench.store.errors import StoreGoneError
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now
 
@@ -54,6 +55,7 @@ def launch(
 
     Raises:
         StoreFullError: the status could not be written; every process is gone all the same.
+        StoreGoneError: the same, as somebody has removed the folder.
     """
     code = code or own_code()
     ranks = resolved.launch.ranks
@@ -93,8 +95,9 @@ def _run(
         ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
     except KeyboardInterrupt:
         stop.set()
-        ending = Ending("interrupted", "stopped by Ctrl-C")
+        ending = Ending("interrupted", "interrupted by the user (Ctrl-C)")
     finally:
+        _note_interruption(folder, ending)
         job.cancel(limits.grace_seconds)
     end = job.wait(0.0)
     if ending is not None:
@@ -104,6 +107,13 @@ def _run(
         folder, end, steps=heartbeat.steps, steps_expected=order.resolved.train.steps
     )
     return classify(evidence)
+
+
+def _note_interruption(folder: RunFolder, ending: Ending | None) -> None:
+    """Keep the reason already now: whoever cannot wait for the ranks to end kills this process."""
+    if ending is not None and ending.state == "interrupted":
+        with contextlib.suppress(StoreFullError, StoreGoneError):
+            folder.write_status(folder.status.model_copy(update={"reason": ending.reason}))
 
 
 def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:

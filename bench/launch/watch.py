@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bench.launch.heartbeat import Heartbeat
 from bench.launch.protocol import Job, Symptoms
+from bench.launch.stop_request import StopRequest
 from bench.record import RunState
 from bench.spec import LaunchSpec
 
@@ -53,13 +54,13 @@ class Watch:
         """Block until the job has ended by itself (None), or must be ended (why)."""
         reported = 0
         while True:
-            over = self._job.wait(self._limits.tick_seconds).phase == "ended"
+            job = self._job.wait(self._limits.tick_seconds)
             now = time.monotonic()
             self._heartbeat.poll(now)
             if on_step is not None and self._heartbeat.finished_steps > reported:
                 reported = self._heartbeat.finished_steps
                 on_step(reported)
-            if over:
+            if job.phase == "ended" and (job.exit_code == 0 or not stop.is_set()):
                 return None
             ending = self._reason_to_end(now, stop)
             if ending is not None:
@@ -67,7 +68,10 @@ class Watch:
 
     def _reason_to_end(self, now: float, stop: threading.Event) -> Ending | None:
         if stop.is_set():
-            return Ending("interrupted", f"stopped on request {self._progress()}")
+            why = stop.why if isinstance(stop, StopRequest) else StopRequest.why
+            return Ending("interrupted", f"{why} {self._progress()}")
+        if self._heartbeat.folder_is_gone:
+            return Ending("crashed", "the folder of the run was removed while it was going on")
         if now - self._start_seconds > self._launch.timeout_seconds:
             limit = self._launch.timeout_seconds
             return Ending(

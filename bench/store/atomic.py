@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.store.errors import StoreFullError
+from bench.store.errors import StoreFullError, StoreGoneError
 
 # EFBIG is a file size limit (ulimit -f): to the writer it is the same as a full disk.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -55,7 +55,14 @@ def write_text_atomically(path: Path, text: str) -> None:
 
     Raises:
         StoreFullError: no space; the previous version is still there.
+        StoreGoneError: the folder does not exist any more.
     """
+    if not path.parent.is_dir():
+        raise StoreGoneError(
+            f"cannot write {path}: its folder is gone; somebody removed or renamed it while it was"
+            " in use, and what was in it cannot be kept. Other runs were not touched: run again,"
+            " and only what is missing is run"
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}.tmp")
     with reporting_failed_writes(path):
         try:

@@ -5,7 +5,8 @@ UsageError                 2
 ├── StoreLockedError          another runner owns the folder
 └── DamagedRecordError        the run asked for cannot be read at all
 NothingMeasuredError       3
-└── StoreFullError            no space left; what was finished before is safe
+├── StoreFullError            no space left; what was finished before is safe
+└── StoreGoneError            the folder was removed while it was written to
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class StoreLockedError(UsageError):
 
 class DamagedRecordError(UsageError):
     """A run whose `spec.json` cannot be read: nothing says what was measured."""
+
+
+class StoreGoneError(NothingMeasuredError):
+    """A folder that was being written to is not there any more."""
 
 
 class StoreFullError(NothingMeasuredError):

@@ -102,6 +102,11 @@ def open_layout(root: Path, *, create: bool) -> None:
 
 
 def _check_kind(root: Path, *, create: bool) -> None:
+    if root.is_symlink() and not root.exists():
+        raise NotAResultsFolderError(
+            f"{root} is a link to {root.readlink()}, which does not exist; make that folder, or"
+            " remove the link"
+        )
     if root.exists() and not root.is_dir():
         raise NotAResultsFolderError(
             f"{root} is a file; expected a results folder: give the path of a folder"

@@ -101,7 +101,8 @@ def _ownerless(path: Path, status: RunStatus) -> RunStatus:
     return status.model_copy(
         update={
             "state": "interrupted",
-            "reason": "the process that ran it ended without writing how (killed, or power loss)",
+            "reason": status.reason
+            or "the process that ran it ended without writing how (killed, or power loss)",
         }
     )
 

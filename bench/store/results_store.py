@@ -209,10 +209,14 @@ class ResultsStore:
         document = read_json_object(file, problems)
         if document is None:
             known = ", ".join(self.sweeps()) or "none"
-            found = problems[0] if problems else "there is none"
-            raise UsageError(
-                f"no plan of sweep {sweep_id!r} in {self.root}: {found}; known sweeps: {known}"
-            )
+            runs = sum(read_status(path, []).sweep == sweep_id for _, path in self._folders())
+            if runs or problems:
+                raise UsageError(
+                    f"the plan of sweep {sweep_id!r} is lost ({problems[0] if problems else file}),"
+                    f" its runs are not ({runs} in {self.root}): run the sweep again, which writes"
+                    " the plan anew and counts what is finished"
+                )
+            raise UsageError(f"no sweep {sweep_id!r} in {self.root}; known sweeps: {known}")
         return upgraded_plan(document)
 
     def sweeps(self) -> list[str]:

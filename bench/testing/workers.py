@@ -202,7 +202,12 @@ class Workers:
         for pipe in self._pipes[:ranks]:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(content)
-        answers, dead = self._collect(ranks, seconds)
+        try:
+            answers, dead = self._collect(ranks, seconds)
+        except BaseException:
+            # Interrupted, as by a time limit: the ranks are in the middle of a call.
+            self.end()
+            raise
         if len(answers) == ranks and not any(answer.error for answer in answers.values()):
             return [answers[rank].value for rank in range(ranks)]
         failures = self._failures(ranks, answers, dead, seconds)
@@ -233,13 +238,17 @@ class Workers:
     ) -> list[Failure]:
         found = {r: Failure(r, "raised", a.error) for r, a in answers.items() if a.error}
         for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
-            log = log_file(self._folder, rank).read_text(errors="replace")[-_LOG_CHARACTERS:]
+            log = self._log(rank)
             found[rank] = Failure(rank, "died", f"died with {_ending(code)}\n{log}".strip())
         silent = [rank for rank in range(ranks) if rank not in answers and rank not in dead]
         for rank, stack in zip(silent, self._stacks(silent), strict=True):
-            text = f"no answer (limit {seconds:g} s), was in\n{stack}"
+            last = self._log(rank).splitlines()[-1:]
+            text = "\n".join((f"no answer (limit {seconds:g} s), was in", stack, *last))
             found[rank] = Failure(rank, "hung", text)
         return [found[rank] for rank in sorted(found)]
+
+    def _log(self, rank: int) -> str:
+        return log_file(self._folder, rank).read_text(errors="replace")[-_LOG_CHARACTERS:]
 
     def _stacks(self, silent: list[int]) -> list[str]:
         for rank in silent:

@@ -11,10 +11,12 @@ from torch import Tensor
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import Piece
 from bench.spec import DtypeName
-from bench.validate import joining, rounding
+from bench.testing import rounding
+from bench.testing.reference import Named
+from bench.validate import joining
 from bench.validate.cases import POLICIES, Case
 from bench.validate.observation import Seen
-from bench.validate.reference import Named, RawStep, Reference, ReferenceOptimizer
+from bench.validate.reference import RawStep, Reference, ReferenceOptimizer
 from bench.validate.scenario import REDIRECTED
 from bench.verdict import Finding
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +25,7 @@ from bench.spec import (
 )
 
 Policy = Literal["fp64", "fp32", "bf16", "bf16_wire", "bf16_sum"]
-Scenario = Literal["train", "unmarked", "again", "redirected", "equalised", "reloaded"]
+Scenario = Literal["train", "unmarked", "again", "redirected", "equalised", "reloaded", "ahead"]
 
 #: compute, main weights, main gradients, wire.
 POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
@@ -37,12 +38,13 @@ POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
 
 #: What a scenario does that plain training does not.
 SCENARIOS: dict[Scenario, str] = {
-    "train": "three steps, the second clipped",
+    "train": "three steps, the second clipped, the third below the bound of clipping",
     "unmarked": "no microbatch is marked as the last; the gradients are asked for afterwards",
     "again": "a further backward pass after the last one of a step",
     "redirected": "the communication dtype changes between steps, and back",
     "equalised": "ranks start from different weights and are made equal",
-    "reloaded": "other weights are loaded from a plain state dict, then one that lacks an entry",
+    "ahead": "evaluations between microbatches; weights gathered ahead just before each step",
+    "reloaded": "after an evaluation other weights are loaded, then a state that lacks an entry",
 }
 
 #: Toy models that were cut by tensor parallelism over this many ranks, or spread their experts.
@@ -51,6 +53,10 @@ EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
 
 STEPS = 3
 CLIP_NORM = 0.05
+#: Bounds of clipping by step, from 0: one that every norm is above, and one that none is.
+CLIP_BOUNDS: dict[int, float] = {1: CLIP_NORM, 2: 1e6}
+_ROWWISE = re.compile(r"blocks\.\d+\.weight$")
+_EXPERT = re.compile(r"blocks\.1\.")
 _LEARNING_RATE = 0.01
 # Stands in for an architecture, which a toy model is not described by; no engine reads it.
 _SHAPE = ModelShape(
@@ -132,6 +138,13 @@ class Case:
         size = EXPERT_PARALLEL.get(self.model, 1)
         first = rank // size * size
         return [rank, *(peer for peer in range(first, first + size) if peer != rank)]
+
+    def holders(self, name: str) -> int:
+        """Different parts, or experts, that ranks hold under this parameter's name; equal ones."""
+        apart = {"rowwise": _ROWWISE, "experts": _EXPERT}.get(self.model)
+        if apart is None or not apart.match(name):
+            return 1
+        return TENSOR_PARALLEL.get(self.model, 1) * EXPERT_PARALLEL.get(self.model, 1)
 
     def resolved(self, device: Literal["cpu", "cuda"]) -> ResolvedRun:
         """The run that an engine is built from; the toy model stands in for the shape."""

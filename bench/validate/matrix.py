@@ -78,11 +78,16 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, scenario="redirected", policy="fp32")
         yield replace(plain, average=True, microbatches=2)
     sharded = replace(base, strategy="optim_grads_params")
-    for model in ("cross_tied", "rows", "twice", "unused", "sparse", "scalar"):
+    for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
         yield replace(sharded, model=model, microbatches=2)
         yield replace(base, model=model, strategy="no_shard", microbatches=2)
+    for strategy in ("optim", "optim_grads"):
+        yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
     yield replace(sharded, ranks=4, model="rows")
     yield replace(sharded, scenario="reloaded")
+    yield replace(sharded, scenario="reloaded", model="frozen", policy="bf16")
+    for strategy in STRATEGIES[1:]:
+        yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
     yield replace(base, scenario="equalised")
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
@@ -94,11 +99,18 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
     yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
+    yield from _quick_on_two_axes(base)
+
+
+def _quick_on_two_axes(base: Case) -> Iterator[Case]:
+    """Hybrid sharding, and data parallelism beside tensor and expert parallelism."""
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         yield replace(hybrid, microbatches=3)
         yield replace(hybrid, average=True)
-    hsdp = replace(sharded, ranks=4, outer=2)
+    for inner, outer in (("optim", "no_shard"), ("optim_grads_params", "optim")):
+        yield replace(base, strategy=inner, ranks=4, outer=4, outer_strategy=outer, microbatches=2)
+    hsdp = replace(base, strategy="optim_grads_params", ranks=4, outer=2)
     yield replace(hsdp, policy="bf16_wire", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", policy="bf16_wire", microbatches=2)
     yield replace(hsdp, scenario="equalised")

@@ -44,7 +44,7 @@ def apply(folder: Path, patch: Path) -> None:
     said = ""
     # Patches of git name files a/mfsdp_core/..., others without the first part.
     for strip in ("-p1", "-p0"):
-        said = _git_apply(folder, patch, strip)
+        said = said or _git_apply(folder, patch, strip)
         if _sources(folder) != before:
             return
     advice = (

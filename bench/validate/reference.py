@@ -16,20 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.validate.cases import CLIP_NORM, POLICIES, Case
+from bench.testing.reference import Named, gradient, mean
+from bench.validate.cases import POLICIES, Case
 from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
-
-Named = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class RawStep:
-    """Gradients and losses by [rank][microbatch], and the names of the weights that are read."""
+    """Gradients and losses by [rank][microbatch]; names of the weights that each rank reads."""
 
     gradients: list[list[Named]]
     losses: list[list[float]]
-    read: frozenset[str]
+    read: list[frozenset[str]]
 
     def contributions(self, name: str) -> list[list[Tensor]]:
         """Of one parameter, by [rank][microbatch], as autograd left them."""
@@ -37,8 +36,7 @@ class RawStep:
 
     def mean(self, name: str) -> Tensor:
         """The oracle's gradient, FP64."""
-        rows = self.contributions(name)
-        return torch.stack([g.double() for row in rows for g in row]).sum(0) / len(rows)
+        return mean(self.contributions(name))
 
 
 class Reference:
@@ -76,26 +74,25 @@ class Reference:
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(weights[name])
-        self._spy.begin(0)
+        read: list[frozenset[str]] = []
         gradients: list[list[Named]] = []
         losses: list[list[float]] = []
         for rank in range(self.case.data_ranks):
+            self._spy.begin(0)
             made = [self._microbatch(rank, index, step) for index in range(microbatches)]
             gradients.append([gradient for gradient, _ in made])
             losses.append([loss for _, loss in made])
-        return RawStep(gradients, losses, frozenset(self._spy.seen))
+            read.append(frozenset(self._spy.seen))
+        return RawStep(gradients, losses, read)
 
     def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float]:
-        self._model.zero_grad(set_to_none=True)
-        with self._computing():
-            loss: Tensor = self._model(*microbatch(rank, index, step, self._device))
-        loss.backward()
-        gradients = {
-            name: (torch.zeros_like(p) if p.grad is None else p.grad.to_dense()).detach().cpu()
-            for name, p in self._model.named_parameters()
-            if p.requires_grad
-        }
-        return gradients, float(loss.detach())
+        def loss() -> Tensor:
+            with self._computing():
+                value: Tensor = self._model(*microbatch(rank, index, step, self._device))
+            return value
+
+        gradients, value = gradient(self._model, loss)
+        return gradients, float(value)
 
     def _computing(self) -> AbstractContextManager[object]:
         if not self._autocasts:
@@ -127,12 +124,16 @@ class ReferenceOptimizer:
         return {name: p.detach().clone() for name, p in self._parameters.items()}
 
 
-def norm_of(gradients: Mapping[str, Tensor | None]) -> float:
-    """Global 2-norm, in FP64."""
-    squares = [float(g.double().square().sum()) for g in gradients.values() if g is not None]
+def norm_of(case: Case, gradients: Mapping[str, Tensor | None]) -> float:
+    """Global 2-norm, in FP64. Parts and experts that other ranks hold are equal to ours."""
+    squares = [
+        case.holders(name) * float(g.double().square().sum())
+        for name, g in gradients.items()
+        if g is not None
+    ]
     return math.sqrt(sum(squares))
 
 
-def clip_coefficient(norm: float) -> float:
+def clip_coefficient(norm: float, bound: float) -> float:
     """As torch.nn.utils.clip_grad_norm_ has it."""
-    return min(1.0, CLIP_NORM / (norm + 1e-6))
+    return min(1.0, bound / (norm + 1e-6))

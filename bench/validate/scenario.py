@@ -19,13 +19,12 @@ from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, EXPERT, TENSOR
 from bench.spec import DtypeName
-from bench.validate.cases import CLIP_NORM, EXPERT_PARALLEL, STEPS, Case
+from bench.validate.cases import CLIP_BOUNDS, EXPERT_PARALLEL, STEPS, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
 from bench.validate.wire_tap import WireTap
 
-CLIPPED_STEP = 1
 #: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
 _SETTLING_SECONDS = 1.0
@@ -66,6 +65,8 @@ class Bench:
         for index in range(count):
             self.spy.begin(index)
             is_last = mark_last and index == count - 1
+            if self.case.scenario == "ahead":
+                self.evaluate(step, count + index)
             found.losses.append(self.backward(step, index, is_last=is_last))
         if not mark_last:
             self.inspection.finish_gradients()
@@ -76,17 +77,44 @@ class Bench:
 
     def backward(self, step: int, index: int, *, is_last: bool) -> float:
         """One microbatch; its loss."""
+        self.say(f"step {step + 1}, microbatch {index + 1}")
+        tokens, targets = self.batch(step, index)
+        return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+
+    def say(self, where: str) -> None:
+        """Into the log of this rank, whose end is told where the rank dies or hangs."""
+        sys.stdout.write(f"{self.case.id}: {where}\n")
+        sys.stdout.flush()
+
+    def evaluate(self, step: int, index: int) -> None:
+        """A forward pass without autograd."""
+        self.optional("evaluate")(*self.batch(step, index))
+
+    def optional(self, name: str) -> Callable[..., Any]:
+        """A method that inspections written before it came about do not have.
+
+        Raises:
+            UnsupportedError: this is one.
+        """
+        method: Callable[..., Any] | None = getattr(self.inspection, name, None)
+        if method is None:
+            raise UnsupportedError("no-inspection", f"the engine's inspection() has no {name}()")
+        return method
+
+    def batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of this rank's microbatch `index`."""
         drawn = [
             microbatch(self.case.data_rank(rank), index, step, self.device)
             for rank in self.case.expert_peers(self.rank)
         ]
         tokens, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
+        return tokens, targets
 
     def finish(self, step: int, found: StepSeen) -> None:
-        """Clip (in one of the steps), step, and look at what is left at rest."""
-        if step == CLIPPED_STEP:
-            norm = self.engine.clip_grad_norm(CLIP_NORM)
+        """Clip (in some of the steps), step, and look at what is left at rest."""
+        self.say(f"step {step + 1}, clipping and optimizer step")
+        if step in CLIP_BOUNDS:
+            norm = self.engine.clip_grad_norm(CLIP_BOUNDS[step])
             found.norm = None if norm is None else float(norm)
             found.clipped = copied(self.inspection.gradients())
         self.engine.optimizer_step()
@@ -188,6 +216,16 @@ def _unmarked(bench: Bench) -> None:
         bench.seen.steps.append(found)
 
 
+def _ahead(bench: Bench) -> None:
+    """Whatever was gathered before a step must not be used after it."""
+    for step in range(STEPS):
+        found = bench.accumulate(step)
+        bench.evaluate(step, 2 * bench.case.microbatches)
+        bench.optional("gather_ahead")()
+        bench.finish(step, found)
+        bench.seen.steps.append(found)
+
+
 def _again(bench: Bench) -> None:
     """The gradients seen are those of the step's microbatches and of one more."""
     found = bench.accumulate(0)
@@ -216,6 +254,9 @@ def _equalised(bench: Bench) -> None:
 
 
 def _reloaded(bench: Bench) -> None:
+    with contextlib.suppress(UnsupportedError):
+        # Copies in the compute dtype exist afterwards, and become stale.
+        bench.evaluate(STEPS, 0)
     other = build_toy_model(bench.case.model, starting_dtype(bench.case), bench.device, seed=8)
     wanted = {name: p.detach() for name, p in other.named_parameters()}
     bench.inspection.load_whole_weights(wanted)
@@ -237,6 +278,7 @@ _SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "train": _train,
     "unmarked": _unmarked,
     "again": _again,
+    "ahead": _ahead,
     "redirected": _redirected,
     "equalised": _equalised,
     "reloaded": _reloaded,

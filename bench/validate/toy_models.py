@@ -1,7 +1,6 @@
-"""Small models, each with one property that a sharded implementation easily gets wrong.
+"""The models of cases: those of `bench.testing`, and more that validation alone needs.
 
-All take int64 tokens and targets, [batch, positions], and return the mean loss, as the models of
-`bench.models` do. Few of their sizes divide by 2 or 4. Weights depend on the seed alone.
+All take int64 tokens and targets, [batch, positions], and return the mean loss.
 """
 
 from __future__ import annotations
@@ -14,68 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.utils.checkpoint import checkpoint
 
-WIDTH = 6
-HIDDEN = 10
-VOCABULARY = 11
+from bench.testing.toy_models import (
+    HIDDEN,
+    VOCABULARY,
+    WIDTH,
+    Block,
+    Frozen,
+    Recomputed,
+    Rooted,
+    Stack,
+    Tied,
+    Twice,
+    Unused,
+    build,
+    generator_of,
+)
+
 BATCH = 2
 POSITIONS = 5
 _DEVIATION = 0.4
-
-
-class Block(nn.Module):
-    """The unit of most toy models: a residual two-layer perceptron with a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, HIDDEN)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., WIDTH] to the same."""
-        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
-        return out
-
-
-class Stack(nn.Module):
-    """Embedding and head belong to the root, three blocks are units."""
-
-    unit_classes: tuple[type[nn.Module], ...] = (Block,)
-    blocks_count = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(self.blocks_count))
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy, in FP32 or wider."""
-        return self.loss(self.hidden(self.embedding(tokens)), targets)
-
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of the head on `x`."""
-        logits = self.head(x)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """What lies between embedding and head."""
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class Tied(Stack):
-    """Embedding and head are one parameter, read first and last."""
-
-    blocks_count = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight = self.embedding.weight
 
 
 class CrossTied(Stack):
@@ -87,47 +44,6 @@ class CrossTied(Stack):
         super().__init__()
         first, second = (block for block in self.blocks if isinstance(block, Block))
         second.up.weight = first.up.weight
-
-
-class Frozen(Stack):
-    """One frozen parameter in a unit that is trained, and one unit frozen whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        _, mixed, whole = (block for block in self.blocks if isinstance(block, Block))
-        mixed.up.weight.requires_grad_(False)
-        whole.requires_grad_(False)
-
-
-class Reader(nn.Module):
-    """Reads its child's weight without calling the child, as fused kernels do."""
-
-    reads = ("inner.weight", "inner.bias")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., WIDTH] to the same."""
-        return x + F.linear(x, self.inner.weight, self.inner.bias).tanh()
-
-
-class Rooted(Stack):
-    """The root has a parameter of its own, and a child whose weight is read raw."""
-
-    blocks_count = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.empty(WIDTH))
-        self.reader = Reader()
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """Blocks around the reader, scaled twice by the root's own parameter."""
-        x = self.blocks[0](x * self.scale)
-        out: Tensor = self.blocks[1](self.reader(x)) * self.scale
-        return out
 
 
 class WideRows(nn.Module):
@@ -169,36 +85,42 @@ class Uneven(Stack):
         self.blocks = nn.ModuleList([Block(), Block(), WideRows()])
 
 
-class Twice(Stack):
-    """One unit runs twice in a forward pass, with another between."""
-
-    blocks_count = 2
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """First, second, first."""
-        first, second = self.blocks
-        out: Tensor = first(second(first(x)))
-        return out
-
-
-class Recomputed(Stack):
-    """Activations are recomputed in the backward pass, in both of torch's ways in turn."""
-
-    blocks_count = 4
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """Every block under a checkpoint."""
-        for position, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=position % 2 == 1)
-        return x
-
-
-class Unused(Stack):
-    """A unit holds a layer that takes no part in the forward pass."""
+class Branched(Block):
+    """A block with a branch that some microbatches take."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[0].spare = nn.Linear(WIDTH, 4)
+        self.branch = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, taken: bool = False) -> Tensor:
+        """[..., WIDTH] to the same."""
+        out = super().forward(x)
+        return out + self.branch(x).tanh() if taken else out
+
+
+class Sporadic(Stack):
+    """Two branches that depend on the data: on microbatch, rank and step.
+
+    With two ranks and two microbatches, the first is taken by rank 0 in the first microbatch of
+    steps 1 and 3, and by nobody in step 2; the second by one rank in the second of every step.
+    """
+
+    unit_classes = (Branched,)
+    _first_tokens = ({0, 7}, {2, 8})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Branched() for _ in self._first_tokens)
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        """As `Stack`."""
+        x: Tensor = self.embedding(inputs)
+        for block, first_tokens in zip(self.blocks, self._first_tokens, strict=True):
+            x = block(x, int(inputs[0, 0]) in first_tokens)
+        if targets is not None:
+            return self.loss(x, targets)
+        out: Tensor = self.head(x)
+        return out
 
 
 class SparseGradient(Stack):
@@ -297,16 +219,18 @@ class Experts(Stack):
         """Say which ranks share an expert."""
         self.expert_mesh = mesh
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Dense loss of the first `BATCH` rows, plus the experts' of every `BATCH` rows."""
+        if targets is None:
+            raise TypeError("experts have a loss and no outputs")
         own = slice(0, BATCH)
         dense, expert = self.blocks
-        x = dense(self.embedding(tokens[own]))
+        x = dense(self.embedding(inputs[own]))
         loss = self.loss(x, targets[own])
         # What reaches the expert carries no gradient back: that would be the other ranks' dense
         # gradient, which an exchange of tokens would send home.
-        one_hot = F.one_hot(tokens, VOCABULARY)[..., :WIDTH].to(x.dtype)
-        for start in range(0, len(tokens), BATCH):
+        one_hot = F.one_hot(inputs, VOCABULARY)[..., :WIDTH].to(x.dtype)
+        for start in range(0, len(inputs), BATCH):
             rows = slice(start, start + BATCH)
             loss = loss + expert(one_hot[rows]).square().mean()
         return loss
@@ -336,6 +260,13 @@ TOY_MODELS: dict[str, ToyModel] = {
     "twice": ToyModel(Twice),
     "recomputed": ToyModel(Recomputed),
     "unused": ToyModel(Unused, {"ddp": _UNUSED_BY_DDP}),
+    "sporadic": ToyModel(
+        Sporadic,
+        {
+            "ddp": _UNUSED_BY_DDP,
+            "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
+        },
+    ),
     "sparse": ToyModel(
         SparseGradient,
         {
@@ -354,23 +285,15 @@ def build_toy_model(
     name: str, dtype: torch.dtype, device: torch.device, seed: int = 7
 ) -> nn.Module:
     """The model on `device`, weights drawn in FP64 from `seed`: equal on all ranks."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = TOY_MODELS[name].build()
-    generator = torch.Generator().manual_seed(seed)
-    model.to(dtype=dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(drawn * _DEVIATION)
-    return model.to(device)
+    return build(TOY_MODELS[name].build, dtype, seed, _DEVIATION).to(device)
 
 
 def microbatch(
     rank: int, index: int, step: int, device: torch.device, size: int = BATCH
 ) -> tuple[Tensor, Tensor]:
     """Tokens and targets: different for every rank, microbatch and step."""
-    generator = torch.Generator().manual_seed(1_000_003 * step + 1_009 * rank + index + 1)
-    drawn = torch.randint(VOCABULARY, (2, size, POSITIONS), generator=generator)
+    drawn = torch.randint(
+        VOCABULARY, (2, size, POSITIONS), generator=generator_of(rank, index, step)
+    )
     tokens, targets = drawn.to(device)
     return tokens, targets

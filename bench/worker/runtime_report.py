@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,7 +21,8 @@ def runtime_report(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": _nccl_version(place.device),
+        "nccl": nccl_version("runtime") if backend(resolved) == "nccl" else None,
+        "nccl_compiled": nccl_version("build"),
         "backend": backend(resolved),
         "ranks": place.ranks,
         "threads_per_rank": torch.get_num_threads(),
@@ -39,11 +40,15 @@ def runtime_report(
     return report
 
 
-def _nccl_version(device: torch.device) -> str | None:
-    """Version of the loaded library, as `2.27.3`; None where NCCL is not used."""
-    if device.type != "cuda" or not torch.cuda.nccl.is_available(torch.empty(0, device=device)):
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
+def nccl_version(which: Literal["build", "runtime"]) -> str | None:
+    """Version of NCCL as `2.27.3`: the one torch was compiled with, or the library it has loaded.
+
+    They differ where LD_PRELOAD or another package brings a library of its own. None where torch
+    has no NCCL, or is too old to say.
+    """
+    group = getattr(torch.distributed, "ProcessGroupNCCL", None)
+    ask = getattr(group, f"get_{which}_nccl_version", None)
+    return None if ask is None else ".".join(str(part) for part in ask())
 
 
 def _device_names(device: torch.device) -> list[str]:

@@ -26,6 +26,9 @@ from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.units import Unit
 
+#: Attribute of the runtime's own hooks on modules.
+_RUNTIME = "_mfsdp_runtime_hook"
+
 
 def attach_hooks(context: ShardedContext) -> None:
     """Hook every module at which `context` gathers, and the parameters of every unit."""
@@ -96,8 +99,14 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
             managed.raw.register_post_accumulate_grad_hook(ready)
 
 
+def is_runtime_hook(hook: Any) -> bool:
+    """Whether `hook` is one that `attach_hooks` has put on a module."""
+    return hasattr(hook, _RUNTIME)
+
+
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     disabled: Callable[..., None] = torch.compiler.disable(hook)
+    setattr(disabled, _RUNTIME, True)
     return disabled
 
 

@@ -7,12 +7,15 @@ wrong places without an error (R13): use `gather_full`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from mfsdp_core.comm.uneven import gather_rows
+from mfsdp_core.errors import LayoutError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.layout import Shape
 from mfsdp_core.plan.strategy import Strategy
@@ -101,12 +104,35 @@ def gather_full(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     rows = tensor.to_local().detach()
     mesh = tensor.device_mesh
-    gathered = False
-    # The outer dimension comes first, since its sub-shards make up an inner slice; inner slices
-    # make up what tensor parallelism left to a rank, the last dimension of the mesh.
-    for dim, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard | _StridedShard):
-            parts = rows.movedim(placement.dim, 0)
-            rows = gather_rows(parts, mesh.get_group(dim)).movedim(0, placement.dim)
-            gathered = True
-    return rows.reshape(tensor.shape) if gathered else rows.clone()
+    order = assembly_order(tensor.placements)
+    for mesh_dim, dim in order:
+        rows = gather_rows(rows.movedim(dim, 0), mesh.get_group(mesh_dim)).movedim(0, dim)
+    return rows.reshape(tensor.shape) if order else rows.clone()
+
+
+def assembly_order(placements: Sequence[Placement]) -> list[tuple[int, int]]:
+    """(mesh dimension, tensor dimension) of every cut, in the order in which they are undone.
+
+    Strided shards have cut after everything to their right, so they come first, from the left: an
+    inner slice is made up of the sub-shards of the outer dimension, and what tensor parallelism
+    left to a rank of inner slices. Others have cut a dimension from the left to the right.
+
+    Raises:
+        LayoutError: a rank holds more than one box, or a part of a sum.
+    """
+    strided: list[tuple[int, int]] = []
+    plain: list[tuple[int, int]] = []
+    for mesh_dim, placement in enumerate(placements):
+        if isinstance(placement, _StridedShard):
+            if any(dim == placement.dim for _, dim in plain):
+                raise LayoutError(
+                    f"placements {tuple(placements)} give a rank rows that do not lie together."
+                )
+            strided.append((mesh_dim, placement.dim))
+        elif isinstance(placement, Shard):
+            plain.append((mesh_dim, placement.dim))
+        elif not placement.is_replicate():
+            raise LayoutError(f"expected shards and replicas, found {tuple(placements)}.")
+    dims = [dim for _, dim in plain]
+    # Within a dimension from the right; tensor parallelism, which cuts another one, stays the last.
+    return strided + sorted(plain, key=lambda cut: (dims.index(cut[1]), -cut[0]))

@@ -15,14 +15,14 @@ read the whole shard, its gradient and its state from memory again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
 
-from mfsdp_core.state.whole_matrices import are_whole
+from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
 ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
@@ -69,7 +69,7 @@ class LocalStep:
     def __call__(self, *closure: Callable[[], Any]) -> Any:
         """One step; returns what the optimizer's own method does. closure: none if it is local."""
         if not self.is_local:
-            return self._base_step(*closure)
+            return self._dispatched(*closure)
         groups = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
         swapped: dict[int, _Swapped] = {}
@@ -90,6 +90,20 @@ class LocalStep:
                 group["params"] = params
             for one in swapped.values():
                 one.restore()
+
+    def _dispatched(self, *closure: Callable[[], Any]) -> Any:
+        """One step on DTensors."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if type(self._optimizer) in ELEMENTWISE or are_whole(parameters):
+            return self._base_step(*closure)
+        watch = NoRowsMoved(self._optimizer)
+
+        def evaluate(model: Callable[[], Any]) -> Any:
+            with watch.paused():
+                return model()
+
+        with watch:
+            return self._base_step(*(partial(evaluate, model) for model in closure))
 
     @cached_property
     def _sees_whole_tensors(self) -> bool:

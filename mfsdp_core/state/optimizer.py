@@ -12,7 +12,9 @@ import torch
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
-from mfsdp_core.state.local_step import LocalStep
+from mfsdp_core.state.foreign_state import accept_foreign_state
+from mfsdp_core.state.fresh_state import complete_state, is_initial, offer_state
+from mfsdp_core.state.local_step import ELEMENTWISE, LocalStep
 from mfsdp_core.state.owner import owner_references
 from mfsdp_core.state.whole_matrices import are_whole, refuse_whole_matrices
 
@@ -49,6 +51,8 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     setattr(optimizer, _PREPARED, True)
     patched.step = MethodType(_step_method(optimizer, owners), optimizer)
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
+    offer_state(optimizer)
+    accept_foreign_state(optimizer)
     describe_optimizer(optimizer)
     for owner in _alive(owners):
         owner.ledger.measure("optimizer_state", _state_meter(optimizer))
@@ -68,6 +72,9 @@ def _step_method(
         for owner in _alive(owners) if wanted else ():
             owner.install_optimized_model_weights()
 
+    def has_gradients() -> bool:
+        return any(owner.backward_seen for owner in _alive(owners))
+
     def step(
         _self: torch.optim.Optimizer,
         closure: Callable[[], Any] | None = None,
@@ -85,6 +92,9 @@ def _step_method(
             finish(wanted=sync_grad_before_optimizer_step)
             return loss
 
+        if closure is None and not has_gradients() and _is_initialisation(optimizer):
+            complete_state(optimizer)
+            return None
         if closure is not None and base.is_local:
             # First, as every such optimizer does: the step sees other tensors than the model.
             result = evaluate()
@@ -96,6 +106,18 @@ def _step_method(
         return result
 
     return step
+
+
+def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step without gradients would be one that only makes state.
+
+    torch.distributed.checkpoint.state_dict takes such a step, with a learning rate of zero.
+    """
+    return (
+        type(optimizer) in ELEMENTWISE
+        and not optimizer.state
+        and all(group.get("lr") == 0 for group in optimizer.param_groups)
+    )
 
 
 def _zero_grad_method(
@@ -120,7 +142,7 @@ def check_replaceable(
     Raises:
         ConfigurationError: the optimizer has state, or holds parameters of another model.
     """
-    if optimizer.state:
+    if not all(map(is_initial, optimizer.state.values())):
         raise ConfigurationError(
             "fully_shard expects an optimizer that has not stepped yet: its state belongs to "
             "unsharded parameters. Shard first, or build a new optimizer."
@@ -145,6 +167,9 @@ def replace_parameters(
     """
     for group in optimizer.param_groups:
         group["params"] = [replacement[id(parameter)] for parameter in group["params"]]
+    if optimizer.state:  # made when it was built, and not changed since: see `check_replaceable`
+        optimizer.state.clear()
+        complete_state(optimizer)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

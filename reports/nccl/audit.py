@@ -1,20 +1,23 @@
-"""The whole audit: from paths to rows, with everything that a renderer needs."""
+"""The whole audit: from paths to rows, with everything that a renderer needs.
+
+`audit_run` audits a run of ours: its logs, its marks between iterations, and its groups.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from reports.nccl.cells import Replay, replay
-from reports.nccl.communicators import GroupKey, View
-from reports.nccl.hints import hints
-from reports.nccl.job import Job, make_job
+from reports.nccl.job import GroupKey, Job, View, make_job
 from reports.nccl.reading import read_all
+from reports.nccl.replay import Replay, replay
+from reports.nccl.rows import Communicator, Row, hints, rows
 from reports.nccl.source import Source, find_sources
-from reports.nccl.verdicts import Communicator, Row, rows
 
 Boundaries = Mapping[str, tuple[tuple[int, int], ...]]
 
@@ -141,3 +144,92 @@ def _role(views: list[View], job: Job, groups: Groups) -> str:
         # Logs of some ranks are missing: the one kind of group of this size that holds the others.
         exact = {r for r, own in groups.roles if members <= own and len(own) == ranks}
     return "/".join(sorted(exact))
+
+
+FOLDER = "nccl"
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """`audit` of a run, or None and in words why there is none."""
+
+    audit: Audit | None
+    text: str = ""
+
+
+def audit_run(run: Path) -> RunAudit:
+    """Audit the run in folder `run`; derived from its logs whenever it is asked for."""
+    spec = _object(run / "spec.json")
+    device = _at(spec, "launch", "device")
+    if device == "cpu":
+        return RunAudit(
+            None,
+            "there is no NCCL in this run: its ranks are CPU processes and communicate by gloo",
+        )
+    folder = run / FOLDER
+    logs = sorted(folder.glob("rank*.log"))
+    if not logs:
+        if _at(spec, "measure", "nccl") == "evidence":
+            return RunAudit(None, "the run was to keep NCCL logs but has none: NCCL wrote nothing")
+        return RunAudit(
+            None, "the run kept no NCCL logs; measure.nccl: evidence makes a run that does"
+        )
+    sources, remarks = find_sources(list(logs))
+    ranks = {source.name: _rank(Path(source.name)) for source in sources}
+    boundaries = {
+        source.name: _boundaries(folder / f"iterations.rank{ranks[source.name]}.jsonl")
+        for source in sources
+    }
+    boundaries = {name: marks for name, marks in boundaries.items() if marks}
+    groups = Groups(ranks, _roles(folder))
+    audit = audit_sources(
+        sources, remarks, boundaries=boundaries or None, groups=groups, processes=1
+    )
+    return RunAudit(audit)
+
+
+def _rank(path: Path) -> int:
+    digits = path.stem.removeprefix("rank")
+    return int(digits) if digits.isascii() and digits.isdecimal() else -1
+
+
+def _boundaries(path: Path) -> tuple[tuple[int, int], ...]:
+    """(offset in the NCCL log, iterations ended) as the rank noted them; damaged lines are left."""
+    found = []
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    for line in lines:
+        try:
+            mark = json.loads(line)
+            found.append((int(mark["offset_bytes"]), int(mark["iteration"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return tuple(sorted(found))
+
+
+def _roles(folder: Path) -> tuple[tuple[str, frozenset[int]], ...]:
+    """Groups that any rank recorded."""
+    found: set[tuple[str, frozenset[int]]] = set()
+    for path in sorted(folder.glob("groups.rank*.json")):
+        groups = _object(path).get("groups", [])
+        for group in groups if isinstance(groups, list) else []:
+            try:
+                found.add((str(group["role"]), frozenset(map(int, group["ranks"]))))
+            except (KeyError, TypeError, ValueError):
+                continue
+    return tuple(sorted(found, key=lambda one: (one[0], sorted(one[1]))))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _at(document: dict[str, Any], section: str, key: str) -> Any:
+    part = document.get(section)
+    return part.get(key) if isinstance(part, dict) else None

@@ -1,11 +1,123 @@
-"""Facts read from a log: what one line says, nothing that needs a second line."""
+"""Facts read from a log: what one line says, nothing that needs a second line.
+
+Beside them: the version of NCCL that a log proves, exactly or as an interval, and what was not
+understood, counted by shape, so that nothing is left out silently.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from reports.nccl.version import ANY, Versions
+Version = tuple[int, int, int]
+
+OLDEST: Version = (0, 0, 0)
+NEWEST: Version = (99, 99, 99)
+_DOTTED = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """All versions from `low` to `high`, both included."""
+
+    low: Version = OLDEST
+    high: Version = NEWEST
+
+    @property
+    def exact(self) -> bool:
+        """Whether only one version is left."""
+        return self.low == self.high
+
+    def meet(self, other: Versions) -> Versions | None:
+        """Versions in both; None where there is no such version."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return Versions(low, high) if low <= high else None
+
+    def all_before(self, version: Version) -> bool:
+        """Whether every version of the interval is older than `version`."""
+        return self.high < version
+
+    def all_from(self, version: Version) -> bool:
+        """Whether every version of the interval is `version` or newer."""
+        return self.low >= version
+
+    def __str__(self) -> str:
+        if self.exact:
+            return dotted(self.low)
+        if self == Versions():
+            return "unknown"
+        if self.high == NEWEST:
+            return f"{dotted(self.low)} or later"
+        if self.low == OLDEST:
+            return f"{dotted(self.high)} or earlier"
+        return f"{dotted(self.low)} to {dotted(self.high)}"
+
+
+ANY = Versions()
+
+
+def dotted(version: Version) -> str:
+    """`2.27.3`."""
+    return ".".join(map(str, version))
+
+
+def parse(text: str) -> Version | None:
+    """The version in `2.27.3`, or None for anything else."""
+    match = _DOTTED.fullmatch(text)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
+
+
+_MOST_SHAPES: Final = 500
+_SHOWN_CHARACTERS: Final = 160
+_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+
+
+@dataclass
+class Unread:
+    """Counts of lines that carry no fact.
+
+    ignored: text without a NCCL prefix, and NCCL messages that are known to carry no evidence.
+    damaged: pieces of lines that were cut, glued or overwritten. overlong: lines beyond the longest
+    that is read. unknown: NCCL messages of other forms, by shape (numbers replaced).
+    """
+
+    ignored: int = 0
+    damaged: int = 0
+    overlong: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    damaged_examples: list[str] = field(default_factory=list)
+
+    @property
+    def unknown_lines(self) -> int:
+        """NCCL messages of unknown form."""
+        return self.unknown.total()
+
+    def add_unknown(self, message: str) -> None:
+        """Count a message by its shape."""
+        shape = _NUMBER.sub("#", message)[:_SHOWN_CHARACTERS]
+        if shape not in self.unknown and len(self.unknown) >= _MOST_SHAPES:
+            shape = "(other forms)"
+        self.unknown[shape] += 1
+        self.examples.setdefault(shape, message[:_SHOWN_CHARACTERS])
+
+    def add_damaged(self, text: bytes) -> None:
+        """Count a piece of a line that cannot be trusted."""
+        self.damaged += 1
+        if len(self.damaged_examples) < 3:  # noqa: PLR2004 - enough to recognise the damage
+            self.damaged_examples.append(text[:_SHOWN_CHARACTERS].decode("utf-8", "replace"))
+
+    def add(self, other: Unread) -> None:
+        """Take over the counts of another stretch."""
+        self.ignored += other.ignored
+        self.damaged += other.damaged
+        self.overlong += other.overlong
+        self.unknown.update(other.unknown)
+        self.examples = {**other.examples, **self.examples}
+        self.damaged_examples = (self.damaged_examples + other.damaged_examples)[:3]
+
 
 Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
 BytesAre = Literal["per_rank", "total"]

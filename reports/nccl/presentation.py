@@ -1,13 +1,20 @@
-"""An audit as tables and sentences, the same for terminal, Markdown and HTML."""
+"""An audit as tables and sentences, the same for terminal, Markdown and HTML.
+
+Then the audit for a terminal and a pull request, as plain data, and its requirements as JUnit: one
+test case each, so that a CI system shows them like tests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from reports.nccl.audit import Audit
 from reports.nccl.requirement import Result
-from reports.nccl.verdicts import Communicator, Row, Verdict
+from reports.nccl.rows import Communicator, Row, Verdict
+from reports.renderers import terminal
+from reports.renderers.printable import printable
 from reports.renderers.table import Row as TableRow
 from reports.renderers.table import Table, columns
 
@@ -188,3 +195,181 @@ def reading_facts(audit: Audit) -> list[str]:
     facts += [f"damaged: {text}" for text in unread.damaged_examples]
     facts += [f"warning: {remark}" for remark in job.remarks]
     return facts
+
+
+_MOST_ROWS = 400
+_LONGEST_DETAIL = 400
+
+
+def to_terminal(audit: Audit, results: Sequence[Result] = ()) -> str:
+    """Tables and sentences as plain text."""
+    parts = ["\n".join(printable(text, _LONGEST_DETAIL) for text in reading_facts(audit))]
+    if audit.rows:
+        parts.append(_limited(rows_table(audit)))
+        parts.append("Bytes by verdict (calls x bytes)\n" + terminal.table(bytes_table(audit)))
+    reasons = reason_lines(audit)
+    if reasons:
+        lines = ["Why not symmetric"]
+        for one in reasons:
+            lines.append(f"- {printable(one.title)}: {printable(one.text)}")
+            lines += [f"    {printable(text, _LONGEST_DETAIL)}" for text in one.details]
+        parts.append("\n".join(lines))
+    if audit.hints:
+        lines = ["What the lines suggest (no verdict rests on this)"]
+        parts.append("\n".join([*lines, *(f"- {printable(text)}" for text in audit.hints)]))
+    if results:
+        parts.append("Requirements\n" + terminal.table(results_table(results)))
+    return "\n\n".join(parts)
+
+
+def _limited(table: Table) -> str:
+    if len(table.rows) <= _MOST_ROWS:
+        return terminal.table(table)
+    text = terminal.table(Table(table.columns, table.rows[:_MOST_ROWS]))
+    return f"{text}\n  ... {len(table.rows) - _MOST_ROWS} more rows; --format json holds all"
+
+
+def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:
+    """The same for a pull request."""
+    parts = ["## NCCL audit"]
+    if results:
+        parts += ["### Requirements", _markdown_table(results_table(results))]
+    if audit.rows:
+        limited = rows_table(audit)
+        parts += [
+            "### Verdicts",
+            _markdown_table(Table(limited.columns, limited.rows[:_MOST_ROWS])),
+        ]
+        if len(limited.rows) > _MOST_ROWS:
+            parts.append(f"{len(limited.rows) - _MOST_ROWS} more rows are left out.")
+        parts += ["### Bytes by verdict", _markdown_table(bytes_table(audit))]
+    reasons = reason_lines(audit)
+    if reasons:
+        parts.append("### Why not symmetric")
+        parts.append("\n".join(_markdown_reason(r.title, r.text, r.details) for r in reasons))
+    if audit.hints:
+        parts.append("### What the lines suggest (no verdict rests on this)")
+        parts.append("\n".join(f"- {_escaped(text)}" for text in audit.hints))
+    parts.append("### Reading")
+    parts.append("\n".join(f"- {_escaped(text)}" for text in reading_facts(audit)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_reason(title: str, text: str, details: Sequence[str]) -> str:
+    lines = [f"- **{_escaped(title)}**: {_escaped(text)}"]
+    lines += [f"  - {_escaped(detail)}" for detail in details]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: Table) -> str:
+    head = "| " + " | ".join(_escaped(column.title) for column in table.columns) + " |"
+    rule = "|" + "|".join("---:" if c.align == "right" else "---" for c in table.columns) + "|"
+    body = ["| " + " | ".join(_escaped(cell) for cell in row.cells) + " |" for row in table.rows]
+    return "\n".join([head, rule, *body])
+
+
+def _escaped(text: str) -> str:
+    """Text from a log can hold anything, Markdown and HTML included."""
+    shown = printable(text, _LONGEST_DETAIL)
+    for character in "\\`*_[]<>|#~":
+        shown = shown.replace(character, "\\" + character)
+    return shown.replace("&", "&amp;").replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+FORMAT_VERSION: Final = 1
+
+
+def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
+    """Everything, ready for `json.dumps`."""
+    unread, job = audit.job.unread, audit.job
+    return {
+        "format": FORMAT_VERSION,
+        "nccl_versions": list(audit.versions),
+        "processes": len(job.processes),
+        "hosts": len(job.hosts),
+        "nccl_lines": job.lines,
+        "bytes_read": job.bytes_read,
+        "iterations": {"seen": job.iterations_seen, "by": audit.boundaries_by or None},
+        "rows": [_row(row) for row in audit.rows],
+        "bytes_by_verdict": {
+            name: {str(verdict): size for verdict, size in own.items()}
+            for name, own in sorted(bytes_by_verdict(audit).items())
+        },
+        "hints": list(audit.hints),
+        "requirements": [_result(one) for one in results],
+        "requirements_met": all(one.state == "met" for one in results) if results else None,
+        "not_understood": {
+            "lines": unread.unknown_lines,
+            "damaged": unread.damaged,
+            "overlong": unread.overlong,
+            "ignored": unread.ignored,
+            "forms": [
+                {"count": count, "example": unread.examples.get(shape, shape)}
+                for shape, count in unread.unknown.most_common(20)
+            ],
+            "damaged_examples": list(unread.damaged_examples),
+        },
+        "remarks": list(job.remarks),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    one, reason = row.communicator, row.reason
+    return {
+        "communicator": one.label,
+        "communicator_known": one.attributed,
+        "role": one.role or None,
+        "ranks": one.ranks,
+        "nodes": one.nodes,
+        "operation": row.operation,
+        "bytes": row.size_bytes,
+        "bytes_are": row.bytes_are,
+        "phase": row.phase or None,
+        "verdict": str(row.verdict),
+        "calls": {str(verdict): count for verdict, count in row.calls.items()},
+        "calls_are_at_least": row.at_least,
+        "bytes_by_verdict": {str(v): size for v, size in row.bytes_by_verdict.items()},
+        "lines": row.lines,
+        "kernels": list(row.kernels),
+        "printed_by": list(row.processes),
+        "line": row.quote or None,
+        "reason": None
+        if reason is None
+        else {
+            "condition": reason.condition or None,
+            "text": reason.text,
+            "line": reason.quote or None,
+            "candidates": list(reason.candidates),
+            "missing": list(reason.missing),
+            "settled_by": reason.settled_by or None,
+        },
+        "remarks": list(row.remarks),
+    }
+
+
+def _result(one: Result) -> dict[str, Any]:
+    return {
+        "requirement": one.requirement.text,
+        "operation": one.requirement.operation,
+        "state": one.state,
+        "message": one.message,
+        "failing_rows": len(one.failing),
+    }
+
+
+def to_junit(results: Sequence[Result]) -> str:
+    """An XML document; a requirement without evidence is a failure of its own type."""
+    from junitparser import Failure, JUnitXml, TestCase, TestSuite
+
+    suite = TestSuite("NCCL requirements")
+    for one in results:
+        case = TestCase(printable(one.requirement.text), classname="nccl")
+        if one.state != "met":
+            kind = "NoEvidence" if one.state == "no evidence" else "RequirementNotMet"
+            case.result = [Failure(printable(one.message), kind)]
+        suite.add_testcase(case)
+    document = JUnitXml("mfsdp-bench nccl")
+    document.add_testsuite(suite)
+    document.update_statistics()
+    text = document.tostring()
+    return text.decode() if isinstance(text, bytes) else str(text)

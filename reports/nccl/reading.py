@@ -14,12 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from reports.nccl.blocks import split_at, whole_lines
-from reports.nccl.compression import StoppedError
+from reports.nccl.model import Unread
 from reports.nccl.scan import Scan
-from reports.nccl.source import Source, read_blocks
+from reports.nccl.source import Source, StoppedError, read_blocks, split_at, whole_lines
 from reports.nccl.timeline import Timeline
-from reports.nccl.unread import Unread
 
 # Below this a second process costs more than it saves.
 WORTH_A_PROCESS_BYTES: Final = 24 << 20

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from bench.errors import UsageError
 from reports.nccl.audit import Audit, Groups, describe
-from reports.nccl.verdicts import Row, Verdict, narrowed, rows
+from reports.nccl.rows import Row, Verdict, narrowed, rows
 
 _OPERATIONS: Final = {
     "AG": "AllGather",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reports.nccl.verdicts import Verdict
+from reports.nccl.rows import Verdict
 from reports.plots.style import BLUE, GREEN, GREY, ORANGE, SKY, drawing, label, svg
 
 _LOOKS = {

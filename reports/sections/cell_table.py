@@ -8,6 +8,7 @@ from dataclasses import replace
 from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
+from reports.plots.style import looks
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
 from reports.renderers.folding import folded
@@ -36,13 +37,16 @@ def cells_section(findings: Findings) -> Section:
             tone="note",
         ),
     ]
-    at_most = [
-        cell.name for cell in findings.finished if cell.ledger and not cell.ledger_is_measured
-    ]
+    at_most = dict.fromkeys(
+        cell.resolved.engine.name
+        for cell in findings.finished
+        if cell.ledger and not cell.ledger_is_measured
+    )
     if at_most:
         text = (
-            "Ledger peaks are what rank 0 held at one moment of a step. Without a ledger they are "
-            f"an upper bound, the sum of what each category holds at most: {', '.join(at_most)}."
+            "Ledger peaks are what rank 0 held at one moment of a step. Where no ledger was "
+            "followed through a step, they are an upper bound, the sum of what each category "
+            f"holds at most: {', '.join(at_most)}."
         )
         blocks.append(Paragraph(text, tone="note"))
     unsteady = [cell.name for cell in findings.finished if not cell.n]
@@ -56,7 +60,7 @@ def cells_section(findings: Findings) -> Section:
     )
     if len(findings.finished) > MOST_CELLS:
         caption += f" The first {MOST_CELLS} of {len(findings.finished)} cells are shown."
-    svg = step_time_figure(findings.finished, findings.looks)
+    svg = step_time_figure(findings.finished, looks(findings.cells))
     blocks.append(Figure("step-times", svg, caption))
     return Section("cells", "Cells", tuple(blocks))
 

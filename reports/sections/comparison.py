@@ -8,6 +8,7 @@ from reports.comparisons.change import Change
 from reports.comparisons.change_table import change_table
 from reports.findings import Findings
 from reports.plots.memory import memory_figure
+from reports.plots.style import looks
 from reports.plots.throughput import throughput_figure
 from reports.renderers.document import (
     Block,
@@ -110,7 +111,7 @@ def _figures(findings: Findings) -> list[Block]:
         figures.append(Figure("memory", memory_figure(findings.finished), caption))
     metric = findings.memory_metric
     if findings.measured and metric is not None:
-        svg = throughput_figure(findings.measured, metric, findings.looks)
+        svg = throughput_figure(findings.measured, metric, looks(findings.cells))
         caption = f"Throughput against {metric.title}; up and to the left is better."
         figures.append(Figure("throughput-memory", svg, caption))
     return figures

@@ -7,10 +7,11 @@ from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
 from reports.comparisons.tradeoffs import SPEED_THRESHOLD, memory_threshold
+from reports.findings import Findings
 from reports.renderers.document import Bullets, Section
 
 
-def method() -> Section:
+def method(_: Findings) -> Section:
     """Fixed text, with the constants that were in force."""
     items = (
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reports.findings import Findings
+from reports.nccl.audit import audit_run
 from reports.nccl.presentation import (
     bytes_by_verdict,
     bytes_table,
@@ -12,7 +13,6 @@ from reports.nccl.presentation import (
     reason_lines,
     rows_table,
 )
-from reports.nccl.run_logs import audit_run
 from reports.plots.nccl_bytes import nccl_bytes_figure
 from reports.renderers.document import (
     Block,
@@ -30,15 +30,10 @@ from reports.views.cells import Cell
 _MOST_ROWS = 200
 
 
-def nccl_section(findings: Findings, runs: Path) -> Section | None:
-    """One part per cell with an evidence run; None where no cell has one.
-
-    Args:
-        findings: of the report.
-        runs: the folder of run folders.
-    """
+def nccl_section(findings: Findings) -> Section | None:
+    """One part per cell with an evidence run; None where no cell has one."""
     cells = [cell for cell in findings.cells if cell.resolved.measure.nccl == "evidence"]
-    if not cells:
+    if not cells or findings.store is None:
         return None
     blocks: list[Block] = [
         Paragraph(
@@ -48,7 +43,7 @@ def nccl_section(findings: Findings, runs: Path) -> Section | None:
         )
     ]
     for index, cell in enumerate(cells):
-        blocks += _cell(cell, runs, index)
+        blocks += _cell(cell, findings.store.root / "runs", index)
     return Section("nccl", "NCCL kernels", tuple(blocks))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from reports.comparisons.parity import ParityGroup, ParityRow
 from reports.findings import Findings
 from reports.plots.loss import loss_figure
+from reports.plots.style import looks
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
 from reports.renderers.table import Row, RowKind, Table, columns
@@ -23,7 +24,7 @@ def parity_section(findings: Findings) -> Section:
         TableBlock(parity_table(findings.parity)),
     ]
     blocks.extend(Paragraph(_explained(group), tone="note") for group in findings.parity)
-    svg = loss_figure(findings.parity, findings.looks)
+    svg = loss_figure(findings.parity, looks(findings.cells))
     caption = (
         "Left: mean loss over ranks. Right: relative difference from the policy's reference cell, "
         "with the bound; exact agreement is drawn at the bottom."

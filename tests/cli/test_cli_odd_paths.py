@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from bench.cli.main import run_command_line
 
 LONG = "a" * 300
 USAGE = 2
+NOTHING_MEASURED = 3
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,61 @@ def test_a_closed_standard_output_is_no_internal_error():
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_results_folder_that_is_a_dangling_link_is_refused_and_named(tmp_path, capsys):
+    link = tmp_path / "results"
+    link.symlink_to(tmp_path / "unmounted")
+    for verb in (["run", "quickstart"], ["status"], ["report", "quickstart"]):
+        assert run_command_line([*verb, "--results", str(link)]) == USAGE
+        printed = capsys.readouterr().err
+        assert f"{link} is a link to {tmp_path / 'unmounted'}, which does not exist" in printed
+    assert not (tmp_path / "unmounted").exists()
+
+
+def test_a_lost_plan_is_said_to_be_lost_and_running_again_brings_it_back(world):
+    assert world.sweep() == 0
+    (world.folder / "results" / "sweeps" / "two" / "plan.json").unlink()
+    assert world.run("status") == 0
+    assert "warning: 2 runs of sweep two, whose plan is lost" in world.err
+    assert world.run("status", "two") == USAGE
+    assert "the plan of sweep 'two' is lost" in world.err
+    assert "(2 in " in world.err
+    assert world.sweep() == 0
+    assert "(0 now, 2 before)" in world.err
+    assert world.run("status", "two") == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", ".."],
+        ["show", ".."],
+        ["logs", "../.."],
+        ["report", ".."],
+        ["compare", "..", ".."],
+        ["run", ".."],
+        ["plan", "."],
+        ["gate", "two", "--baseline", ".."],
+        ["baseline", "save", "..", "two"],
+        ["noise", ".."],
+    ],
+)
+def test_dots_as_a_name_are_refused_and_nothing_is_written_outside(world, arguments):
+    assert world.sweep() == 0
+    before = sorted(path.name for path in world.folder.iterdir())
+    assert world.run(*arguments) == USAGE
+    assert "internal error" not in world.err
+    assert sorted(path.name for path in world.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("removed", ["runs/*/*", ""], ids=["the run", "all results"])
+def test_a_folder_removed_during_a_run_ends_it_with_a_sentence(world, monkeypatch, removed):
+    def launch(resolved, folder, **_: object):
+        for path in list((world.folder / "results").glob(removed or "../results")):
+            shutil.rmtree(path)
+        return world.finish(resolved, folder, "ok")
+
+    monkeypatch.setattr("bench.cli.arm_preparation.launch", launch)
+    assert world.sweep() == NOTHING_MEASURED
+    assert "its folder is gone; somebody removed or renamed it while it was in use" in world.err

@@ -164,7 +164,10 @@ def test_the_wrapper_has_every_method_that_users_call(method: str) -> None:
     assert callable(getattr(mfsdp_core.MegatronFSDP, method))
 
 
-@pytest.mark.parametrize("name", [*POSITIONAL, "MixedPrecisionPolicy"])
+DATACLASSES = ("MixedPrecisionPolicy", "DistributedDataParallelConfig", "FSDPDistributedIndex")
+
+
+@pytest.mark.parametrize("name", [*POSITIONAL, *DATACLASSES, "MegatronFSDP"])
 def test_signatures_equal_those_of_the_installed_package(name: str) -> None:
     theirs = inspect.signature(getattr(upstream(), name)).parameters
     ours = inspect.signature(getattr(mfsdp_core, name)).parameters

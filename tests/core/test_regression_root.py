@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.testing.toy_models import Reader
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.events import Event
-from oracle.models import Block, RawReader, build, loss
+from oracle.models import Block, build, loss
 from oracle.ranks import RankPool, mesh
 from oracle.reference import relative_difference
 from oracle.sharded import STRATEGIES, shard
@@ -47,7 +48,7 @@ class Aside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reader = RawReader()
+        self.reader = Reader()
         self.block = Block()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def pointers(toy: Sharded) -> list[Any]:
 
 
 def slots_over_steps(toy: Sharded) -> tuple[bool, list[str], list[Any]]:
-    """Whether the addresses of 20 steps are those of the start; pooled roles; weights' addresses.
+    """Whether the addresses of 8 steps are those of the start; pooled roles; weights' addresses.
 
     The last: for every unit, the set of addresses at which its first bucket has been.
     """
@@ -82,7 +82,7 @@ def slots_over_steps(toy: Sharded) -> tuple[bool, list[str], list[Any]]:
             seen.setdefault(event.bucket, set()).add(data.data_ptr())
 
     toy.model.events.subscribe(follow)
-    trained(toy, 20)
+    trained(toy, 8)
     return all(same), sorted(allocators.pools), [len(addresses) for addresses in seen.values()]
 
 
@@ -138,7 +138,7 @@ def test_gradients_of_unusual_models_are_those_of_the_reference(
 
 @pytest.mark.parametrize("run", [flat_slots, hybrid_slots])
 @pytest.mark.parametrize("allocator", ["fixed_pool", "max_pool"])
-def test_slots_keep_their_addresses_over_20_steps_with_accumulation(
+def test_slots_keep_their_addresses_over_8_steps_with_accumulation(
     ranks: RankPool, allocator: str, run: Any
 ) -> None:
     outer = ["outer_bucket"] if run is hybrid_slots else []

@@ -21,7 +21,8 @@ from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import NonFiniteGradientError
 from mfsdp_core.runtime.nan_guard import all_finite
 from oracle.models import Block
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool
+from oracle.ranks import mesh_of_every_replica as mesh
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes

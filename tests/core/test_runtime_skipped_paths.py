@@ -163,13 +163,18 @@ def collectives_of(case: str) -> tuple[Counter[str], int]:
     return counts, most
 
 
+#: Kinds of recomputation and prefetching that are tried daily.
+RECOMPUTED = {("reentrant", True), ("non-reentrant", False)}
+
+
 def combinations() -> list[Any]:
-    """All under optim_grads_params, which gathers most; of the others a sample, daily."""
+    """Every kind of recomputation under optim_grads_params; of the others a sample, daily."""
     return [
         pytest.param(
             *(strategy, recompute, prefetch),
             marks=()
-            if strategy == STRATEGIES[-1] or (recompute, prefetch) == ("none", True)
+            if (recompute, prefetch) == ("none", True)
+            or (strategy == STRATEGIES[-1] and (recompute, prefetch) in RECOMPUTED)
             else pytest.mark.nightly,
         )
         for strategy in STRATEGIES

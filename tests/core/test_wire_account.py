@@ -26,7 +26,7 @@ SAMPLE = ["conv_linear", "frozen", "tied_embedding", "recomputed", "used_twice"]
 
 def gathers_of_unit(name: str, unit: str) -> int:
     """Forward and backward; a unit that runs twice is gathered for each run."""
-    return 3 if name == "used_twice" and unit == "twice" else 2
+    return 3 if name == "used_twice" and unit == "blocks.0" else 2
 
 
 def traffic_of_second_cycle(toy: Sharded, microbatches: int) -> Traffic:

@@ -66,6 +66,42 @@ case(
     f"AllGather {16 * MIB} - HIERARCHICAL_CE condition=copy_engine",
 )
 case(
+    "v232_rail",
+    [info(f"AllGather [Hierarchical CE]: {16 * MIB} Bytes -> Rail Ring RMA proxy + CE")],
+    f"AllGather {16 * MIB} - HIERARCHICAL_CE condition=copy_engine",
+)
+case(
+    "v232_cluster_size",
+    [info(ring("AllGather") + " cgaClusterSize 4")],
+    f"AllGather {MIB} - REGULAR missing=ENV,COLL,REG",
+)
+case(
+    "v232_not_supported",
+    [
+        *[info(m) for m in ("NCCL version 2.32.3+cuda13.2", *init(0)[:2])],
+        info(
+            "symmetricSupport 0, cuMemEnable 1, globalGinSupport 0, cuMemGdrSupport 0,"
+            " contiguousRanksPerHost 1, crossNicSupport 0"
+        ),
+        info(init(0)[2]),
+        info(coll("AllGather")),
+        info(ring("AllGather")),
+    ],
+    f"AllGather {MIB} - REGULAR condition=spans_nodes",
+)
+case(
+    "v232_supported",
+    [
+        *[info(m) for m in ("NCCL version 2.32.3+cuda13.2", *init(0)[:2])],
+        info("symmetricSupport 1, cuMemEnable 1, globalGinSupport 0, cuMemGdrSupport 1,"),
+        info(init(0)[2]),
+        info(reg()),
+        info(coll("AllGather")),
+        info(sym("AllGather", "AllGather_STMC", works=1)),
+    ],
+    f"AllGather {MIB} after SYMMETRIC",
+)
+case(
     "rccl_copy_engine",
     [info(f"AllGather [Copy Engine]: {MIB} Bytes -> hipMemcpyBatchAsync, numOps=7")],
     f"AllGather {MIB} - COPY_ENGINE condition=copy_engine",

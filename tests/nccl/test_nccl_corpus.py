@@ -6,7 +6,7 @@ import pytest
 
 import corpus_cases as cases
 from reports.nccl.audit import audit_paths
-from reports.nccl.verdicts import Row
+from reports.nccl.rows import Row
 
 
 def shown(row: Row, expected: str) -> str:

@@ -11,9 +11,9 @@ from bench.launch.nccl_logs import give_nccl_a_log, nccl_variables
 from bench.resolve.nccl_evidence import EVIDENCE_STEPS
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
+from reports.nccl.audit import audit_run
 from reports.nccl.requirement import Conditions, judge, parse_requirements
-from reports.nccl.run_logs import audit_run
-from reports.nccl.verdicts import Verdict
+from reports.nccl.rows import Verdict
 
 
 def resolved(device="cuda", **launch):

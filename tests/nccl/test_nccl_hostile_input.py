@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from bench.errors import UsageError
-from reports.nccl import compression, source
-from reports.nccl.as_junit import to_junit
+from reports.nccl import source
 from reports.nccl.audit import audit_paths
+from reports.nccl.presentation import to_junit
 from reports.nccl.requirement import Conditions, judge, parse_requirements, profile
 
 LINE = b"n1:1:2 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
@@ -35,7 +35,7 @@ def test_a_pipe_that_nobody_writes_into_ends_with_a_message(tmp_path, monkeypatc
 
 
 def test_a_bomb_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(compression, "SILENT_BYTES", 4 << 20)
+    monkeypatch.setattr(source, "SILENT_BYTES", 4 << 20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(64 << 20)))
     audit = audit_paths([tmp_path])
     assert "decompression bomb" in " ".join(audit.job.remarks)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.nccl.as_text import to_markdown, to_terminal
 from reports.nccl.audit import audit_paths
+from reports.nccl.presentation import to_markdown, to_terminal
 from reports.nccl.requirement import Conditions, judge, parse_requirements
-from reports.nccl.verdicts import Verdict
+from reports.nccl.rows import Verdict
 
 LOG = Path(__file__).parent / "pr3067.log"
 

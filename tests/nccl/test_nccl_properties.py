@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reports.nccl import grammar
 from reports.nccl.audit import Audit, audit_paths, audit_sources
-from reports.nccl.job import make_job
+from reports.nccl.job import Views, make_job
 from reports.nccl.reading import Found, Stretch, _join, read_stretch
+from reports.nccl.rows import Verdict
 from reports.nccl.source import find_sources
-from reports.nccl.verdicts import Verdict
 
 QUICK = settings(
     max_examples=60,
@@ -195,3 +197,35 @@ def test_a_line_cut_anywhere_gives_no_verdict(tmp_path, kept):
     path = tmp_path / "cut"
     path.write_text(line[: len(line) - 80 + kept])
     assert audit_paths([path]).rows == ()
+
+
+def test_a_split_communicator_of_2_32_has_the_id_that_stands_before_its_parent(tmp_path):
+    # Several ranks on one GPU log the same device: the process and the rank tell them apart.
+    lines = [
+        f"node1:{1000 + rank}:{1500 + rank} [0] NCCL INFO ncclCommSplit comm 0xbb rank {rank}"
+        " nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 commId 0xfeed parent 0xaa childCount 1"
+        " color 3 key 0 - Init COMPLETE"
+        for rank in (0, 1)
+    ]
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(lines) + "\n")
+    found = []
+    for name, process in sorted(audit_paths([log]).job.processes.items()):
+        views = Views(name)
+        for item in process.timeline.items:
+            views.take(item)
+        found += [(view.comm_id, view.rank, view.ranks, view.split) for view in views.all]
+    assert found == [("0xfeed", 0, 2, None), ("0xfeed", 1, 2, None)]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Mismatched NCCL git versions detected: rank 0 fingerprint 0x1, rank 3", "mismatch"),
+        ("Mismatched NCCL version detected", "mismatch"),
+        ("Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GP", "shared_gpu"),
+    ],
+)
+def test_warnings_of_2_32_are_known(message, kind):
+    known = [name for name, pattern in grammar.WARNINGS if pattern.match(message)]
+    assert known == [kind]

@@ -22,7 +22,9 @@ from recorded_runs import (
 from bench.errors import UsageError
 from bench.spec import LaunchSpec
 from bench.store import ResultsStore
+from reports import build
 from reports.build import write_report
+from reports.renderers.document import Paragraph, Section
 
 HOSTILE = '<script>alert("x")</script>|`$\\alpha$`\x1b[31m'
 
@@ -327,3 +329,15 @@ def test_an_out_folder_that_is_a_file_is_a_usage_error(quickstart_root, tmp_path
     store = ResultsStore.open(quickstart_root, create=False)
     with pytest.raises(UsageError, match="file"):
         write_report(store, ["quickstart"], tmp_path / "file")
+
+
+def test_a_section_is_a_function_in_one_list(store, tmp_path, monkeypatch):
+    def toy(findings):
+        return Section("toy", "Toy", (Paragraph(f"{len(findings.cells)} cells of a toy"),))
+
+    monkeypatch.setattr(build, "SECTIONS", [*build.SECTIONS, toy])
+    record_run(store, Recorded(resolved_run(), cell="a"))
+    write_plan(store, [("a", resolved_run())])
+    paths = write_report(store, ["quickstart"], tmp_path)
+    assert "1 cells of a toy" in paths.markdown.read_text()
+    assert "1 cells of a toy" in paths.html.read_text()

@@ -7,7 +7,8 @@ import torch
 
 from bench.engines.inspection import Piece
 from bench.errors import UsageError
-from bench.validate import joining, rounding
+from bench.testing import rounding
+from bench.validate import joining
 from bench.validate.attribution import attribute
 from bench.validate.matrix import cases, select
 

@@ -23,6 +23,7 @@ from bench.store.reading import read_spec
 from bench.worker.failure import failure_kind
 from bench.worker.place import Place
 from bench.worker.process import check_checkout
+from bench.worker.runtime_report import nccl_version
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "bench.worker"]
@@ -242,3 +243,26 @@ def test_starting_a_rank_loads_no_torch_before_it_is_tied_to_its_parent():
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_loaded_nccl_stands_beside_the_compiled_one(monkeypatch) -> None:
+    class WithNccl:
+        @staticmethod
+        def get_build_nccl_version() -> tuple[int, int, int]:
+            return 2, 27, 3
+
+        @staticmethod
+        def get_runtime_nccl_version() -> tuple[int, int, int]:
+            return 2, 32, 3
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", WithNccl, raising=False)
+    assert (nccl_version("runtime"), nccl_version("build")) == ("2.32.3", "2.27.3")
+
+
+@pytest.mark.parametrize("has", ["no NCCL", "an older torch"])
+def test_a_torch_that_cannot_name_its_nccl_gives_none(monkeypatch, has) -> None:
+    if has == "no NCCL":
+        monkeypatch.delattr(torch.distributed, "ProcessGroupNCCL", raising=False)
+    else:
+        monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", object, raising=False)
+    assert (nccl_version("runtime"), nccl_version("build")) == (None, None)

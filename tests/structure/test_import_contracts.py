@@ -27,30 +27,42 @@ def test_every_contract_is_kept() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(
-    ("module", "statement", "contract"),
-    [
-        ("mfsdp_core/plan/strategy.py", "import bench", "mfsdp_core imports nothing of ours"),
-        ("mfsdp_core/plan/strategy.py", "import mfsdp_core.api", "the rooms of mfsdp_core"),
-        ("mfsdp_core/plan/strategy.py", "import torch", "never import torch"),
-        ("bench/spec/run.py", "import bench.store", "bench, one run"),
-        ("bench/loop.py", "import mfsdp_core", "bench imports mfsdp_core only"),
-        ("bench/loop.py", "import sweeps", "bench imports neither sweeps nor reports"),
-        ("sweeps/matrix.py", "import bench.engines", "sweeps imports of bench only"),
-        ("reports/build.py", "import bench.resolve", "reports imports of bench only"),
-        ("reports/build.py", "import torch", "never import torch"),
-    ],
-)
+#: A forbidden import, and the contract that it breaks.
+FORBIDDEN = [
+    ("mfsdp_core/plan/strategy.py", "import bench", "mfsdp_core imports nothing of ours"),
+    ("mfsdp_core/plan/strategy.py", "import mfsdp_core.api", "the rooms of mfsdp_core"),
+    ("mfsdp_core/plan/strategy.py", "import torch", "never import torch"),
+    ("bench/spec/run.py", "import bench.store", "bench, one run"),
+    ("bench/loop.py", "import mfsdp_core", "bench imports mfsdp_core only"),
+    ("bench/loop.py", "import sweeps", "bench imports neither sweeps nor reports"),
+    ("sweeps/matrix.py", "import bench.engines", "sweeps imports of bench only"),
+    ("reports/build.py", "import bench.resolve", "reports imports of bench only"),
+    ("reports/build.py", "import torch", "never import torch"),
+]
+
+
+@pytest.fixture(scope="module")
+def report_of_all_broken(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the linter says of one copy of the sources that has every forbidden import."""
+    folder = tmp_path_factory.mktemp("sources")
+    copy_of_sources(folder)
+    for module, statement, _ in FORBIDDEN:
+        source = folder / module
+        source.write_text(source.read_text() + f"\n{statement}\n")
+    result = lint_imports(folder)
+    assert result.returncode == 1, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(("module", "statement", "contract"), FORBIDDEN)
 def test_a_forbidden_import_breaks_its_contract(
-    tmp_path: Path, module: str, statement: str, contract: str
+    report_of_all_broken: str, module: str, statement: str, contract: str
 ) -> None:
-    copy_of_sources(tmp_path)
-    source = tmp_path / module
-    source.write_text(source.read_text() + f"\n{statement}\n")
-    result = lint_imports(tmp_path)
-    assert result.returncode == 1
-    broken = [line for line in result.stdout.splitlines() if "BROKEN" in line]
-    assert any(contract in line for line in broken), result.stdout
+    broken = [line for line in report_of_all_broken.splitlines() if "BROKEN" in line]
+    assert any(contract in line for line in broken), report_of_all_broken
+    importer = module.removesuffix(".py").replace("/", ".")
+    imported = statement.removeprefix("import ")
+    assert f"{importer} -> {imported} (l." in report_of_all_broken, report_of_all_broken
 
 
 def test_every_package_of_the_project_is_under_contract() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mfsdp_core
 
 PUBLIC_NAMES = [
+    "DistributedDataParallelConfig",
+    "FSDPDistributedIndex",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
     "clip_grad_norm_",
@@ -18,6 +20,7 @@ PUBLIC_NAMES = [
     "load_safetensors",
     "save_checkpoint",
     "save_safetensors",
+    "uneven_dtensor",
 ]
 
 

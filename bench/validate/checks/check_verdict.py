@@ -22,16 +22,6 @@ def not_applicable(check: str, reason: str) -> CheckVerdict:
     return CheckVerdict(check=check, state="not_applicable", reason=reason)
 
 
-def relative(found: Tensor, expected: Tensor, size: float) -> float:
-    """||found - expected|| / size; infinite for what is not finite, or not zero where size is."""
-    difference = float((found.double() - expected.double()).norm())
-    if difference == 0:
-        return 0.0
-    if difference != difference or size == 0:  # noqa: PLR0124 - NaN is what differs from itself
-        return float("inf")
-    return difference / size
-
-
 def numbers(tensor: Tensor, at: int | None = None) -> str:
     """The first numbers of a tensor, or those around element `at` of it."""
     flat = tensor.detach().flatten()

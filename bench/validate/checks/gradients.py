@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from bench.engines.inspection import Piece
+from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
 from bench.validate.case_evidence import CaseEvidence, at
-from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed, relative
+from bench.validate.cases import CLIP_BOUNDS
+from bench.validate.checks.check_verdict import failed, numbers, passed
 from bench.validate.reference import clip_coefficient, norm_of
-from bench.validate.scenario import CLIPPED_STEP
-from bench.verdict import CheckVerdict
+from bench.verdict import CheckVerdict, Finding
 
 _NORM_SLACK = 10
 
@@ -179,31 +182,72 @@ def _worst_element(found: Tensor, expected: Tensor) -> int | None:
 
 
 def norm_and_clipping(evidence: CaseEvidence) -> CheckVerdict | None:
-    """The norm before clipping on every rank, and what clipping leaves."""
+    """The norm before clipping on every rank, and what clipping leaves: nothing below the bound."""
     check = "norm and clipping"
-    step = CLIPPED_STEP
-    if step not in evidence.steps or evidence.seen[0].steps[step].clipped is None:
+    clipped = [s for s in evidence.steps if evidence.seen[0].steps[s].clipped is not None]
+    for step in clipped:
+        finding = _norm(evidence, step) or _clipped(evidence, step)
+        if finding is not None:
+            return failed(check, finding)
+    if not clipped:
         return None
-    if evidence.case.tensor > 1 or evidence.case.model in EXPERT_PARALLEL:
-        return not_applicable(check, "the norm counts the parts and experts of all ranks")
-    whole = norm_of(evidence.gradients(step))
-    allowed = _NORM_SLACK * evidence.tolerance
+    norms = ", ".join(f"{_whole_norm(evidence, step):.6g}" for step in clipped)
+    return passed(check, f"norms {norms}; bounds {[CLIP_BOUNDS[step] for step in clipped]}")
+
+
+def _whole_norm(evidence: CaseEvidence, step: int) -> float:
+    return norm_of(evidence.case, evidence.gradients(step))
+
+
+def _norm(evidence: CaseEvidence, step: int) -> Finding | None:
+    whole = _whole_norm(evidence, step)
+    allowed = _NORM_SLACK * evidence.tolerance * whole
     for rank, one in enumerate(evidence.seen):
         norm = one.steps[step].norm
-        if norm is not None and not abs(norm - whole) <= allowed * whole:
-            finding = at(step, rank=rank, expected=f"norm {whole:.9g}", found=f"norm {norm:.9g}")
-            return failed(check, finding)
-    factor = clip_coefficient(whole)
+        if norm is None or abs(norm - whole) <= allowed:
+            continue
+        lines = []
+        own = math.sqrt(sum(_squares(p) for p in one.steps[step].gradients.values()))
+        once = norm_of(replace(evidence.case, model="stack"), evidence.gradients(step))
+        if abs(norm - own) <= allowed:
+            lines.append("this is the norm of the rank's own rows")
+        elif abs(norm - once) <= allowed:
+            lines.append("parts or experts that other ranks hold are not counted")
+        return at(
+            step,
+            rank=rank,
+            expected=f"norm {whole:.9g}",
+            found=f"norm {norm:.9g}",
+            evidence=tuple(lines),
+        )
+    return None
+
+
+def _squares(piece: Piece | None) -> float:
+    return 0.0 if piece is None else float(piece.rows.double().square().sum())
+
+
+def _clipped(evidence: CaseEvidence, step: int) -> Finding | None:
+    whole = _whole_norm(evidence, step)
+    factor = clip_coefficient(whole, CLIP_BOUNDS[step])
     before, after = evidence.gradients(step), evidence.gradients(step, clipped=True)
     for name, gradient in before.items():
         clipped = after[name]
         if gradient is None or clipped is None:
             continue
-        off = relative(clipped, gradient.double() * factor, whole)
-        if not off <= allowed:
-            finding = at(
-                step, parameter=name,
-                expected=f"{factor:.6g} of {numbers(gradient)}", found=numbers(clipped),
-            )  # fmt: skip
-            return failed(check, finding)
-    return passed(check, f"norm {whole:.6g}, scaled by {factor:.4g}")
+        if relative(clipped, gradient.double() * factor, whole) <= _NORM_SLACK * evidence.tolerance:
+            continue
+        if torch.equal(clipped, gradient):
+            line = "as if not clipped"
+        elif factor == 1.0:
+            line = f"the norm {whole:.6g} is below the bound {CLIP_BOUNDS[step]:g}: nothing to clip"
+        else:
+            line = f"scaled by {float(clipped.double().norm() / gradient.double().norm()):.6g}"
+        return at(
+            step,
+            parameter=name,
+            expected=f"{factor:.6g} of {numbers(gradient)}",
+            found=numbers(clipped),
+            evidence=(line,),
+        )
+    return None

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import WORLD, mesh
+from oracle.ranks import WORLD
+from oracle.ranks import mesh_of_every_replica as mesh
 from oracle.sharded import STRATEGIES
 
 Layout = tuple[int, str, str]

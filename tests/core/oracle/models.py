@@ -8,101 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-WIDTH = 6
-VOCABULARY = 11
-
-
-class Block(nn.Module):
-    """The unit of most models: a residual two-layer perceptron with a norm."""
-
-    def __init__(self, width: int = WIDTH, hidden: int = 10) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-class LinearStack(nn.Module):
-    """Three units and a head that the root owns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class TiedEmbedding(nn.Module):
-    """Embedding and output projection are one root-owned parameter, used first and last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.output.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.output(x)
-
-
-class Frozen(nn.Module):
-    """A unit with one frozen parameter, a unit frozen whole, and a trained one before both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(WIDTH, 3)
-        self.blocks[1].up.weight.requires_grad_(False)
-        self.blocks[2].requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class RawReader(nn.Module):
-    """Reads its child's weight without calling the child, as fused kernels do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.linear(x, self.inner.weight, self.inner.bias).tanh()
-
-
-class RootOwned(nn.Module):
-    """The root owns a parameter of its own and a child whose weight is read raw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.randn(WIDTH))
-        self.reader = RawReader()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks[0](x * self.scale)
-        x = self.blocks[1](self.reader(x))
-        return self.head(x * self.scale)
+from bench.testing.toy_models import (
+    VOCABULARY,
+    WIDTH,
+    Block,
+    Frozen,
+    Recomputed,
+    Rooted,
+    Stack,
+    Tied,
+    Twice,
+    Unused,
+    generator_of,
+)
+from bench.testing.toy_models import build as draw
 
 
 class ConvBlock(nn.Module):
@@ -129,53 +54,6 @@ class ConvLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x).tanh())
-
-
-class UsedTwice(nn.Module):
-    """One unit runs twice in a forward pass, with another one between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twice = Block()
-        self.between = Block()
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.twice(self.between(self.twice(x))))
-
-
-class Recomputed(nn.Module):
-    """Units whose activations are recomputed in the backward pass, in both of torch's ways."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inner(x)
-        for position, block in enumerate(self.blocks):
-            if torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=position % 2 == 1)
-            else:
-                x = block(x)
-        return self.head(x)
-
-
-class UnusedParameter(nn.Module):
-    """A unit whose extra branch takes no part in the forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.blocks[0].extra = nn.Linear(WIDTH, 4)
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 class AlignedStack(nn.Module):
@@ -255,37 +133,27 @@ def _images(generator: torch.Generator, dtype: torch.dtype) -> Tensor:
 
 
 TOYS: dict[str, Toy] = {
-    "linear_stack": Toy(LinearStack, (Block,), _features),
-    "tied_embedding": Toy(TiedEmbedding, (Block,), _tokens),
-    "frozen": Toy(Frozen, (Block,), _features),
-    "root_owned": Toy(RootOwned, (Block,), _features),
+    "linear_stack": Toy(partial(Stack, features=True), (Block,), _features),
+    "tied_embedding": Toy(Tied, (Block,), _tokens),
+    "frozen": Toy(partial(Frozen, features=True), (Block,), _features),
+    "root_owned": Toy(partial(Rooted, features=True), (Block,), _features),
     "conv_linear": Toy(ConvLinear, (ConvBlock,), _images),
-    "used_twice": Toy(UsedTwice, (Block,), _features),
+    "used_twice": Toy(partial(Twice, features=True), (Block,), _features),
     "aligned_stack": Toy(AlignedStack, (Block,), _features),
-    "recomputed": Toy(Recomputed, (Block,), _features),
+    "recomputed": Toy(partial(Recomputed, features=True), (Block,), _features),
     "unequal_units": Toy(UnequalUnits, (Block, Mixer), _tokens),
-    "unused_parameter": Toy(UnusedParameter, (Block,), _features),
+    "unused_parameter": Toy(partial(Unused, features=True), (Block,), _features),
 }
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 7) -> nn.Module:
     """The model with weights drawn in fp64 from `seed`, rounded to `dtype`: equal on all ranks."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = TOYS[name].model()
-    generator = torch.Generator().manual_seed(seed)
-    model.to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(drawn * 0.3)
-    return model
+    return draw(TOYS[name].model, dtype, seed, 0.3)
 
 
 def batch(name: str, rank: int, microbatch: int, dtype: torch.dtype, cycle: int = 0) -> Tensor:
     """Input of one microbatch: different for every rank, microbatch and cycle."""
-    seed = 1_000_003 * cycle + 1_009 * rank + microbatch + 1
-    return TOYS[name].inputs(torch.Generator().manual_seed(seed), dtype)
+    return TOYS[name].inputs(generator_of(rank, microbatch, cycle), dtype)
 
 
 def loss(output: Tensor) -> Tensor:

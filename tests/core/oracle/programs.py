@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from oracle.models import Block, loss
-from oracle.ranks import WORLD, mesh, two_axes
+from oracle.ranks import WORLD, two_axes
+from oracle.ranks import mesh_of_every_replica as mesh
 from oracle.reference import relative_difference
 
 UNITS = 5

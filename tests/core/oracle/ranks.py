@@ -1,8 +1,9 @@
 """A pool of gloo ranks that outlives single tests, so that one launch serves many cases.
 
 The pool's ranks form a world of `WORLD` processes. Data-parallel groups of 1, 2 and 4 ranks are cut
-out of it as the inner axis of a mesh ("replica", "dp"): with `dp` = 2 the two halves of the world
-work on the same case at the same time. A test sends a function; every rank runs it and sends back
+out of it as the inner axis of a mesh ("replica", "dp"). With `dp` = 2 the second half of the world
+would do what the first one does; it leaves at the call of `mesh`, and counts as having returned the
+same. A test sends a function; every rank runs it and sends back
 what it returned. A rank that raises, dies or outlives the time limit ends the pool's ranks (a
 half-finished collective leaves gloo unusable); the next call starts new ones.
 """
@@ -12,11 +13,15 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from bench.testing.call import Call
 from bench.testing.workers import ForkServer, Workers, WorkersError
 
 WORLD = 4
@@ -28,8 +33,39 @@ RankFailureError = WorkersError
 _meshes: dict[int, DeviceMesh] = {}
 
 
+class _OtherReplica(BaseException):
+    """Raised by `mesh` in ranks that would repeat what the first `group_size` ranks do."""
+
+    def __init__(self, group_size: int) -> None:
+        super().__init__(group_size)
+        self.group_size = group_size
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """A result. repeats: it is that of the rank with the same index in the first so many ranks.
+
+    groups: process groups so far, in all and those named by their number, which torch takes to be
+    the same on all ranks when it makes the next one.
+    """
+
+    value: Any
+    repeats: int
+    groups: tuple[int, int]
+
+
 def mesh(group_size: int) -> DeviceMesh:
-    """In a rank: the mesh whose `dp` axis has `group_size` ranks; both axes are named."""
+    """In a rank: the mesh whose `dp` axis has `group_size` ranks; both axes are named.
+
+    Returns in the first `group_size` ranks of the world alone.
+    """
+    if dist.get_rank() >= group_size:
+        raise _OtherReplica(group_size)
+    return _meshes[group_size]
+
+
+def mesh_of_every_replica(group_size: int) -> DeviceMesh:
+    """In a rank: as `mesh`, on all ranks, for functions that use several group sizes in turn."""
     return _meshes[group_size]
 
 
@@ -49,6 +85,17 @@ def enter_world() -> None:
         )
 
 
+def call_once(call: Call) -> _Returned:
+    """In a rank: what the function returns, unless another rank does the same."""
+    value, repeats = None, WORLD
+    try:
+        value = call.run()
+    except _OtherReplica as other:
+        repeats = other.group_size
+    world = distributed_c10d._world
+    return _Returned(value, repeats, (len(world.pg_names), world.group_count))
+
+
 class RankPool:
     """Starts its ranks at the first `run`, ends them at `close` or at the first failure."""
 
@@ -66,7 +113,12 @@ class RankPool:
         if self._workers is None:
             self._server = ForkServer(paths=tuple(filter(None, sys.path))).__enter__()
             self._workers = Workers(self._server, WORLD, prepare=enter_world)
-        return self._workers.run(function, *arguments, seconds=seconds)
+        call = Call.of(function, arguments)
+        results = self._workers.run(call_once, call, seconds=seconds)
+        if len({found.groups for found in results}) > 1:
+            # A group that some ranks made alone: the next one of all ranks would never meet.
+            self._workers.end()
+        return [results[rank % found.repeats].value for rank, found in enumerate(results)]
 
     @property
     def pids(self) -> list[int]:

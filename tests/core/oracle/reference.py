@@ -1,8 +1,4 @@
-"""What must come out, computed in one process with plain torch and none of our code.
-
-N data-parallel ranks, k microbatches, g[r, j] the gradient of rank r on microbatch j: the gradient
-handed to the optimizer is (1/N) * sum_r sum_j g[r, j], whatever the strategy.
-"""
+"""What must come out of the toy models, from plain torch and none of our code."""
 
 from __future__ import annotations
 
@@ -12,9 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from bench.testing.reference import Named, gradient, mean, relative
 from oracle.models import batch, build, loss
 
-Named = dict[str, Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -33,10 +29,7 @@ def raw_gradients(
 
 def mean_gradient(raw: list[list[Named]]) -> Named:
     """(1/N) * sum over ranks and microbatches, added up in fp64."""
-    return {
-        key: sum((g[key].double() for row in raw for g in row), torch.zeros(())) / len(raw)
-        for key in raw[0][0]
-    }
+    return {key: mean([[g[key] for g in row] for row in raw]) for key in raw[0][0]}
 
 
 def expected_gradient(
@@ -95,17 +88,8 @@ def relative_difference(found: Named, expected: Named) -> float:
 def _relative(found: Tensor, expected: Tensor) -> float:
     if found.shape != expected.shape:
         raise AssertionError(f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}")
-    difference, size = (found - expected).norm(), expected.norm()
-    if size == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return float(difference / size)
+    return relative(found, expected, float(expected.norm()))
 
 
 def _gradient(model: nn.Module, inputs: Tensor) -> Named:
-    model.zero_grad(set_to_none=True)
-    loss(model(inputs)).backward()
-    return {
-        key: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        for key, p in model.named_parameters()
-        if p.requires_grad
-    }
+    return gradient(model, lambda: loss(model(inputs)))[0]

@@ -19,6 +19,7 @@ from bench.launch import Limits, launch
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore, StoreFullError
+from bench.store.errors import StoreGoneError
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
@@ -139,7 +140,10 @@ def test_ctrl_c_interrupts_the_run_and_the_record_says_so(store: ResultsStore, t
     assert output.splitlines()[-1] == "interrupted"
     assert gone_within(tree, 0.5)
     (record,) = store.records()
-    assert (record.status.state, record.status.reason) == ("interrupted", "stopped by Ctrl-C")
+    assert (record.status.state, record.status.reason) == (
+        "interrupted",
+        "interrupted by the user (Ctrl-C)",
+    )
 
 
 def test_a_stop_request_interrupts_the_run(scripted) -> None:
@@ -172,6 +176,20 @@ def test_a_caller_that_fails_while_watching_leaves_a_record_and_no_process(scrip
     status = run.record().status
     assert status.state == "crashed"
     assert "ZeroDivisionError" in status.reason
+
+
+def test_a_run_whose_folder_is_removed_is_ended_at_once_and_says_so(scripted) -> None:
+    run = scripted(steps=ENDLESS)
+    seen: list[int] = []
+
+    def remove(steps: int) -> None:
+        if not seen:
+            seen.extend(run.pid(f"rank{rank}") for rank in (0, 1))
+            run.folder.path.rename(run.folder.path.with_name("elsewhere"))
+
+    with pytest.raises(StoreGoneError, match="its folder is gone"):
+        run.run(on_step=remove)
+    assert gone_within([psutil.Process(pid) for pid in seen if psutil.pid_exists(pid)], 3.0)
 
 
 def test_a_worker_that_cannot_be_imported_is_a_crash_that_names_it(store: ResultsStore) -> None:

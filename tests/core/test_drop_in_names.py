@@ -1,0 +1,331 @@
+"""Names of upstream beyond its functions: its wrapper's arguments and attributes, its dataclasses.
+
+`test_oracle_signature.py` has the signatures of the functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import mfsdp_core
+from mfsdp_core import (
+    DistributedDataParallelConfig,
+    FSDPDistributedIndex,
+    MegatronFSDP,
+    MixedPrecisionPolicy,
+    fully_shard_model,
+    gather_full,
+    uneven_dtensor,
+)
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
+from mfsdp_core.sharding import OWN_DEFAULTS
+from oracle.models import TOYS, batch, build, loss
+from oracle.ranks import RankPool, mesh, two_axes
+from oracle.sharded import STRATEGIES, shard
+
+NAME = "conv_linear"
+#: Arguments of upstream's wrapper class, in order, with their defaults.
+WRAPPER: dict[str, Any] = {
+    "mixed_precision_policy": MixedPrecisionPolicy(),
+    "fsdp_unit_modules": None,
+    "disable_bucketing": False,
+    "device": None,
+    "calculate_per_token_loss": False,
+    "init_model_with_meta_device": False,
+    "sync_model_each_microbatch": False,
+    "keep_fp8_transpose_cache": False,
+    "nccl_ub": False,
+    "fsdp_double_buffer": False,
+    "fsdp_db_use_persist_buf_on_alloc_fail": False,
+    "disable_symmetric_registration": False,
+    "enable_fine_grained_param_gather_hook": False,
+    "enable_fine_grained_param_gather_backward_hook": False,
+    "fine_grained_recurse_module_types": None,
+    "report_nan_in_param_grad": False,
+}
+#: Fields of upstream's index, which are arguments of its constructor.
+INDEX = [
+    "device_mesh",
+    "dp_shard_dim",
+    "dp_outer_dim",
+    "tp_dim",
+    "hybrid_fsdp_group",
+    "hybrid_fsdp_expt_group",
+    "hsdp_outer_dp_shard",
+    "expt_device_mesh",
+    "fsdp_group_ag",
+    "expt_fsdp_group_ag",
+]
+
+
+def test_the_constructor_has_upstreams_arguments() -> None:
+    parameters = list(inspect.signature(MegatronFSDP).parameters.values())
+    assert [p.name for p in parameters[:3]] == ["module", "dist_index", "ddp_config"]
+    rest = parameters[3:-1]
+    assert {p.name: p.default for p in rest} == WRAPPER
+    assert [p.name for p in rest] == list(WRAPPER)
+
+
+def test_own_arguments_have_the_defaults_of_the_function() -> None:
+    parameters = inspect.signature(fully_shard_model).parameters.values()
+    own = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert own == OWN_DEFAULTS
+
+
+def test_the_index_has_upstreams_fields() -> None:
+    assert [field.name for field in dataclasses.fields(FSDPDistributedIndex)] == INDEX
+
+
+def test_there_is_a_version() -> None:
+    assert mfsdp_core.__version__.split(".")[0].isdigit()
+
+
+@pytest.mark.parametrize("name", ["finish_grad_sync", "start_param_sync", "start_grad_sync"])
+def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
+    with pytest.raises(TypeError):
+        inspect.signature(getattr(MegatronFSDP, name)).bind(None, nonsense=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        ({"fp8_param_gather": True}, CapabilityNotBuiltError, "fp8_param_gather"),
+        ({"fsdp_manual_registration": True}, CapabilityNotBuiltError, "manual_registration"),
+        ({"nccl_ub": True}, CapabilityNotBuiltError, "nccl_ub"),
+        ({"data_parallel_sharding_strategy": "zero"}, ConfigurationError, "optim_grads"),
+        (
+            {"megatron_fsdp_grad_comm_dtype": torch.bfloat16},
+            ConfigurationError,
+            "mixed_precision_policy",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_followed_is_refused(
+    config: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        MegatronFSDP(nn.Linear(2, 2), ddp_config=DistributedDataParallelConfig(**config))
+
+
+def test_arguments_that_contradict_the_configuration_are_refused() -> None:
+    config = DistributedDataParallelConfig()
+    with pytest.raises(ConfigurationError, match="fsdp_double_buffer"):
+        MegatronFSDP(nn.Linear(2, 2), ddp_config=config, fsdp_double_buffer=True)
+    with pytest.raises(TypeError, match="nonsense"):
+        MegatronFSDP(nn.Linear(2, 2), nonsense=True)
+
+
+def test_a_setting_about_speed_that_changes_nothing_says_so() -> None:
+    config = DistributedDataParallelConfig(bucket_size=1000, fp8_param_gather=True)
+    with pytest.raises(CapabilityNotBuiltError):
+        MegatronFSDP(nn.Linear(2, 2), ddp_config=config)
+    with pytest.warns(UserWarning, match="bucket_size=1000 has no effect"):
+        DistributedDataParallelConfig(bucket_size=1000).arguments(MixedPrecisionPolicy())
+
+
+def through_the_constructor(strategy: str, hybrid: bool) -> list[str]:
+    """The wrapper as Megatron-LM builds it beside that of `fully_shard_model`: equal gradients."""
+    where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
+    if hybrid:
+        axes, group = two_axes()
+        where = {
+            "device_mesh": axes,
+            "dp_shard_dim": "inner",
+            "dp_outer_dim": "outer",
+            "hybrid_fsdp_group": group,
+        }
+    outer = "optim" if hybrid else "no_shard"
+    units = list(TOYS[NAME].units)
+    index = FSDPDistributedIndex(**where, hsdp_outer_dp_shard=hybrid)
+    config = DistributedDataParallelConfig(
+        data_parallel_sharding_strategy=strategy, outer_dp_sharding_strategy=outer
+    )
+    made = MegatronFSDP(build(NAME), index, config, fsdp_unit_modules=units)
+    other = fully_shard_model(
+        build(NAME),
+        **where,
+        fsdp_unit_modules=units,
+        zero_dp_strategy=strategy,
+        outer_dp_sharding_strategy=outer,
+        sync_model_each_microbatch=False,
+    )
+    bad = []
+    for model in (made, other):
+        loss(model(batch(NAME, dist.get_rank(), 0, torch.float32))).backward()
+        model.finish_grad_sync(force_all_reduce=False)
+        if model.ddp_config.data_parallel_sharding_strategy != strategy:
+            bad.append("ddp_config")
+        found = model.get_distributed_index()
+        if found is not model.dist_index or found.get_dp_group().size() != 4:
+            bad.append("dist_index")
+        if found.get_fsdp_group().size() != (2 if hybrid else 4):
+            bad.append("fsdp_group")
+        if model.device != torch.device("cpu"):
+            bad.append("device")
+    pairs = zip(made.parameters(), other.parameters(), strict=True)
+    same = all(torch.equal(a.grad.to_local(), b.grad.to_local()) for a, b in pairs)
+    wrong = dataclasses.replace(index, hsdp_outer_dp_shard=not hybrid)
+    with pytest.raises(ConfigurationError, match="hsdp_outer_dp_shard"):
+        MegatronFSDP(build(NAME), wrong, config, fsdp_unit_modules=units)
+    return bad if same else [*bad, "gradients"]
+
+
+def attributes(strategy: str) -> list[str]:
+    """What callers read on the wrapper and on parameters, between steps and in a forward pass."""
+    toy = shard(NAME, strategy, 4)
+    model, bad = toy.model, []
+    names = [name.removeprefix("module.") for name, _ in model.named_parameters()]
+    listed = [sorted(model.param_to_name.values()), sorted(model.raw_param)]
+    if listed != [sorted(names)] * 2:
+        bad.append("names")
+    for name, p in toy.parameters():
+        whole = gather_full(p.detach())
+        if not torch.equal(whole.flatten()[p.megatron_fsdp_slice], p.to_local().detach().flatten()):
+            bad.append(f"slice of {name}")
+        if not (p.__fsdp_param__ and p.megatron_fsdp_dist_index is model.dist_index):
+            bad.append(f"marks of {name}")
+        if p.orig_param.shape != whole.shape or model.param_to_name[p] != name:
+            bad.append(f"orig_param of {name}")
+    seen: list[str] = []
+
+    def look(module: nn.Module, _inputs: object) -> None:
+        seen.append(model.param_to_name[module.first.weight])
+        assert model.raw_param["features.first.weight"] is module.first.weight
+        assert module.first.weight.__fsdp_param__
+
+    model.module.features.register_forward_pre_hook(look)
+    groups = model.param_and_grad_buffer.parameter_groups
+    listed = [model.param_to_name[p] for group in groups for p in group.params]
+    if sorted(listed) != sorted(names) or {g.fsdp_unit_id for g in groups} != {None, 0}:
+        bad.append("parameter_groups")
+    counts = [model.microbatch_count]
+    with model.no_sync():
+        toy.backward()
+        counts.append(model.microbatch_count)
+        assert not model.is_last_microbatch
+    toy.backward(1)
+    counts.append(model.microbatch_count)
+    model.finish_grad_sync(force_all_reduce=True)
+    counts.append(model.microbatch_count)
+    if counts != [0, 1, 2, 0] or seen[0] != "features.first.weight":
+        bad.append(f"{counts} {seen}")
+    if strategy == "optim_grads_params":
+        with pytest.raises(LifecycleError, match="not gathered"):
+            model.raw_param["features.first.weight"]
+    return bad
+
+
+def reductions_of_marked_microbatches(strategy: str) -> list[int]:
+    """Whole gradients are reduced by the microbatch that is said to be the last."""
+    toy = shard("aligned_stack", strategy, 4)
+    counts = []
+    for attribute in ("is_last_microbatch", "model_auto_sync"):
+        toy.model.zero_grad_buffer()
+        with toy.collectives() as first:
+            toy.backward()
+        setattr(toy.model, attribute, True)
+        assert getattr(toy.model, attribute)
+        with toy.collectives() as last:
+            toy.backward(1)
+        setattr(toy.model, attribute, False)
+        counts += [sum(n for (op, _), n in c.items() if op != "all_gather") for c in (first, last)]
+    return counts
+
+
+def dtensor_functions() -> list[str]:
+    """`uneven_dtensor` on a sharded model's parameters and on torch's own DTensors."""
+    bad = []
+    axes, group = two_axes()
+    model = fully_shard_model(
+        build(NAME),
+        axes,
+        "inner",
+        "outer",
+        hybrid_fsdp_group=group,
+        outer_dp_sharding_strategy=1,
+        fsdp_unit_modules=list(TOYS[NAME].units),
+    )
+    wanted = dict(build(NAME).named_parameters())
+    whole = torch.arange(70.0).view(10, 7)
+    theirs = [
+        distribute_tensor(whole, axes, [Shard(0), Shard(0)]),
+        distribute_tensor(whole, axes, [Shard(1), Shard(0)]),
+        distribute_tensor(whole, mesh(4)["dp"], [Shard(1)]),
+    ]
+    cases = [(whole, value) for value in theirs]
+    cases += [
+        (wanted[name.removeprefix("module.")].detach(), p.detach())
+        for name, p in model.named_parameters()
+    ]
+    for expected, value in cases:
+        uneven_dtensor.validate_uneven_dtensor(value)
+        if not torch.equal(uneven_dtensor.uneven_dtensor_to_full_tensor(value), expected):
+            bad.append(f"whole {tuple(value.placements)}")
+        replicated = uneven_dtensor.gather_uneven_dtensor_to_full_tensor(value)
+        if not torch.equal(replicated.to_local(), expected):
+            bad.append(f"replicated {tuple(value.placements)}")
+        chunk = uneven_dtensor.gather_and_compute_chunk_metadata(value)
+        box = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        if not torch.equal(expected[box], value.to_local()):
+            bad.append(f"chunk {tuple(value.placements)}")
+        for dim in range(value.ndim):
+            sections = [1, value.shape[dim] - 1]
+            parts = list(
+                uneven_dtensor.split_dtensor(
+                    value, sections, dim=dim, update_uneven_dtensor_chunk_meta=True
+                )
+            )
+            found = [uneven_dtensor.uneven_dtensor_to_full_tensor(part) for part in parts]
+            if not all(map(torch.equal, found, expected.split(sections, dim))):
+                bad.append(f"split {dim} {tuple(value.placements)}")
+    state = {"a": {"b": theirs[0]}, "c": 1}
+    if uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(state) is not state:
+        bad.append("state dict")
+    for _, p in model.named_parameters():
+        local = p.to_local().detach().flatten().clone()
+        made = uneven_dtensor.make_fsdp_dtensor(local, p, model.dist_index, run_check=True)
+        if not isinstance(made, DTensor) or made.shape != p.shape:
+            bad.append("made")
+    with pytest.raises(TypeError):
+        uneven_dtensor.uneven_dtensor_to_full_tensor(whole)
+    return bad
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_constructor_shards_as_the_function_does(ranks: RankPool, strategy: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ranks.run(through_the_constructor, strategy, False) == [[]] * 4
+        if strategy != "no_shard":
+            assert ranks.run(through_the_constructor, strategy, True) == [[]] * 4
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_attributes_say_what_upstreams_say(ranks: RankPool, strategy: str) -> None:
+    assert ranks.run(attributes, strategy) == [[]] * 4
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+def test_the_last_microbatch_may_be_said_by_attribute(ranks: RankPool, strategy: str) -> None:
+    for marked_first, marked_last, auto_first, auto_last in ranks.run(
+        reductions_of_marked_microbatches, strategy
+    ):
+        assert marked_first == auto_first == 0
+        assert marked_last == auto_last > 0
+
+
+@pytest.mark.processes
+def test_functions_on_uneven_dtensors_equal_those_on_whole_tensors(ranks: RankPool) -> None:
+    assert ranks.run(dtensor_functions) == [[]] * 4
