@@ -134,7 +134,7 @@ def _rank(rank: int, runs: Sequence[ResolvedRun], steps: int, folder: str) -> No
             for (name, phases), taken in zip(found, operations, strict=True)
         }
         write_json_atomically(Path(folder) / "found.json", engines)
-    os._exit(0)  # gloo's threads may abort an interpreter that ends (bench/worker/process.py)
+    os._exit(0)  # gloo's threads may abort an interpreter that ends (bench/launch/process.py)
 
 
 def measure(runs: Sequence[ResolvedRun], steps: int) -> dict[str, Any]:

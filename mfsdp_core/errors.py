@@ -8,7 +8,7 @@ MfsdpError
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
 ├── NonFiniteGradientError        NaN or Inf in a gradient, where looking for them was asked for
 ├── LifecycleError                a call at a time when it cannot mean anything
-│   └── PolicyChangeError         a dtype policy change while buckets are live, or of a main dtype
+│   └── PolicyChangeError         a change of the communication dtype that buffers cannot follow
 ├── PoolExhaustedError            a buffer pool has no slot that a unit may use now
 ├── StateDictError                missing, unexpected or wrongly shaped entries
 └── CheckpointError               a checkpoint that cannot be written, or must not be read

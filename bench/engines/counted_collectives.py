@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultReduceScatter,
 )
 
-from bench.meters.ring_bytes import RingBytes
+from bench.engines.ring_bytes import RingBytes
 
 
 class CountedAllGather(DefaultAllGather):

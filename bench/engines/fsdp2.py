@@ -23,10 +23,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from bench.engines.counted_collectives import CountedAllGather, CountedReduceScatter
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
-from bench.meters.ring_bytes import RingBytes
 from bench.models.units import units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
 

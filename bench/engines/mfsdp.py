@@ -23,11 +23,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.ledger_view import LedgerView
+from bench.engines.local_tensor import local_tensor
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
 from bench.errors import UnsupportedError
-from bench.meters.local_tensor import local_tensor
 from bench.models.meshes import DATA, TENSOR, expert_mesh, tensor_mesh
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun

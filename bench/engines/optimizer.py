@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.local_tensor import local_tensor
 from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
-from bench.meters.local_tensor import local_tensor
 from bench.spec import TrainSpec
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.meters.local_tensor import local_tensor
+from bench.engines.local_tensor import local_tensor
 
 
 class PrecisionAwareAdamW(torch.optim.Optimizer):

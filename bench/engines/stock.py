@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.local_tensor import local_tensor
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
 from bench.errors import UnsupportedError
-from bench.meters.local_tensor import local_tensor
 from bench.spec import ResolvedDtypes, ResolvedRun
 
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.launch.deaths import Deaths
 from bench.launch.parent_death import die_with_parent
-from bench.worker.process import AGENT_PID_VARIABLE
+from bench.launch.process import AGENT_PID_VARIABLE
 
 OUTCOME_FILE = "agent.json"
 
@@ -61,12 +61,13 @@ def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
         run(parse_args(arguments))
     except ChildFailedError as error:
         code = 1
+        died = deaths.of_all()
         outcome["failures"] = [
             {
                 "rank": rank,
                 "exit_code": failure.exitcode,
                 "pid": failure.pid,
-                "died_seconds": deaths.seconds(failure.pid),
+                "died_seconds": died.get(failure.pid),
             }
             for rank, failure in error.failures.items()
         ]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench.launch.named_code import named_folders
 from bench.launch.nccl_logs import nccl_variables
+from bench.launch.process import CHECKOUT_VARIABLE
 from bench.launch.rank_code import RankCode, own_code
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
 from bench.spec import ResolvedRun
-from bench.worker.process import CHECKOUT_VARIABLE
 
 WORKER_MODULE = "bench.worker"
 RUN_DIR_VARIABLE = "MFSDP_BENCH_RUN_DIR"

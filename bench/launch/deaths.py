@@ -16,6 +16,7 @@ import time
 import psutil
 
 _LOOK_SECONDS = 0.05
+_CATCH_UP_SECONDS = 5.0
 
 
 class Deaths:
@@ -27,11 +28,16 @@ class Deaths:
     def __init__(self, expected: int) -> None:
         self._expected = expected
         self._seconds: dict[int, float] = {}
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
 
-    def seconds(self, pid: int) -> float | None:
-        """Unix time at which the child ended; None while it lives, or if nobody can say."""
-        return self._seconds.get(pid)
+    def of_all(self) -> dict[int, float]:
+        """Process id -> Unix time of its end, once all children have ended; {} if none is known.
+
+        Waits for the thread: on a busy machine whoever reaps the children can be faster.
+        """
+        self._thread.join(_CATCH_UP_SECONDS)
+        return dict(self._seconds)
 
     def _watch(self) -> None:
         poll = select.poll()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.launch.nccl_logs import give_nccl_a_log
 from bench.launch.parent_death import die_with_parent
-from bench.worker.process import AGENT_PID_VARIABLE, end_by_signal_alone
+from bench.launch.process import AGENT_PID_VARIABLE, end_by_signal_alone
 
 
 def main(arguments: list[str]) -> None:
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     try:
         runpy.run_module(worker_module, run_name="__main__", alter_sys=True)
     except Exception as error:
-        from bench.worker.failure import write_failure
+        from bench.launch.failure import write_failure
 
         write_failure(Path(run_dir), rank, error)
         raise

@@ -8,9 +8,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from bench.launch.failure import write_failure
 from bench.launch.parent_death import die_with_parent
-from bench.worker.failure import write_failure
-from bench.worker.process import check_checkout, end_by_signal_alone, parent_process_id
+from bench.launch.process import check_checkout, end_by_signal_alone, parent_process_id
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Which allocator serves the buffers that come and go: the arguments about it, parsed."""
+"""Which allocator serves transient buffers: the arguments about it, parsed."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def _pool_lines(
     *,
     used: bool,
 ) -> Iterator[MemoryLine]:
-    """What the allocator keeps for buffers that come and go; `used`: a step has been made."""
+    """What the allocator keeps for transient buffers; `used`: a step has been made."""
     if config.pool is None:
         return
     pools = plan_pools(config, requests)

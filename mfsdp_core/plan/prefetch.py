@@ -85,7 +85,7 @@ def _some_idle(holding: set[int], slots: int) -> int | None:
 
 
 def unit_order(order: str | Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """Places of the units in a given order; None for the orders that have a name.
+    """Indices of the units in a given order; None for the orders that have a name.
 
     Raises:
         ConfigurationError: an unknown name, or an order that is not one of all units.

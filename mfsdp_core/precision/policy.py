@@ -22,7 +22,8 @@ class MixedPrecisionPolicy:
     they are.
 
     Raises:
-        ConfigurationError: a value that is neither None nor a floating-point torch.dtype.
+        ConfigurationError: a value that is neither None nor a floating-point torch.dtype, or a
+            codec without the methods of one.
     """
 
     main_params_dtype: torch.dtype | None = torch.float32
@@ -39,4 +40,11 @@ class MixedPrecisionPolicy:
             raise ConfigurationError(
                 f"MixedPrecisionPolicy({name}={value!r}): expected None or a floating-point "
                 "torch.dtype such as torch.bfloat16."
+            )
+        methods = ("takes", "payloads", "for_bucket")
+        missing = [name for name in methods if not hasattr(self.weight_codec, name)]
+        if self.weight_codec is not None and missing:
+            raise ConfigurationError(
+                f"weight_codec={self.weight_codec!r}: expected None or a codec "
+                f"(mfsdp_core.precision.codec.Codec), found no {', '.join(missing)}."
             )

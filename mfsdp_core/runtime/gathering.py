@@ -12,8 +12,8 @@ ways, since models read it from anywhere.
 A module that is called while its unit does not run counts as a call of the unit: its weights are
 gathered for this call and released after it.
 
-Ahead of need goes what the next module lacks, as long as nothing that was gathered ahead is still
-waiting for its own module. Ranks must run the same modules of a unit in the same order.
+What the next module still needs is gathered ahead, unless something that was gathered ahead is
+still waiting for its own module. Ranks must run the same modules of a unit in the same order.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class GatherByModule:
         self._show(point, "backward")
 
     def ahead(self, point: GatherPoint, direction: Direction) -> None:
-        """Gather what the next module lacks, unless something still waits for its module."""
+        """Gather what the next module still needs, unless something still waits for its module."""
         waits = any(group.weights.is_gathered for group in self._waiting)
         if not self._prefetch or waits:
             return

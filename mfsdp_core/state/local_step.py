@@ -45,6 +45,9 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
 #: size are 1.3 MB.
 PIECE_ELEMENTS = 1 << 16
 
+#: First steps of an unknown optimizer in which every operation is looked at: see `NoRowsMoved`.
+WATCHED_STEPS = 3
+
 State = dict[str, Any]
 
 
@@ -54,6 +57,7 @@ class LocalStep:
     def __init__(self, optimizer: torch.optim.Optimizer, base_step: Callable[..., Any]) -> None:
         self._optimizer = optimizer
         self._base_step = base_step
+        self._watched = 0
 
     @property
     def is_local(self) -> bool:
@@ -94,8 +98,10 @@ class LocalStep:
     def _dispatched(self, *closure: Callable[[], Any]) -> Any:
         """One step on DTensors."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        if type(self._optimizer) in ELEMENTWISE or are_whole(parameters):
+        known = type(self._optimizer) in ELEMENTWISE or are_whole(parameters)
+        if known or self._watched == WATCHED_STEPS:
             return self._base_step(*closure)
+        self._watched += 1
         watch = NoRowsMoved(self._optimizer)
 
         def evaluate(model: Callable[[], Any]) -> Any:

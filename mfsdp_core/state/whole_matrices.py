@@ -3,8 +3,8 @@
 Row and column statistics, orthogonalised updates and inner products over all parameters need whole
 tensors. Over a rank's rows they would be wrong, and torch's DTensor computes some of them as if
 shards were even. torch's own are refused by name, before anything is sharded or sent. Those of
-others are watched while they step: what moves rows between ranks is refused. Sums over shards, such
-as norms, are right and pass.
+others are watched in their first steps, since watching costs microseconds per operation: what moves
+rows between ranks is refused. Sums over shards, such as norms, are right and pass.
 """
 
 from __future__ import annotations

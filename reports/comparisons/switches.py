@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.derive.timeline import peak, read_timeline
 from bench.record import RunRecord
 from bench.spec import POOLS
 from reports.views.cells import Cell
@@ -89,14 +88,14 @@ def _difference(cell: Cell, base: Cell) -> Difference:
     one, other = cell.finished[0].record, base.finished[0].record
     losses = _pairs(one, other, "loss")
     norms = _pairs(one, other, "grad_norm")
-    timeline = read_timeline(one.memory)
+    summary = cell.finished[0].summary
     return Difference(
         cell=cell,
         exact=bool(losses) and all(a == b for a, b in (*losses, *norms)),
         loss=_largest(losses),
         grad_norm=_largest(norms),
         first_grad_norm=_largest(norms[:1]),
-        peak_bytes=None if timeline is None else peak(timeline).moment.total_bytes,
+        peak_bytes=summary.ledger_peak_bytes if summary.ledger_is_measured else None,
     )
 
 

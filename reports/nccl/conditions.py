@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from reports.nccl.model import DATATYPES, REDUCTIONS, Call, Version, Versions
-from reports.nccl.replay import UNKNOWN_OPERATION, Evidence
+from reports.nccl.replay import UNKNOWN_OPERATION, CallEvidence
 
 FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
 BATCHED: Final[Version] = (2, 28, 3)
@@ -34,7 +34,7 @@ VERSION: Final = "version"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConditionOutcome:
     """needs: subsystems that would settle an open condition."""
 
     state: Literal["failed", "holds", "open"]
@@ -43,19 +43,19 @@ class Outcome:
     needs: tuple[str, ...] = ()
 
 
-HOLDS: Final = Outcome("holds")
-Condition = Callable[[Evidence], Outcome]
+HOLDS: Final = ConditionOutcome("holds")
+Condition = Callable[[CallEvidence], ConditionOutcome]
 
 
-def _failed(text: str, quote: str = "") -> Outcome:
-    return Outcome("failed", text, quote)
+def _failed(text: str, quote: str = "") -> ConditionOutcome:
+    return ConditionOutcome("failed", text, quote)
 
 
-def _open(text: str, *needs: str) -> Outcome:
-    return Outcome("open", text, needs=needs)
+def _open(text: str, *needs: str) -> ConditionOutcome:
+    return ConditionOutcome("open", text, needs=needs)
 
 
-def version(case: Evidence) -> Outcome:
+def version(case: CallEvidence) -> ConditionOutcome:
     """Symmetric kernels exist since 2.27.3."""
     if case.versions.all_before(FIRST_SYMMETRIC):
         return _failed(
@@ -67,7 +67,7 @@ def version(case: Evidence) -> Outcome:
     return _open("the version is not known", VERSION)
 
 
-def switches(case: Evidence) -> Outcome:
+def switches(case: CallEvidence) -> ConditionOutcome:
     """Windows and cuMem can be switched off; so could user registration in 2.27."""
     names = ["NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE"]
     if case.versions.all_before(BATCHED):
@@ -81,7 +81,7 @@ def switches(case: Evidence) -> Outcome:
     return _open("a variable may switch symmetric memory off", "ENV")
 
 
-def topology(case: Evidence) -> Outcome:
+def topology(case: CallEvidence) -> ConditionOutcome:
     """One NVLink domain; later versions cross nodes for some operations."""
     for view in case.views:
         if view.not_supported_line:
@@ -101,7 +101,7 @@ def topology(case: Evidence) -> Outcome:
     return _connectivity(case)
 
 
-def _across_nodes(case: Evidence, nodes: int, line: str) -> Outcome:
+def _across_nodes(case: CallEvidence, nodes: int, line: str) -> ConditionOutcome:
     operation = case.key.operation
     if operation == "AllReduce":
         return _failed(
@@ -130,7 +130,7 @@ def _across_nodes(case: Evidence, nodes: int, line: str) -> Outcome:
     return HOLDS
 
 
-def _connectivity(case: Evidence) -> Outcome:
+def _connectivity(case: CallEvidence) -> ConditionOutcome:
     for view in case.views:
         direct, _, cuda = (*view.p2p, None, None, None)[:3]
         all_cuda = case.versions.meet(_CUDA_P2P) == case.versions
@@ -141,7 +141,7 @@ def _connectivity(case: Evidence) -> Outcome:
     return HOLDS
 
 
-def operation(case: Evidence) -> Outcome:
+def operation(case: CallEvidence) -> ConditionOutcome:
     """Only three operations have symmetric kernels."""
     name = case.key.operation
     if name == UNKNOWN_OPERATION:
@@ -151,7 +151,7 @@ def operation(case: Evidence) -> Outcome:
     return HOLDS
 
 
-def reduction(case: Evidence) -> Outcome:
+def reduction(case: CallEvidence) -> ConditionOutcome:
     """Reductions are symmetric for sums; averages since 2.30.3."""
     if case.key.operation == "AllGather":
         return HOLDS
@@ -164,7 +164,7 @@ def reduction(case: Evidence) -> Outcome:
     return _if_all_failed(outcomes)
 
 
-def _reduction_of(call: Call, case: Evidence) -> Outcome:
+def _reduction_of(call: Call, case: CallEvidence) -> ConditionOutcome:
     if call.reduction == 0:
         return HOLDS
     if call.reduction == _AVERAGE:
@@ -187,7 +187,7 @@ def _reduction_of(call: Call, case: Evidence) -> Outcome:
     )
 
 
-def datatype(case: Evidence) -> Outcome:
+def datatype(case: CallEvidence) -> ConditionOutcome:
     """Reductions are symmetric for float32, float16, bfloat16 and float8."""
     if case.key.operation == "AllGather":
         return HOLDS
@@ -206,13 +206,13 @@ def datatype(case: Evidence) -> Outcome:
     return _if_all_failed(outcomes)
 
 
-def _if_all_failed(outcomes: list[Outcome]) -> Outcome:
+def _if_all_failed(outcomes: list[ConditionOutcome]) -> ConditionOutcome:
     if all(one.state == "failed" for one in outcomes):
         return outcomes[0]
     return next((one for one in outcomes if one.state == "open"), HOLDS)
 
 
-def registration(case: Evidence) -> Outcome:
+def registration(case: CallEvidence) -> ConditionOutcome:
     """The buffers must lie in a window of this communicator."""
     if case.key.phase == "before":
         return _failed(
@@ -234,7 +234,7 @@ def registration(case: Evidence) -> Outcome:
     return _in_range(case)
 
 
-def _in_range(case: Evidence) -> Outcome:
+def _in_range(case: CallEvidence) -> ConditionOutcome:
     checks = case.cell.buffers
     if not case.calls or not checks:
         return _open("a buffer may lie outside the registered memory", "COLL")
@@ -252,7 +252,7 @@ def _in_range(case: Evidence) -> Outcome:
     )
 
 
-def grouping(case: Evidence) -> Outcome:
+def grouping(case: CallEvidence) -> ConditionOutcome:
     """2.27 uses symmetric kernels for calls that stand alone."""
     if case.versions.all_from(BATCHED) or case.versions.all_before(FIRST_SYMMETRIC):
         return HOLDS
@@ -271,7 +271,7 @@ def grouping(case: Evidence) -> Outcome:
     return _open("several calls may be grouped, which 2.27 does not launch symmetrically", "COLL")
 
 
-def size(case: Evidence) -> Outcome:
+def size(case: CallEvidence) -> ConditionOutcome:
     """64 GiB over all ranks and more is too much for every symmetric kernel."""
     ranks = case.ranks
     if ranks is None or case.key.bytes_are != "per_rank":
@@ -282,7 +282,7 @@ def size(case: Evidence) -> Outcome:
     return _failed(f"{ranks} ranks x {case.key.size_bytes:,} bytes is 64 GiB or more", case.line)
 
 
-def override(case: Evidence) -> Outcome:
+def override(case: CallEvidence) -> ConditionOutcome:
     """One kernel can be forced, which excludes the others."""
     warning = next(
         (e for e in case.standing("no_kernel") if case.key.operation in (e.values[0] or "")), None
@@ -341,7 +341,7 @@ class Reason:
         return f"NCCL_DEBUG_SUBSYS={','.join(wanted)}"
 
 
-def why_not_symmetric(case: Evidence) -> Reason:
+def why_not_symmetric(case: CallEvidence) -> Reason:
     """The reason for calls of one kind that is not symmetric, or for calls without a line."""
     if case.kind is None:
         return _no_evidence(case)
@@ -357,7 +357,7 @@ def why_not_symmetric(case: Evidence) -> Reason:
     return _regular(case)
 
 
-def _regular(case: Evidence) -> Reason:
+def _regular(case: CallEvidence) -> Reason:
     outcomes = [(name, check(case)) for name, check in CONDITIONS]
     for name, outcome in outcomes:
         if outcome.state == "failed":
@@ -382,18 +382,18 @@ def _regular(case: Evidence) -> Reason:
     return Reason("", text, case.line)
 
 
-def _one_host(case: Evidence) -> str:
+def _one_host(case: CallEvidence) -> str:
     if case.nodes_view is not None or len(case.job.hosts) != 1:
         return ""
     return f"; nodes are not the reason, as all lines come from host {next(iter(case.job.hosts))}"
 
 
-def _chosen(case: Evidence) -> str:
+def _chosen(case: CallEvidence) -> str:
     names = [what for (kind, what) in case.cell.kernels if kind == case.kind]
     return " and ".join(dict.fromkeys(names)) or "another kernel"
 
 
-def _copy_engine(case: Evidence) -> Reason:
+def _copy_engine(case: CallEvidence) -> Reason:
     text = "the copy engine takes precedence; the memory is registered"
     policy = next(case.standing("cta_policy"), None) or case.setting("NCCL_CTA_POLICY")
     if policy is not None and (policy.values[-1] or "").upper() in ("2", "ZERO"):
@@ -403,7 +403,7 @@ def _copy_engine(case: Evidence) -> Reason:
     return Reason("copy engine", text, case.line)
 
 
-def _no_evidence(case: Evidence) -> Reason:
+def _no_evidence(case: CallEvidence) -> Reason:
     """Why no TUNING line tells about these calls; that is never a verdict."""
     quote = case.call_line
     if case.versions.all_before(_FIRST_WITH_LINES):
@@ -441,7 +441,7 @@ def _no_evidence(case: Evidence) -> Reason:
     return Reason("", "calls were made, and no line tells which kernel ran", quote)
 
 
-def _tuning_seen(case: Evidence) -> bool:
+def _tuning_seen(case: CallEvidence) -> bool:
     if any(case.subsystem_on(name) for name in ("TUNING",)):
         return True
     for process in case.processes:

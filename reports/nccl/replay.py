@@ -32,7 +32,7 @@ _MOST_CALLS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class CellKey:
+class CallGroupKey:
     """group: key of the communicator; for lines that cannot be attributed, their process.
 
     size_bytes: per rank (see `Choice`), or in total where `bytes_are` says so. phase: before or
@@ -64,10 +64,10 @@ class BufferCheck:
 
 
 @dataclass
-class Cell:
+class CallGroup:
     """What the log shows for one key. Counts are of lines, by (process, iterations ended, kind)."""
 
-    key: CellKey
+    key: CallGroupKey
     lines: Counter[tuple[str, int, Kind]] = field(default_factory=Counter)
     works: Counter[tuple[str, int, Kind]] = field(default_factory=Counter)
     silent: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class Replay:
     """All cells, and all views by communicator."""
 
     job: Job
-    cells: dict[CellKey, Cell] = field(default_factory=dict)
+    cells: dict[CallGroupKey, CallGroup] = field(default_factory=dict)
     groups: dict[GroupKey, list[View]] = field(default_factory=dict)
 
 
@@ -154,7 +154,7 @@ class _Walk:
         if kind != "symmetric" and call is not None and view is not None:
             self._check(cell, observation, seen, view)
 
-    def _check(self, cell: Cell, observation: Observation, seen: Seen, view: View) -> None:
+    def _check(self, cell: CallGroup, observation: Observation, seen: Seen, view: View) -> None:
         if observation.grouped:
             cell.grouped += seen.count
             cell.grouped_quote = cell.grouped_quote or seen.call_line
@@ -179,23 +179,23 @@ class _Walk:
         view = self._views.only_candidate(every_rank=choice.printed_by_every_rank)
         return view, view is not None
 
-    def _cell(self, observation: Observation, view: View | None) -> Cell | None:
+    def _cell(self, observation: Observation, view: View | None) -> CallGroup | None:
         key = self._key(observation, view)
         if key is None:
             return None
         cell = self._made.cells.get(key)
         if cell is None:
-            cell = self._made.cells[key] = Cell(key)
+            cell = self._made.cells[key] = CallGroup(key)
         return cell
 
-    def _key(self, observation: Observation, view: View | None) -> CellKey | None:
+    def _key(self, observation: Observation, view: View | None) -> CallGroupKey | None:
         choice, call = observation.choice, observation.call
         if call is not None and (call.count == 0 or call.ranks <= 1):
             return None  # nothing is launched for it
         operation = call.operation if call is not None else choice.operation if choice else None
         size, are = _size(choice, call, view)
         group: GroupKey = ("unknown", self._process.name) if view is None else view.key
-        return CellKey(group, operation or UNKNOWN_OPERATION, size, are, self._phase(view))
+        return CallGroupKey(group, operation or UNKNOWN_OPERATION, size, are, self._phase(view))
 
     def _phase(self, view: View | None) -> Phase:
         if view is None:
@@ -288,21 +288,21 @@ def _inside(pointer: bytes, size_bytes: int, ranges: list[Range]) -> bool:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CallEvidence:
     """One cell, or the calls of one `kind` in it, with the processes and views behind it.
 
     kind: None for calls that no TUNING line tells about. symmetric_seen: a symmetric line anywhere
     in the job proves its version and its switches, which NCCL requires to be equal on all ranks.
     """
 
-    cell: Cell
+    cell: CallGroup
     kind: Kind | None
     job: Job
     views: tuple[View, ...]
     symmetric_line: str = ""
 
     @property
-    def key(self) -> CellKey:
+    def key(self) -> CallGroupKey:
         """What the cell is about."""
         return self.cell.key
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from reports.nccl.conditions import Reason, why_not_symmetric
 from reports.nccl.job import GroupKey, View
 from reports.nccl.model import Kind, Versions
-from reports.nccl.replay import Cell, CellKey, Evidence, Replay
+from reports.nccl.replay import CallEvidence, CallGroup, CallGroupKey, Replay
 
 
 class Verdict(StrEnum):
@@ -76,7 +76,7 @@ def rows(made: Replay, name: Callable[[GroupKey, list[View]], Communicator]) -> 
     """All rows; `name` describes a communicator."""
     symmetric_line = _symmetric_line(made)
     communicators = {key: name(key, views) for key, views in made.groups.items()}
-    merged: dict[tuple[object, ...], list[Cell]] = {}
+    merged: dict[tuple[object, ...], list[CallGroup]] = {}
     for cell in made.cells.values():
         merged.setdefault(_merge_key(cell), []).append(cell)
     found = []
@@ -107,7 +107,7 @@ def _symmetric_line(made: Replay) -> str:
     return min(quotes, default="")
 
 
-def _merge_key(cell: Cell) -> tuple[object, ...]:
+def _merge_key(cell: CallGroup) -> tuple[object, ...]:
     """Lines of unknown communicators are shown together where they say the same."""
     if cell.key.attributed:
         return (cell.key,)
@@ -125,7 +125,7 @@ def verdict_of(kinds: Iterable[Kind]) -> Verdict:
 
 
 def _row(
-    cells: list[Cell],
+    cells: list[CallGroup],
     communicator: Communicator | None,
     views: tuple[View, ...],
     made: Replay,
@@ -167,19 +167,19 @@ def _row(
 
 
 def _case(
-    cell: Cell, kinds: list[Kind], made: Replay, views: tuple[View, ...], symmetric_line: str
-) -> Evidence | None:
+    cell: CallGroup, kinds: list[Kind], made: Replay, views: tuple[View, ...], symmetric_line: str
+) -> CallEvidence | None:
     """The calls that need a reason: those of the first kind that is not symmetric."""
     other = [kind for kind in ("regular", "hierarchical_ce", "copy_engine") if kind in kinds]
     if not kinds:
-        return Evidence(cell, None, made.job, views, symmetric_line)
+        return CallEvidence(cell, None, made.job, views, symmetric_line)
     if not other:
         return None
     kind: Kind = next(k for k in kinds if k == other[0])
-    return Evidence(cell, kind, made.job, views, symmetric_line)
+    return CallEvidence(cell, kind, made.job, views, symmetric_line)
 
 
-def _calls(cells: list[Cell], kind: Kind, views: tuple[View, ...]) -> int:
+def _calls(cells: list[CallGroup], kind: Kind, views: tuple[View, ...]) -> int:
     """Calls behind the lines: one rank's, where every rank prints them."""
     per_process: Counter[str] = Counter()
     for cell in cells:
@@ -193,7 +193,7 @@ def _calls(cells: list[Cell], kind: Kind, views: tuple[View, ...]) -> int:
     return root or max(per_process.values(), default=0)
 
 
-def _bytes(cells: list[Cell], kind: Kind, calls: int) -> int:
+def _bytes(cells: list[CallGroup], kind: Kind, calls: int) -> int:
     """Calls x bytes; a batched line whose calls are not known carries the sum of their bytes."""
     size_bytes = cells[0].key.size_bytes
     if kind == "symmetric" and any(cell.batched for cell in cells):
@@ -202,7 +202,7 @@ def _bytes(cells: list[Cell], kind: Kind, calls: int) -> int:
     return calls * size_bytes
 
 
-def _silent(cells: list[Cell], views: tuple[View, ...]) -> int:
+def _silent(cells: list[CallGroup], views: tuple[View, ...]) -> int:
     per_process: Counter[str] = Counter()
     for cell in cells:
         for (process, _), count in cell.silent.items():
@@ -211,13 +211,13 @@ def _silent(cells: list[Cell], views: tuple[View, ...]) -> int:
     return sum(per_process[p] for p in roots) or max(per_process.values(), default=0)
 
 
-def _processes(cells: list[Cell], made: Replay) -> set[str]:
+def _processes(cells: list[CallGroup], made: Replay) -> set[str]:
     names = {process for cell in cells for (process, _, _) in cell.lines}
     names = names or {process for cell in cells for (process, _) in cell.silent}
     return {made.job.processes[name].label for name in names}
 
 
-def _remarks(cells: list[Cell], verdict: Verdict, views: tuple[View, ...]) -> tuple[str, ...]:
+def _remarks(cells: list[CallGroup], verdict: Verdict, views: tuple[View, ...]) -> tuple[str, ...]:
     cell = cells[0]
     found = []
     if not cell.key.attributed:
@@ -237,7 +237,7 @@ def _remarks(cells: list[Cell], verdict: Verdict, views: tuple[View, ...]) -> tu
     return tuple(found)
 
 
-def _unexplained(cell: Cell, views: tuple[View, ...]) -> int:
+def _unexplained(cell: CallGroup, views: tuple[View, ...]) -> int:
     roots = {view.process for view in views if view.rank == 0}
     return sum(n for (process, _), n in cell.silent.items() if process in roots)
 
@@ -245,13 +245,13 @@ def _unexplained(cell: Cell, views: tuple[View, ...]) -> int:
 def narrowed(made: Replay, after_iteration: int) -> Replay:
     """Only what was seen after so many iterations had ended."""
 
-    def kept(cell: Cell) -> Cell:
+    def kept(cell: CallGroup) -> CallGroup:
         lines = Counter({k: n for k, n in cell.lines.items() if k[1] >= after_iteration})
         works = Counter({k: n for k, n in cell.works.items() if k[1] >= after_iteration})
         silent = Counter({k: n for k, n in cell.silent.items() if k[1] >= after_iteration})
         return replace(cell, lines=lines, works=works, silent=silent)
 
-    cells: dict[CellKey, Cell] = {}
+    cells: dict[CallGroupKey, CallGroup] = {}
     for key, cell in made.cells.items():
         one = kept(cell)
         if one.lines or one.silent:

@@ -72,8 +72,8 @@ class SlowLines:
                 self._scan.unread.add_damaged(line[header.start : end])
                 continue
             text = line[header.start : end]
-            place = self._scan.place_of(header, host)
-            self._understand(place, message, text, header)
+            origin = self._scan.origin_of(header, host)
+            self._understand(origin, message, text, header)
 
     def _host(self, line: bytes, index: int, header: Header) -> bytes | None:
         """The host of a prefix. Behind a fragment it must be one that is known from elsewhere."""
@@ -87,12 +87,12 @@ class SlowLines:
         return max(known, key=len, default=None)
 
     def _understand(
-        self, place: tuple[Timeline, Thread], message: bytes, text: bytes, header: Header
+        self, origin: tuple[Timeline, Thread], message: bytes, text: bytes, header: Header
     ) -> None:
-        timeline = place[0]
+        timeline = origin[0]
         message, repeated = grammar.without_repetition(message)
         timeline.deduplicated += repeated
-        if not header.warning and self._evidence(place, message, text):
+        if not header.warning and self._evidence(origin, message, text):
             return
         self._scan.touch(timeline)
         inner = grammar.unescaped(message)
@@ -107,19 +107,19 @@ class SlowLines:
         else:
             self._scan.unread.add_unknown(shown)
 
-    def _evidence(self, place: tuple[Timeline, Thread], message: bytes, text: bytes) -> bool:
+    def _evidence(self, origin: tuple[Timeline, Thread], message: bytes, text: bytes) -> bool:
         """A TUNING or COLL line, possibly inside a JSON string."""
         inner = grammar.unescaped(message)
         for form in (message,) if inner is None else (message, inner):
             choice = grammar.tuning(form)
             if choice is not None:
-                self._scan.take_choice(place, ChoiceLine(choice, text))
+                self._scan.take_choice(origin, ChoiceLine(choice, text))
                 return True
             operation, found, rest = form.partition(b": opCount ")
             if found:
                 call = self._scan.call_line(operation, rest.partition(b" ")[2], text)
                 if call is not None:
-                    self._scan.take_call(place, call)
+                    self._scan.take_call(origin, call)
                     return True
         return False
 
@@ -188,7 +188,7 @@ _NOTABLE: Final = (
 )
 _COUNT: Final = b" count "
 
-Place = tuple[Timeline, Thread]
+Origin = tuple[Timeline, Thread]
 
 
 @dataclass(slots=True, eq=False)
@@ -219,9 +219,9 @@ class Scan:
 
     def __post_init__(self) -> None:
         self._lines: dict[bytes, Known] = {}
-        self._heads: dict[bytes, Place] = {}
+        self._heads: dict[bytes, Origin] = {}
         self._choices: dict[bytes, ChoiceLine] = {}
-        self._known_calls: dict[tuple[bytes, bytes], tuple[Place, Call]] = {}
+        self._known_calls: dict[tuple[bytes, bytes], tuple[Origin, Call]] = {}
         self._calls: dict[Call, Call] = {}
         self._pending: Counter[Known] = Counter()
         self._counting = False
@@ -330,14 +330,14 @@ class Scan:
             else:
                 self.unread.ignored += 1
             return
-        place = self._heads.get(text[:mark]) or self._place(text, mark)
-        if place is None:
+        origin = self._heads.get(text[:mark]) or self._origin(text, mark)
+        if origin is None:
             self._slow.read(text)
             return
         message = text[mark + 11 :]
         line = self._choices.get(message)
         if line is not None:
-            self._take(text, place, line)
+            self._take(text, origin, line)
             return
         named = message.find(_OP_COUNT, 0, _LONGEST_OPERATION_BYTES)
         if named > 0:
@@ -346,12 +346,12 @@ class Scan:
             if b" NCCL " not in tail and b"across cluster]" not in tail:
                 call = self.call_line(message[:named], tail, text)
                 if call is not None:
-                    self._remember_call(text, place, call.call)
-                    self.take_call(place, call)
+                    self._remember_call(text, origin, call.call)
+                    self.take_call(origin, call)
                     return
-        self._read_new(text, place, message)
+        self._read_new(text, origin, message)
 
-    def _read_new(self, text: bytes, place: Place, message: bytes) -> None:
+    def _read_new(self, text: bytes, origin: Origin, message: bytes) -> None:
         if b" NCCL " not in message:
             choice = grammar.tuning(message)
             if choice is not None and b"across cluster]" not in message:
@@ -359,31 +359,31 @@ class Scan:
                 if len(self._choices) >= _MOST_CACHED_MESSAGES:
                     self._choices.clear()
                 self._choices[message] = line
-                self._take(text, place, line)
+                self._take(text, origin, line)
                 return
             if message.startswith(grammar.BULK_STARTS):
-                place[0].lines += 1
+                origin[0].lines += 1
                 self.unread.ignored += 1
                 return
         self._slow.read(text)
 
-    def _take(self, text: bytes, place: Place, line: ChoiceLine) -> None:
+    def _take(self, text: bytes, origin: Origin, line: ChoiceLine) -> None:
         if self._remembering and len(text) <= _LONGEST_CACHED_BYTES:
             if len(self._lines) >= _MOST_CACHED:
                 self._drain()
                 self._lines.clear()
-            self._lines[text] = Known(line, place[1], place[0])
-        self.take_choice(place, line)
+            self._lines[text] = Known(line, origin[1], origin[0])
+        self.take_choice(origin, line)
 
-    def take_choice(self, place: Place, line: ChoiceLine) -> None:
+    def take_choice(self, origin: Origin, line: ChoiceLine) -> None:
         """A TUNING line of a thread."""
-        timeline, thread = place
+        timeline, thread = origin
         self.touch(timeline)
         timeline.add(thread, line)
 
-    def take_call(self, place: Place, line: CallLine) -> None:
+    def take_call(self, origin: Origin, line: CallLine) -> None:
         """A COLL line of a thread."""
-        timeline, thread = place
+        timeline, thread = origin
         self.calls_seen = True
         timeline.lines += 1
         if self.iteration is not None and timeline.iteration != self.iteration:
@@ -412,13 +412,13 @@ class Scan:
         if self.iteration is not None and timeline.iteration != self.iteration:
             timeline.reach(self.iteration)
 
-    def _remember_call(self, text: bytes, place: Place, call: Call) -> None:
+    def _remember_call(self, text: bytes, origin: Origin, call: Call) -> None:
         """Know the call again by its line without the counter and the buffers."""
         head, _, tail = text.partition(_OP_COUNT)
         if len(text) <= _LONGEST_CACHED_BYTES and b" NCCL " not in tail:
             if len(self._known_calls) >= _MOST_CACHED_MESSAGES:
                 self._known_calls.clear()
-            self._known_calls[head, tail.partition(_COUNT)[2]] = (place, call)
+            self._known_calls[head, tail.partition(_COUNT)[2]] = (origin, call)
 
     def call_line(self, operation: bytes, tail: bytes, text: bytes) -> CallLine | None:
         """The COLL line with this tail, its call being the same object for equal calls."""
@@ -432,19 +432,19 @@ class Scan:
             call, b" ".join((b"0 sendbuff", found[1][0], b"recvbuff", found[1][1])), text
         )
 
-    def _place(self, text: bytes, mark: int) -> Place | None:
+    def _origin(self, text: bytes, mark: int) -> Origin | None:
         """Process and thread of a clean prefix that ends at `mark`, remembered by its text."""
         header = grammar.clean_header(text, mark)
         if header is None:
             return None
         self.hosts.add(header.host)
-        place = self.place_of(header, header.host)
+        origin = self.origin_of(header, header.host)
         if len(self._heads) >= _MOST_CACHED:
             self._heads.clear()
-        self._heads[text[:mark]] = place
-        return place
+        self._heads[text[:mark]] = origin
+        return origin
 
-    def place_of(self, header: grammar.Header, host: bytes) -> Place:
+    def origin_of(self, header: grammar.Header, host: bytes) -> Origin:
         """Process and thread of a prefix; `host` may be shorter where lines were glued."""
         key = host + b":" + header.pid
         timeline = self.timelines.get(key)

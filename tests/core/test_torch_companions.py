@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 import mfsdp_core
 from mfsdp_core.errors import ConfigurationError, LifecycleError
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool, mesh, two_axes
 from oracle.reference import Named, relative_difference
 from oracle.sharded import STRATEGIES, Sharded
 
@@ -275,10 +275,15 @@ RULES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def two_matrices() -> nn.Module:
+    """Two matrices of which ranks have unequal numbers of rows."""
+    return nn.Sequential(nn.Linear(4, 7, bias=False), nn.Linear(7, 3, bias=False))
+
+
 def with_a_rule(rule: str) -> float | str:
     """Error of the weights against plain torch, or what is said."""
     torch.manual_seed(2)
-    module, plain_module = nn.Linear(4, 7, bias=False), nn.Linear(4, 7, bias=False)
+    module, plain_module = two_matrices(), two_matrices()
     plain_module.load_state_dict(module.state_dict())
     model, optimizer = mfsdp_core.fully_shard(
         module, Rows(module.parameters(), rule), device_mesh=mesh(4), dp_shard_dim="dp"
@@ -293,8 +298,8 @@ def with_a_rule(rule: str) -> float | str:
                 chosen.step()
     except ConfigurationError as error:
         return str(error)
-    found = {"weight": mfsdp_core.gather_full(model.module.weight.detach())}
-    return relative_difference(found, {"weight": plain_module.weight.detach()})
+    found = {n: mfsdp_core.gather_full(p.detach()) for n, p in model.module.named_parameters()}
+    return relative_difference(found, parameters_of(plain_module))
 
 
 def test_an_unknown_optimizer_is_right_or_refused_by_name(ranks: RankPool) -> None:
@@ -364,13 +369,17 @@ def averaged_weights(strategy: str, ema: bool) -> tuple[float, list[str]]:
     plain_module = WithBuffers()
     plain_module.load_state_dict(module.state_dict())
     make = lambda m: torch.optim.SGD(m.parameters(), lr=0.1)  # noqa: E731
+    where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
+    if strategy == "hybrid":
+        axes, group = two_axes()
+        where = {"device_mesh": axes, "dp_shard_dim": "inner", "dp_outer_dim": "outer"}
+        where |= {"hybrid_fsdp_group": group, "outer_dp_sharding_strategy": "optim"}
     model, optimizer = mfsdp_core.fully_shard(
         module,
         make(module),
-        device_mesh=mesh(4),
-        dp_shard_dim="dp",
         fsdp_unit_modules=[nn.Sequential],
-        zero_dp_strategy=strategy,
+        zero_dp_strategy="optim_grads_params" if strategy == "hybrid" else strategy,
+        **where,
     )
     reference = make(plain_module)
     average = torch.optim.swa_utils.AveragedModel(model.module, **averaging)
@@ -412,7 +421,8 @@ def averaged_weights(strategy: str, ema: bool) -> tuple[float, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ema"), [(name, index % 2 == 1) for index, name in enumerate(STRATEGIES)]
+    ("strategy", "ema"),
+    [(name, index % 2 == 1) for index, name in enumerate((*STRATEGIES, "hybrid"))],
 )
 def test_averaged_weights_are_those_of_plain_torch(
     ranks: RankPool, strategy: str, ema: bool

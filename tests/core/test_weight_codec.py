@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
-from mfsdp_core.errors import CapabilityNotBuiltError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
@@ -19,7 +19,7 @@ from oracle.models import TOYS
 from oracle.ranks import WORLD, RankPool, mesh
 from oracle.seen_weights import weights_seen
 from oracle.sharded import STRATEGIES, Sharded, shard
-from oracle.toy_codecs import ScaledBytes, TwoPayloads, from_bytes, to_bytes
+from oracle.toy_codecs import Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
 pytestmark = pytest.mark.processes
 
@@ -68,8 +68,15 @@ def lossless_differs(strategy: str, size: int, arguments: dict[str, Any]) -> lis
     ]
 
 
-@pytest.mark.parametrize("arguments", [{}, {"allocator": "temporary"}, {"allocator": "max_pool"}])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "arguments"),
+    [
+        *((strategy, {}) for strategy in STRATEGIES),
+        ("optim_grads_params", {"allocator": "temporary"}),
+        ("optim_grads_params", {"allocator": "max_pool"}),
+        ("optim_grads_params", {"enable_fine_grained_param_gather": True}),
+    ],
+)
 def test_a_lossless_codec_trains_to_the_bit_like_none(
     ranks: RankPool, strategy: str, arguments: dict[str, Any]
 ) -> None:
@@ -121,41 +128,46 @@ def decoded_differs(strategy: str, size: int, dtype: torch.dtype) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [F32, B16])
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "size", "dtype"),
+    [
+        *((strategy, 2, B16) for strategy in STRATEGIES),
+        ("optim_grads_params", 1, B16),
+        ("optim_grads_params", 4, F32),
+    ],
+)
 def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
     ranks: RankPool, strategy: str, size: int, dtype: torch.dtype
 ) -> None:
     assert ranks.run(decoded_differs, strategy, size, dtype) == [[]] * WORLD
 
 
-def traffic(codec: Any) -> tuple[Counter[Any], Counter[Any]]:
-    """In a rank: gathers of a matrix's bucket in one step, without and with a codec."""
-    found = []
-    for policy_ in (policy(None), policy(codec)):
-        toy = shard("linear_stack", "optim_grads_params", 2, mixed_precision_policy=policy_)
-        toy.run_cycle(1)
-        toy.model.wire_log.clear()
-        toy.run_cycle(1)
-        found.append(
-            Counter(
-                (r.dtype, r.payload_bytes)
-                for r in toy.model.wire_log
-                if r.operation == "all_gather" and r.payload_bytes > 100
-            )
-        )
-    return found[0], found[1]
+def gathers(codec: Any) -> Counter[tuple[str, str, int]]:
+    """In a rank: what units gather in one forward and backward pass."""
+    toy = shard("linear_stack", "optim_grads_params", 2, mixed_precision_policy=policy(codec))
+    toy.run_cycle(1)
+    toy.model.wire_log.clear()
+    toy.run_cycle(1)
+    return Counter(
+        (r.bucket, r.dtype, r.payload_bytes)
+        for r in toy.model.wire_log
+        if r.operation == "all_gather" and r.bucket.startswith("blocks.")
+    )
 
 
-def test_a_gather_sends_the_payload_of_its_pass_and_nothing_else(ranks: RankPool) -> None:
-    for plain, coded in ranks.run(traffic, ScaledBytes()):
-        assert plain
-        gathered = sum(count for (_, size), count in plain.items())
-        assert {dtype for dtype, _ in coded} == {"uint8"}
-        assert sum(coded.values()) <= gathered * 2
-    for plain, coded in ranks.run(traffic, TwoPayloads()):
-        assert sum(coded.values()) == sum(c for c in plain.values()) or coded
+@pytest.mark.parametrize(("codec", "bytes_each"), [(ScaledBytes(), 1), (TwoPayloads(), 4)])
+def test_a_gather_sends_the_payload_of_its_pass_and_nothing_else(
+    ranks: RankPool, codec: Any, bytes_each: int
+) -> None:
+    # A unit has matrices of 10 x 6 and 6 x 10, and vectors of 6, 6 and 10 elements.
+    expected = Counter(
+        {
+            (f"blocks.{unit}/{number}", dtype, size): 2
+            for unit in range(3)
+            for number, dtype, size in [(0, "float32", 4 * 22), (1, "uint8", 120 * bytes_each)]
+        }
+    )
+    assert ranks.run(gathers, codec) == [expected] * WORLD
 
 
 def ledger_differs(strategy: str, dtype: torch.dtype) -> list[str]:
@@ -180,6 +192,11 @@ def ledger_differs(strategy: str, dtype: torch.dtype) -> list[str]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_payloads_are_counted_to_the_byte(ranks: RankPool, strategy: str) -> None:
     assert ranks.run(ledger_differs, strategy, F32) == [[]] * WORLD
+
+
+def test_an_object_that_is_no_codec_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="found no payloads, for_bucket"):
+        MixedPrecisionPolicy(weight_codec=Matrices())  # type: ignore[arg-type]
 
 
 def recomputing() -> str:

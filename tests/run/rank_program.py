@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from bench.launch.failure import write_failure
 from bench.launch.parent_death import die_with_parent
-from bench.worker.failure import write_failure
 from bench.worker.rank import run_rank
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.engines.local_tensor import local_tensor
 from bench.engines.registry import build_engine
-from bench.meters.local_tensor import local_tensor
 from bench.models.build import build_model
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, ModelSpec, ResolvedRun, RunSpec

@@ -111,7 +111,14 @@ def test_another_version_of_torch_is_other_code(
 
 # Loaded in a rank, and not part of what is measured: they read the spec, write the files, or say
 # what went wrong. `launch` only holds the request to die with the parent.
-KEEPERS = ("bench.errors", "bench.record", "bench.store", "bench.verdict", "bench.launch")
+KEEPERS = (
+    "bench.errors",
+    "bench.record",
+    "bench.redaction",
+    "bench.store",
+    "bench.verdict",
+    "bench.launch",
+)
 
 
 def test_everything_that_a_rank_loads_is_covered() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from bench.engines.ring_bytes import RingBytes
 from bench.meters.cost import MeterCost
 from bench.meters.memory_profile import MemoryProfile, peak_of_changes
-from bench.meters.ring_bytes import RingBytes
 from bench.meters.saved_activations import SavedActivations
 
 CPU = torch.device("cpu")

@@ -149,6 +149,9 @@ def test_the_peak_of_the_timeline_is_that_of_the_ledger(documents):
     units = {held.unit for held in found.alive if held.role == "compute_weights"}
     assert units <= {"(root)", "layers.0", "layers.1", "layers.2"}
     assert len(units) > 1
+    assert memory["ledger"]["peak_bytes"] == found.moment.total_bytes
+    assert sum(memory["ledger"]["by_category_bytes"].values()) == found.moment.total_bytes
+    assert documents["single"]["ledger"] is None
 
 
 @pytest.mark.processes

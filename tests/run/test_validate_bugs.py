@@ -61,7 +61,7 @@ def original(file: Path, core: Path) -> str:
 
 def harmless(folder: Path) -> Path:
     """A patch as somebody may bring it: made by `diff`, without a title."""
-    path = "runtime/grad_pipeline.py"
+    path = "runtime/reduction_queue.py"
     old = (CORE / path).read_text()
     assert old.count("IN_FLIGHT = 1\n") == 1
     new = old.replace("IN_FLIGHT = 1\n", "IN_FLIGHT = 2\n")
@@ -79,7 +79,7 @@ def test_anybodys_patch_is_taken_also_where_lines_have_moved(tmp_path: Path) -> 
     moved = tmp_path / "moved.patch"
     moved.write_text(re.sub(r"@@ -\d+,(\d+) \+\d+", r"@@ -400,\1 +400", bug.patch.read_text()))
     core = copy_of_core(tmp_path, moved)
-    assert "IN_FLIGHT = 2" in (core / "runtime" / "grad_pipeline.py").read_text()
+    assert "IN_FLIGHT = 2" in (core / "runtime" / "reduction_queue.py").read_text()
 
 
 @pytest.mark.parametrize("text", ["", "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-a\n+b\n"])

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from bench.errors import UnsupportedError, UsageError
+from bench.launch.failure import failure_kind
+from bench.launch.process import check_checkout
 from bench.loop import NonFiniteLossError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
 from bench.store.reading import read_spec
-from bench.worker.failure import failure_kind
 from bench.worker.place import Place
-from bench.worker.process import check_checkout
 from bench.worker.runtime_report import nccl_version
 
 ROOT = Path(__file__).resolve().parents[2]

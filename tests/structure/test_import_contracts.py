@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: What the results of the core are compared with, as far as no layout of its own is needed.
+ORACLES = ("models", "reference", "rounding", "ranks")
 PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports")
 
 
@@ -70,6 +73,30 @@ def test_every_package_of_the_project_is_under_contract() -> None:
     assert settings["tool"]["importlinter"]["root_packages"] == list(PACKAGES)
     # Scripts for developers are typed as well, though no package imports them.
     assert settings["tool"]["mypy"]["packages"] == [*PACKAGES, "benchmarks"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *sorted((ROOT / "bench" / "testing").glob("*.py")),
+        *(ROOT / "tests" / "core" / "oracle" / f"{name}.py" for name in ORACLES),
+    ],
+    ids=lambda file: f"{file.parent.name}-{file.stem}",
+)
+def test_what_the_core_is_judged_by_does_not_import_it(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    imported = {
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert {name for name in imported if name.partition(".")[0] == "mfsdp_core"} == set()
 
 
 def copy_of_sources(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
 from bench.validate.case_evidence import CaseEvidence, at
@@ -74,25 +76,28 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
 
 
 def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
-    """Tensors that exist at rest do not become more from one step to the next."""
+    """Tensors that exist at rest do not become more in every step.
+
+    Once they may: a thread of the backend drops its last tensors when it gets to run, which on a
+    busy machine can be after the look at one step. What leaks does so in each.
+    """
     check = "no growth"
     if evidence.case.scenario not in ("train", "equalised"):
         return None
     for rank, one in enumerate(evidence.seen):
-        later = [step.live_bytes for step in one.steps]
-        for step in range(1, len(later)):
-            grown = later[step] - later[step - 1]
-            if grown > NOISE_BYTES:
-                finding = at(
-                    step, rank=rank, expected=f"{later[step - 1]} B of tensors, as a step before",
-                    found=f"{later[step]} B ({grown:+d})",
-                    evidence=tuple(
-                        f"ledger after step {number}: {after.held_bytes}"
-                        for number, after in enumerate(one.steps, 1)
-                    ),
-                )  # fmt: skip
-                return failed(check, finding)
-    return passed(check, f"{evidence.seen[0].steps[-1].live_bytes} B after every step")
+        held = [step.live_bytes for step in one.steps]
+        grown = [later - before for before, later in pairwise(held)]
+        if grown and min(grown) > NOISE_BYTES:
+            finding = at(
+                1, rank=rank, expected=f"{held[0]} B of tensors, as after step 1",
+                found=f"{held[1]} B ({grown[0]:+d}), and more in every step",
+                evidence=tuple(
+                    f"ledger after step {number}: {after.held_bytes}"
+                    for number, after in enumerate(one.steps, 1)
+                ),
+            )  # fmt: skip
+            return failed(check, finding)
+    return passed(check, f"{evidence.seen[0].steps[-1].live_bytes} B after the last step")
 
 
 def freed(evidence: CaseEvidence) -> CheckVerdict | None:

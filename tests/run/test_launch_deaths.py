@@ -1,0 +1,52 @@
+"""The order in which children of a process die, told afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench.launch.deaths import Deaths
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+# A process of its own: pytest has other children.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from bench.launch.deaths import Deaths
+deaths = Deaths(2)
+children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+time.sleep(0.5)
+for child in reversed(children):
+    os.kill(child.pid, 15)
+    {between}
+codes = [child.wait() for child in children]
+died = deaths.of_all()
+first, second = (died[child.pid] for child in children)
+sys.exit(0 if second <= first and abs(time.time() - first) < 30 else 1)
+"""
+
+
+@pytest.mark.parametrize("between", ["time.sleep(0.05)", "pass"], ids=["apart", "at once"])
+def test_the_order_is_known_also_when_the_children_are_reaped_at_once(between: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(between=between)], check=False, timeout=50
+    )
+    assert done.returncode == 0
+
+
+def test_a_kernel_that_cannot_tell_leaves_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    child = subprocess.Popen(["sleep", "60"])
+    deaths = Deaths(1)
+    time.sleep(0.2)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert deaths.of_all() == {}
