@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from bench.spec import ResolvedRun
+from bench.workload import Provenance, Workload
 
 SCHEMA_VERSION = 1
 
@@ -169,6 +170,16 @@ class RunRecord:
     memory: dict[str, Any] | None = None
     checkpoints: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def workload(self) -> Workload:
+        """What ran, in the terms of any framework."""
+        return Workload.of(self.resolved)
+
+    @property
+    def provenance(self) -> Provenance:
+        """Measured here: what is imported is `bench.store.imports`'s."""
+        return Provenance()
 
     @property
     def damage(self) -> tuple[str, ...]:

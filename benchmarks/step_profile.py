@@ -32,7 +32,7 @@ from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import UsageError
 from bench.launch.git_state import git_state
-from bench.models.build import build_model
+from bench.models.build import run_model
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
@@ -52,11 +52,9 @@ class _Subject:
     def __init__(self, resolved: ResolvedRun, rank: int) -> None:
         device = torch.device(resolved.launch.device)
         self.name = resolved.slug
-        model = build_model(
-            resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=device
-        )
+        model, make_batch = run_model(resolved, device)
         self._resolved = resolved
-        self._batches: Batches = build_batches(resolved, rank, device)
+        self._batches: Batches = build_batches(resolved, rank, device, make_batch)
         self._engine: Engine = build_engine(model, resolved, device)
         self._step = 0
         self.samples: dict[str, list[tuple[float, float, float]]] = {phase: [] for phase in PHASES}

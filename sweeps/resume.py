@@ -92,10 +92,10 @@ def compare_with_records(
 
 def remembered(code_identity: CodeIdentity) -> CodeIdentity:
     """`code_identity` asked once per engine and model factory: it reads many files."""
-    known: dict[str, str] = {}
+    known: dict[tuple[str, str | None], str] = {}
 
     def ask(resolved: ResolvedRun) -> str:
-        name = resolved.engine.name
+        name = resolved.engine.name, resolved.factory
         if name not in known:
             known[name] = code_identity(resolved)
         return known[name]

@@ -97,7 +97,7 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         ("sweep, cell", f"{status.sweep or '-'}, {status.cell or '-'} ({_which(status)})"),
         ("started", _started(status)),
         ("code", f"{status.code or '-'} ({_PROOFS[status.code_proof]})"),
-        ("model", f"{resolved.shape.preset}, {resolved.shape.parameters:,} parameters"),
+        ("model", resolved.model_text),
         ("engine", f"{resolved.engine.name}, {resolved.strategy}"),
         (
             "dtypes",

@@ -6,11 +6,15 @@ r-th of N equal runs of it, microbatch by microbatch; an engine on one rank (`si
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench.data.source import TokenSource, build_source
+from bench.errors import ConfigError
+from bench.models.factory import MakeBatch
 from bench.spec import ResolvedRun
 
 
@@ -19,7 +23,7 @@ class Batches:
 
     def __init__(
         self,
-        source: TokenSource,
+        make_batch: MakeBatch,
         *,
         global_batch: int,
         micro_batch: int,
@@ -31,27 +35,55 @@ class Batches:
             raise ValueError(
                 f"global batch {global_batch} is not ranks {ranks} x micro batch {micro_batch} x n"
             )
-        self._source = source
+        self._make_batch = make_batch
         self._global_batch = global_batch
         self._micro_batch = micro_batch
         self._first = rank * (global_batch // ranks)
         self._device = device
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets, int64 [micro_batch, seq_len] on the device. Both count from 0."""
+        """Inputs and targets of `micro_batch` rows on the device. Step and index count from 0."""
         first = step * self._global_batch + self._first + index * self._micro_batch
-        rows = [self._source.sample(first + row) for row in range(self._micro_batch)]
-        both = torch.from_numpy(np.stack(rows))
+        inputs, targets = self._make_batch(range(first, first + self._micro_batch))
+        return self._moved(inputs), self._moved(targets)
+
+    def _moved(self, rows: Tensor) -> Tensor:
         if self._device.type == "cuda":
-            both = both.pin_memory().to(self._device, non_blocking=True)
+            rows = rows.pin_memory().to(self._device, non_blocking=True)
+        return rows
+
+
+def token_batches(source: TokenSource) -> MakeBatch:
+    """Inputs and targets, int64 [rows, seq_len], out of the samples of `source`."""
+
+    def make(samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        both = torch.from_numpy(np.stack([source.sample(number) for number in samples]))
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
+    return make
 
-def build_batches(resolved: ResolvedRun, rank: int, device: torch.device) -> Batches:
-    """The batches of one data-parallel rank. Raises UsageError where the text cannot serve."""
-    source = build_source(resolved.data, vocab=resolved.shape.vocab, seq_len=resolved.train.seq_len)
+
+def build_batches(
+    resolved: ResolvedRun, rank: int, device: torch.device, make_batch: MakeBatch | None = None
+) -> Batches:
+    """The batches of one data-parallel rank.
+
+    Args:
+        resolved: the run.
+        rank: which of its data-parallel ranks.
+        device: where the batches are wanted.
+        make_batch: that of a user's model; without it, tokens as `resolved.data` says.
+
+    Raises:
+        UsageError: the text cannot serve.
+    """
+    if make_batch is None:
+        if resolved.shape is None:
+            raise ConfigError("model.factory: a user's model needs its own make_batch")
+        vocab, seq_len = resolved.shape.vocab, resolved.train.seq_len
+        make_batch = token_batches(build_source(resolved.data, vocab=vocab, seq_len=seq_len))
     return Batches(
-        source,
+        make_batch,
         global_batch=resolved.train.global_batch,
         micro_batch=resolved.train.micro_batch,
         rank=rank,

@@ -23,7 +23,8 @@ _RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser; ledger=peak-of-a-st
 
 def summary_formula(resolved: ResolvedRun) -> str:
     """Changes whenever a number could come out differently from the same samples."""
-    return f"{formula(resolved.shape)}; {_RULES}"
+    shape = resolved.shape
+    return _RULES if shape is None else f"{formula(shape)}; {_RULES}"
 
 
 def summarise(record: RunRecord) -> RunSummary:
@@ -45,6 +46,8 @@ def summarise(record: RunRecord) -> RunSummary:
     middle = median(times) if times else None
     tokens = _tokens_per_step(window or steps, record, notes)
     tflops = _tflops_per_device(record, middle)
+    if record.resolved.shape is None:
+        notes.append("no TFLOP/s: nothing is known about a model of the user's own")
     mfu = _mfu(record, tflops, notes)
     ledger = ledger_peak(record.memory)
     return RunSummary(
@@ -144,7 +147,10 @@ def _tflops_per_device(record: RunRecord, milliseconds: float | None) -> float |
     if milliseconds is None:
         return None
     train, ranks = record.resolved.train, record.resolved.launch.ranks
-    flops = flops_per_global_batch(record.resolved.shape, train.seq_len, train.global_batch)
+    shape = record.resolved.shape
+    if shape is None:
+        return None
+    flops = flops_per_global_batch(shape, train.seq_len, train.global_batch)
     return flops / (milliseconds / 1e3) / 1e12 / ranks
 
 

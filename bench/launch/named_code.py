@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import sysconfig
 from pathlib import Path
 
 from bench.launch.rank_entry.mfsdp_bench_rank import file_hashes
@@ -15,7 +15,8 @@ _OURS = frozenset({"bench", "mfsdp_core"})
 def import_paths(resolved: ResolvedRun) -> tuple[str, ...]:
     """What `resolved` names, in a form that says where to look."""
     row = find_engine(resolved.engine.name)
-    return () if row is None else (row.factory,)
+    engine = () if row is None else (row.factory,)
+    return engine if resolved.factory is None else (*engine, resolved.factory)
 
 
 def named_code(resolved: ResolvedRun) -> tuple[NamedCode, ...]:
@@ -30,7 +31,7 @@ def named_code(resolved: ResolvedRun) -> tuple[NamedCode, ...]:
 
 def named_folders(resolved: ResolvedRun) -> tuple[str, ...]:
     """What a rank needs on its path to find that code; installed packages it finds by itself."""
-    installed = {str(Path(entry).resolve()) for entry in sys.path[1:]}
+    installed = {str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib")}
     folders = (str(code.root) for code in named_code(resolved))
     return tuple(folder for folder in folders if folder not in installed)
 

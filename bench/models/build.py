@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from bench.models.decoder import Decoder
+from bench.models.factory import MakeBatch, build_user_model
 from bench.models.hybrid import Hybrid
 from bench.models.initialisation import initialise
 from bench.models.llama import Llama
-from bench.spec import ModelShape, Recompute
+from bench.spec import ModelShape, Recompute, ResolvedRun
+
+
+def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, MakeBatch | None]:
+    """The model of a run, and what makes its batches where it is the user's own."""
+    if resolved.shape is None:
+        made = build_user_model(resolved, device)
+        return made.module, made.make_batch
+    model = build_model(
+        resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=device
+    )
+    return model, None
 
 
 def build_model(

@@ -106,7 +106,7 @@ class Llama(Decoder):
 
     def __init__(self, shape: ModelShape, recompute: Recompute = "none") -> None:
         super().__init__(shape, (TransformerLayer(shape, recompute) for _ in range(shape.layers)))
-        self._rotary = RotaryCache(shape.head_dim, shape.rope_theta)
+        self._rotary = RotaryCache(shape.head_dim, shape.rope_theta, shape.rope_scaling)
 
     @property
     def residual_writes(self) -> int:

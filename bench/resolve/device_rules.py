@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from bench.resolve.engine_rules import outer_needs_inner_sharding
+from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
@@ -69,9 +70,15 @@ def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
     if needed is None or needed <= machine.memory_bytes:
         return None
     return (
-        f"{run.shape.preset} needs at least {_gib(needed)} for weights, gradients and optimizer"
+        f"{run.model_name} needs at least {_gib(needed)} for weights, gradients and optimizer"
         f" state on {run.launch.ranks} CPU ranks; this machine has {_gib(machine.memory_bytes)}"
     )
+
+
+def model_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
+    """A model of the user's own must be where the ranks find it."""
+    found = None if run.factory is None else problem_of(run.factory)
+    return None if found is None else f"model.factory {run.factory} cannot be loaded: {found}"
 
 
 def data_not_here(run: ResolvedRun, _machine: Machine) -> str | None:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import difflib
 
 from bench.errors import ConfigError
+from bench.resolve.hugging_face import read_config
 from bench.resolve.presets import PRESETS
-from bench.spec import BLOCK_LETTERS, HybridShape, ModelShape, ModelSpec
+from bench.spec import BLOCK_LETTERS, HybridShape, ModelShape, ModelSpec, is_import_path
 
 _REPLACEABLE_IN_HYBRIDS = ("pattern", "experts", "experts_per_token")
 _REPLACEABLE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tie_embeddings")
 
 
-def resolve_shape(model: ModelSpec) -> ModelShape:
-    """The architecture that `model` means.
+def resolve_shape(model: ModelSpec) -> ModelShape | None:
+    """The architecture that `model` means; None for a model of the user's own.
 
-    A preset keeps its head dimension until `hidden` or `heads` is replaced; then it is
-    hidden / heads.
+    A preset, or a configuration, keeps its head dimension until `hidden` or `heads` is replaced;
+    then it is hidden / heads.
 
     Raises:
-        ConfigError: unknown preset, numbers of heads that do not fit, or, in a hybrid, a pattern
-            or experts that mean nothing.
+        ConfigError: unknown preset, more than one model, a configuration that is no Llama's,
+            numbers of heads that do not fit, or, in a hybrid, a pattern or experts that mean
+            nothing.
     """
-    preset = _preset(model.preset)
+    _refuse_two_models(model)
+    if model.factory is not None:
+        return None
+    preset = _preset(model.preset) if model.config is None else read_config(model.config)
     changes = {
         name: getattr(model, name) for name in _REPLACEABLE if getattr(model, name) is not None
     }
@@ -42,6 +47,29 @@ def resolve_shape(model: ModelSpec) -> ModelShape:
             f" kv_heads out of {_divisors(shape.heads)}"
         )
     return shape
+
+
+def _refuse_two_models(model: ModelSpec) -> None:
+    """A preset, a configuration and a factory exclude each other."""
+    asked = [name for name in ("config", "factory") if getattr(model, name) is not None]
+    asked += ["preset"] if model.preset != ModelSpec().preset else []
+    if len(asked) > 1:
+        raise ConfigError(
+            f"model.{asked[0]}: {' and '.join(asked)} each name a model; keep one of them"
+        )
+    if model.factory is None:
+        return
+    if not is_import_path(model.factory):
+        raise ConfigError(
+            f"model.factory: expected package.module:function, found {model.factory!r}"
+        )
+    numbers = (*_REPLACEABLE, *_REPLACEABLE_IN_HYBRIDS)
+    changed = [name for name in numbers if getattr(model, name) is not None]
+    if changed:
+        raise ConfigError(
+            f"model.{changed[0]}: model.factory decides what its model is like; leave"
+            f" {', '.join(changed)} out"
+        )
 
 
 def _refuse_hybrid_fields(model: ModelSpec) -> None:

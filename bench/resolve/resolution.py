@@ -51,5 +51,6 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         launch=spec.launch,
         measure=spec.measure,
         data_parallel=data_parallel,
+        factory=spec.model.factory,
         microbatches=spec.train.global_batch // (data_parallel * spec.train.micro_batch),
     )

@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     Rule("too-many-cpu-ranks", device_rules.too_many_cpu_ranks),
     Rule("dtype-not-on-device", device_rules.dtype_not_on_device),
     Rule("not-enough-memory", device_rules.not_enough_memory),
+    Rule("model-not-here", device_rules.model_not_here),
     Rule("data-not-here", device_rules.data_not_here),
 )
 

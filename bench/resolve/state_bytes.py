@@ -52,17 +52,20 @@ class _Facts(NamedTuple):
     ranks: int
 
     @classmethod
-    def of(cls, run: ResolvedRun) -> _Facts:
-        """Those of `run`."""
+    def of(cls, run: ResolvedRun) -> _Facts | None:
+        """Those of `run`; None where its model is the user's own."""
+        if run.shape is None:
+            return None
         optimizer = _optimizer(run.train)
         return cls(run.shape, run.engine, run.strategy, run.dtypes, optimizer, run.launch.ranks)
 
 
 def state_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
-    """Sum over the ranks of `run`; None where nobody knows what its engine keeps."""
-    if known_engine(run.engine.name).state is None:
+    """Sum over the ranks of `run`; None where nobody knows its model, or what its engine keeps."""
+    facts = _Facts.of(run)
+    if facts is None or known_engine(run.engine.name).state is None:
         return None
-    return _sum_over_ranks(_Facts.of(run))
+    return _sum_over_ranks(facts)
 
 
 @lru_cache(maxsize=4096)
@@ -73,9 +76,10 @@ def _sum_over_ranks(facts: _Facts) -> int:
 def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
     """Bytes of one rank in the categories of the memory ledger. Rank 0 has no less than others.
 
-    Empty where nobody knows what the engine keeps.
+    Empty where nobody knows the model, or what the engine keeps.
     """
-    return _by_category(_Facts.of(run), rank)
+    facts = _Facts.of(run)
+    return {} if facts is None else _by_category(facts, rank)
 
 
 def _by_category(facts: _Facts, rank: int) -> dict[str, int]:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from bench.errors import ConfigError
-from bench.spec import ModelShape, RunSpec
+from bench.spec import DataSpec, ModelShape, RunSpec
 
 _BYTE_VALUES = 256
 
 
-def check_spec(spec: RunSpec, shape: ModelShape, data_parallel: int) -> None:
+def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> None:
     """Refuse a spec that no machine could run.
 
     Raises:
@@ -62,7 +62,14 @@ def _check_warmup(spec: RunSpec) -> None:
         )
 
 
-def _check_data(spec: RunSpec, shape: ModelShape) -> None:
+def _check_data(spec: RunSpec, shape: ModelShape | None) -> None:
+    if shape is None:
+        if spec.data != DataSpec():
+            raise ConfigError(
+                "data: a model.factory makes its own batches; leave the section out, or choose a"
+                " preset"
+            )
+        return
     if spec.data.kind == "text" and shape.vocab < _BYTE_VALUES:
         raise ConfigError(
             f"data.kind: text is read as bytes and needs a vocabulary of at least {_BYTE_VALUES};"

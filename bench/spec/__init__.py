@@ -11,6 +11,7 @@ from bench.spec.engine_lookup import (
     engine_names,
     engine_rows,
     find_engine,
+    is_import_path,
     known_engine,
     own_settings,
 )
@@ -22,7 +23,7 @@ from bench.spec.engine_row import (
     EngineSettings,
 )
 from bench.spec.engine_table import MfsdpSettings
-from bench.spec.model import HybridShape, ModelShape, ModelSpec
+from bench.spec.model import HybridShape, ModelShape, ModelSpec, RopeScaling
 from bench.spec.names import (
     BLOCK_LETTERS,
     HYBRID_NAMES,
@@ -79,6 +80,7 @@ __all__ = [
     "Recompute",
     "ResolvedDtypes",
     "ResolvedRun",
+    "RopeScaling",
     "RunSpec",
     "StrategyName",
     "TrainSpec",
@@ -86,6 +88,7 @@ __all__ = [
     "engine_names",
     "engine_rows",
     "find_engine",
+    "is_import_path",
     "known_engine",
     "own_settings",
 ]

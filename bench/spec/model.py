@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from bench.spec.names import Frozen, Recompute
@@ -10,6 +12,8 @@ from bench.spec.names import Frozen, Recompute
 class ModelSpec(Frozen):
     """A preset of `bench.resolve.presets`, with single fields replaced where they are not None.
 
+    config: path of a Hugging Face `config.json` of the Llama family, instead of a preset. factory:
+    `package.module:build` of a model of the user's own, instead of both (`bench.models.factory`).
     pattern, experts, experts_per_token: of the hybrid family only; see `HybridShape`.
     """
 
@@ -25,6 +29,23 @@ class ModelSpec(Frozen):
     experts: int | None = Field(default=None, ge=1)
     experts_per_token: int | None = Field(default=None, ge=1)
     recompute: Recompute = "none"
+    config: str | None = None
+    factory: str | None = None
+
+
+class RopeScaling(Frozen):
+    """How rotary frequencies are stretched for positions beyond those of the first training.
+
+    kind: `linear` divides all of them by `factor`; `llama3` leaves those whose wavelength is below
+    original_positions / high_freq_factor as they are, divides those above original_positions /
+    low_freq_factor, and goes from one to the other in between.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float = Field(gt=0)
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = Field(default=8192, ge=1)
 
 
 class HybridShape(Frozen):
@@ -80,6 +101,7 @@ class ModelShape(Frozen):
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     hybrid: HybridShape | None = None
+    rope_scaling: RopeScaling | None = None
 
     @property
     def parameters(self) -> int:

@@ -141,10 +141,11 @@ class ResolvedRun(Frozen):
 
     `data_parallel` is the number of ranks that split the global batch (1 for `single`, whose one
     rank consumes all of it); `microbatches` is per rank and step:
-    `global_batch == data_parallel * micro_batch * microbatches`.
+    `global_batch == data_parallel * micro_batch * microbatches`. `factory` names a model of the
+    user's own, about which nothing is known: `shape` then is None.
     """
 
-    shape: ModelShape
+    shape: ModelShape | None
     recompute: Recompute
     data: DataSpec
     engine: EngineSpec
@@ -154,11 +155,25 @@ class ResolvedRun(Frozen):
     measure: MeasureSpec
     data_parallel: int
     microbatches: int
+    factory: str | None = None
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one global batch."""
         return self.train.global_batch * self.train.seq_len
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called, as a part of a file name: `tiny`, `mine.build`."""
+        named = self.factory if self.shape is None else self.shape.preset
+        return (named or "unnamed").replace(":", ".")
+
+    @property
+    def model_text(self) -> str:
+        """The model in a sentence: `tiny, 14,817,792 parameters`."""
+        if self.shape is None:
+            return f"{self.factory}, a model of the user's own"
+        return f"{self.shape.preset}, {self.shape.parameters:,} parameters"
 
     @property
     def strategy(self) -> StrategyName:
@@ -187,7 +202,7 @@ class ResolvedRun(Frozen):
     def slug(self) -> str:
         """Readable start of the folder name, as `tiny-mfsdp-optim-bf16-2xcpu`."""
         row = self.engine.row
-        parts = [self.shape.preset, self.engine.name.replace(":", ".")]
+        parts = [self.model_name, self.engine.name.replace(":", ".")]
         if row is None or not row.one_process:
             parts.append(self.strategy)
         if self.engine.outer_size > 1:

@@ -16,6 +16,7 @@ results/
   arms/                  worktrees and packages of arms; may be removed, it is made again
   baselines/<name>.json  noise/<hardware-key>.json
   validations/<id>/verdict.json
+  imports/<id>/           workload.json steps.jsonl    runs of other frameworks
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SWEEPS = "sweeps"
 BASELINES = "baselines"
 NOISE = "noise"
 VALIDATIONS = "validations"
+IMPORTS = "imports"
 LOGS = "logs"
 NCCL = "nccl"
 PLAN = "plan.json"

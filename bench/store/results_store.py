@@ -18,6 +18,7 @@ from bench.store.atomic import reporting_failed_writes, write_json_atomically
 from bench.store.documents import NamedDocuments
 from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
+from bench.store.imports import Imports
 from bench.store.reading import read_json_object, read_record, read_status
 from bench.store.run_folder import RunFolder, utc_now
 from bench.store.upgrade import upgraded_plan
@@ -61,6 +62,11 @@ class ResultsStore:
     def noise(self) -> NamedDocuments:
         """A/A calibrations, `noise/<hardware-key>.json`."""
         return NamedDocuments(self.root / layout.NOISE, "noise calibration")
+
+    @property
+    def imports(self) -> Imports:
+        """Runs of other frameworks, `imports/<id>/workload.json`."""
+        return Imports(self.root / layout.IMPORTS)
 
     @property
     def validations(self) -> Validations:

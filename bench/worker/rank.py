@@ -15,7 +15,7 @@ from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
-from bench.models.build import build_model
+from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
 from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME, steps_name
@@ -37,10 +37,8 @@ def run_rank(run_dir: Path) -> None:
 
 def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     profile = MemoryProfile(place.device) if resolved.measure.profile == "memory" else None
-    batches = build_batches(resolved, place.rank, place.device)
-    model = build_model(
-        resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=place.device
-    )
+    model, make_batch = run_model(resolved, place.device)
+    batches = build_batches(resolved, place.rank, place.device, make_batch)
     engine = build_engine(model, resolved, place.device)
     if place.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place))

@@ -24,9 +24,6 @@ Verdict = Literal["reference", "parity", "diverges", "steps differ", "nothing to
 EXACT_BOUNDS = {"fp64": 1e-10, "fp32": 1e-5}
 """Relative bounds where every dtype is at least this wide."""
 
-ESTABLISHED_ENGINES = frozenset({"single", "ddp", "fsdp2"})
-"""Engines whose disagreement calibrates the bound of a low-precision policy."""
-
 SPREAD_FACTOR = 3.0
 """A cell may differ from the reference by this many times what established engines differ."""
 
@@ -175,7 +172,9 @@ def _calibrated(
 
 
 def _is_established(cell: Cell) -> bool:
-    return cell.resolved.engine.name in ESTABLISHED_ENGINES
+    """Whether the engine's disagreement may calibrate the bound of a low-precision policy."""
+    row = cell.resolved.engine.row
+    return row is not None and row.established
 
 
 def _row(cell: Cell, reference: Cell, tolerance: Tolerance, *, alone: bool) -> ParityRow:
@@ -218,8 +217,9 @@ def _group_key(resolved: ResolvedRun) -> str:
     """All that decides which losses a correct engine reports; not how it gets there."""
     train = resolved.train.model_dump(mode="json")
     del train["micro_batch"]  # the same global batch in other pieces
+    shape = resolved.shape
     key = {
-        "shape": resolved.shape.model_dump(mode="json"),
+        "model": resolved.factory if shape is None else shape.model_dump(mode="json"),
         "data": resolved.data.model_dump(mode="json"),
         "dtypes": resolved.dtypes.model_dump(mode="json"),
         "device": resolved.launch.device,
@@ -231,6 +231,6 @@ def _group_key(resolved: ResolvedRun) -> str:
 def _problem(cell: Cell) -> str:
     train = cell.resolved.train
     return (
-        f"{cell.resolved.shape.preset}, {train.global_batch} x {train.seq_len} tokens, "
+        f"{cell.resolved.model_name}, {train.global_batch} x {train.seq_len} tokens, "
         f"{train.steps} steps"
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.record import FINISHED_GOOD, RunRecord
+from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
 from reports.comparisons.compare import load_side
 from reports.gates.cell_samples import CellSamples, cell_samples
@@ -156,7 +157,8 @@ def sides_of_baseline(
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
     for cell in cells_of(store, head, arm):
-        base = by_config.pop(cell.resolved.config_hash, None)
+        names = (cell.resolved.config_hash, former_config_hash(cell.resolved))
+        base = next((by_config.pop(name) for name in names if name in by_config), None)
         if not cell.finished:
             failed.append((cell.name, _states(cell)))
         elif base is None:

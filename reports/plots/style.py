@@ -21,6 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from bench.spec import STRATEGIES, engine_rows
 from reports.renderers.printable import printable
 from reports.views.cells import Cell
 
@@ -31,8 +32,6 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-_ENGINE_COLOURS = {"single": BLACK, "ddp": ORANGE, "fsdp2": BLUE, "mfsdp": VERMILLION}
-_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 _JOINTED = re.compile(r"[^_:,\- ]*[_:,\- ]+|[^_:,\- ]+")
 _PATH = re.compile(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
@@ -78,12 +77,13 @@ def looks(cells: Sequence[Cell]) -> dict[str, Look]:
     the cells instead.
     """
     policies = list(dict.fromkeys(cell.dtypes for cell in cells))
+    colours = _engine_colours(cells)
     spoken: dict[str, Look] = {}
     for cell in cells:
         engine = cell.resolved.engine
-        dash = DASHES[_STRATEGIES.index(engine.strategy) if engine.strategy else 0]
+        dash = DASHES[STRATEGIES.index(engine.strategy) if engine.strategy else 0]
         marker = MARKERS[policies.index(cell.dtypes) % len(MARKERS)]
-        spoken[cell.name] = Look(_ENGINE_COLOURS[engine.name], dash, marker)
+        spoken[cell.name] = Look(colours[engine.name], dash, marker)
     if len(set(spoken.values())) == len(cells):
         return spoken
     return {
@@ -94,6 +94,17 @@ def looks(cells: Sequence[Cell]) -> dict[str, Look]:
         )
         for index, cell in enumerate(cells)
     }
+
+
+def _engine_colours(cells: Sequence[Cell]) -> dict[str, str]:
+    """Those of the table of engines; the next free one for an engine that has none there."""
+    found: dict[str, str] = {}
+    for engine in dict.fromkeys(cell.resolved.engine.name for cell in cells):
+        row = next((row for row in engine_rows() if row.name == engine), None)
+        taken = {*found.values(), *(row.colour for row in engine_rows())}
+        free = next((colour for colour in CYCLE if colour not in taken), GREY)
+        found[engine] = free if row is None else row.colour or free
+    return found
 
 
 def label(name: str, limit: int = 44) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.record import RunRecord
+from bench.spec import ResolvedRun
 from reports.comparisons.change import Change
 from reports.findings import Findings
 from reports.gates.target_verdicts import targets_sentence
@@ -77,13 +78,19 @@ def _runs_per_cell(findings: Findings) -> str:
 
 def _workload(record: RunRecord) -> str:
     resolved = record.resolved
-    millions = resolved.shape.parameters / 1e6
     train = resolved.train
     return (
-        f"{resolved.shape.preset} ({quantity.significant(millions, 3)} M parameters), "
+        f"{_model(resolved)}, "
         f"{train.global_batch} sequences x {train.seq_len} tokens, {resolved.data.kind} data, "
         f"{train.steps} steps"
     )
+
+
+def _model(resolved: ResolvedRun) -> str:
+    if resolved.shape is None:
+        return resolved.model_text
+    millions = resolved.shape.parameters / 1e6
+    return f"{resolved.shape.preset} ({quantity.significant(millions, 3)} M parameters)"
 
 
 def _dates(records: Sequence[RunRecord]) -> str:

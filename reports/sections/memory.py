@@ -96,7 +96,7 @@ def _peak_table(drawn: Drawn) -> Table:
     return Table(titles, tuple(rows))
 
 
-def _alive(found: Peak, shape: ModelShape) -> str:
+def _alive(found: Peak, shape: ModelShape | None) -> str:
     by_role: dict[str, list[Held]] = {}
     for held in found.alive:
         if held.role in _PASSING and held.unit:

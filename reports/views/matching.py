@@ -52,7 +52,12 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
 def differing_settings(base: Cell, head: Cell) -> list[str]:
     """`setting: base value, head value` for every setting in which two cells differ."""
     before, after = _flat([base])[0], _flat([head])[0]
-    return [f"{key}: {before.get(key)!s}, {after.get(key)!s}" for key in _differing(before, after)]
+    return [
+        f"{key}: {before.get(key)!s}, {after.get(key)!s}"
+        for key in _differing(before, after)
+        # What only one of two engines has is said by their names.
+        if not key.startswith("engine.") or (key in before and key in after)
+    ]
 
 
 def _paired(
@@ -83,7 +88,9 @@ def _by_key(
 ) -> dict[tuple[tuple[str, str], ...], list[Cell]]:
     grouped: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
     for cell, flat in zip(cells, flats, strict=True):
-        key = tuple(sorted((k, repr(v)) for k, v in flat.items() if k not in aside))
+        # An absent setting is one that is open: an engine has only settings of its own.
+        known = ((k, repr(v)) for k, v in flat.items() if k not in aside and v is not None)
+        key = tuple(sorted(known))
         grouped.setdefault(key, []).append(cell)
     return grouped
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.errors import UsageError
+from bench.spec.engine_table import TABLE
 from reports.views.cells import Cell
 
-ENGINE_PREFERENCE = ("ddp", "single", "fsdp2", "mfsdp")
-"""The most widely used and simplest implementation first; the one under test last."""
+ENGINE_PREFERENCE = tuple(row.name for row in sorted(TABLE, key=lambda row: not row.established))
+"""Established engines first, in the order of the table; the one under test behind them."""
 
 RULE = (
     "the widest dtypes first, then the engines in the order " + ", ".join(ENGINE_PREFERENCE) + ", "
@@ -48,4 +49,6 @@ def _rank(cell: Cell) -> tuple[int, int]:
     dtypes = cell.resolved.dtypes
     names = (dtypes.compute, dtypes.main_grads, dtypes.grad_comm, dtypes.main_params)
     width = sum(_BYTES[name or dtypes.compute] for name in names)
-    return -width, ENGINE_PREFERENCE.index(cell.resolved.engine.name)
+    engine = cell.resolved.engine.name
+    known = engine in ENGINE_PREFERENCE
+    return -width, ENGINE_PREFERENCE.index(engine) if known else len(ENGINE_PREFERENCE)

@@ -12,7 +12,7 @@ _MOST_NAMED = 6
 ROOT = "root"
 
 
-def unit_name(unit: str, shape: ModelShape) -> str:
+def unit_name(unit: str, shape: ModelShape | None) -> str:
     """`layers.3 (attention)` in a hybrid, else the name itself; the root is `root`."""
     if unit in ("", "(root)"):
         return ROOT
@@ -20,7 +20,7 @@ def unit_name(unit: str, shape: ModelShape) -> str:
     return unit if kind is None else f"{unit} ({kind})"
 
 
-def unit_names(units: Iterable[str], shape: ModelShape) -> str:
+def unit_names(units: Iterable[str], shape: ModelShape | None) -> str:
     """Several of one kind: `layers.0, 2, 5, 7 (Mamba-2)`."""
     distinct = list(dict.fromkeys(units))
     numbered = [_NUMBERED.fullmatch(unit) for unit in distinct]
@@ -35,9 +35,9 @@ def unit_names(units: Iterable[str], shape: ModelShape) -> str:
     return f"{stems.pop()}{', '.join(numbers)}" + ("" if kind is None else f" ({kind})")
 
 
-def _kind(unit: str, shape: ModelShape) -> str | None:
+def _kind(unit: str, shape: ModelShape | None) -> str | None:
     match = _NUMBERED.fullmatch(unit)
-    if shape.hybrid is None or match is None or match["stem"] != "layers.":
+    if shape is None or shape.hybrid is None or match is None or match["stem"] != "layers.":
         return None
     place = int(match["number"])
     pattern = shape.hybrid.pattern

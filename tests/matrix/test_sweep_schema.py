@@ -56,7 +56,7 @@ def test_empty_sections_are_absent_ones():
         ),
         (
             "name: a\nmatrix:\n  product:\n    engine.name: [ddpp]\n",
-            "x.yaml:4: engine.name: expected one of single, ddp, fsdp2, mfsdp,"
+            "x.yaml:4: engine.name: expected one of ddp, single, fsdp2, mfsdp,"
             " package.module:factory, found 'ddpp'; did",
         ),
         ("name: a\nmatrix:\n  product:\n    name: [ddp]\n", "unknown setting 'name'; did you mean"),

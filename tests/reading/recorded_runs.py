@@ -129,7 +129,7 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
     noise = random.Random(f"{run.seed}-{resolved.config_hash}-{run.repeat}")
     rounding = random.Random(f"{run.seed}-{resolved.engine}-{resolved.dtypes}")
     unit = 1e-3 if resolved.dtypes.compute == "bf16" else 4e-7
-    base = 210.0 * SPEED[resolved.engine.name] * run.speed
+    base = 210.0 * SPEED.get(resolved.engine.name, 1.0) * run.speed
     base *= 0.8 if resolved.dtypes.compute == "bf16" else 1.0
     share = MEMORY[resolved.strategy]
     for step in range(1, count + 1):

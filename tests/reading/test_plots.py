@@ -48,6 +48,12 @@ def test_every_cell_of_the_quickstart_looks_different(store):
     assert len(set(looks(cells).values())) == 12
 
 
+def test_an_engine_of_somebody_else_has_a_colour_of_its_own(store):
+    names = ("ddp", "mfsdp", "theirs:build", "others:build")
+    cells = cells_of(store, [(name[:4], resolved_run(name, "no_shard")) for name in names])
+    assert len({look.colour for look in looks(cells).values()}) == 4
+
+
 def test_cells_that_differ_in_something_else_still_look_different(store):
     specs = [(f"c{ranks}", resolved_run(ranks=ranks)) for ranks in range(1, 12)]
     assert len(set(looks(cells_of(store, specs)).values())) == 11

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.data.batches import Batches
+from bench.data.batches import Batches, token_batches
 
 CPU = torch.device("cpu")
 GLOBAL = 12
@@ -24,7 +24,7 @@ def first_tokens(step: int, ranks: int, micro_batch: int) -> list[int]:
     found = []
     for rank in range(ranks):
         batches = Batches(
-            Numbered(),
+            token_batches(Numbered()),
             global_batch=GLOBAL,
             micro_batch=micro_batch,
             rank=rank,
@@ -47,7 +47,9 @@ def test_ranks_and_microbatches_share_out_the_global_batch_without_gap_or_overla
 
 
 def test_targets_are_the_tokens_one_position_later():
-    batches = Batches(Numbered(), global_batch=2, micro_batch=2, rank=0, ranks=1, device=CPU)
+    batches = Batches(
+        token_batches(Numbered()), global_batch=2, micro_batch=2, rank=0, ranks=1, device=CPU
+    )
     tokens, targets = batches.microbatch(0, 0)
     assert tokens.tolist() == [[0, 1, 2, 3], [100, 101, 102, 103]]
     assert targets.tolist() == [[1, 2, 3, 4], [101, 102, 103, 104]]
@@ -58,4 +60,6 @@ def test_targets_are_the_tokens_one_position_later():
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="global batch 12 is not ranks 5 x micro batch 1"):
-        Batches(Numbered(), global_batch=12, micro_batch=1, rank=0, ranks=5, device=CPU)
+        Batches(
+            token_batches(Numbered()), global_batch=12, micro_batch=1, rank=0, ranks=5, device=CPU
+        )

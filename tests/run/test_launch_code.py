@@ -117,6 +117,7 @@ KEEPERS = (
     "bench.redaction",
     "bench.store",
     "bench.verdict",
+    "bench.workload",
     "bench.launch",
 )
 

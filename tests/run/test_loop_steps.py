@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from bench.data.batches import Batches
+from bench.data.batches import Batches, token_batches
 from bench.loop import NonFiniteLossError, TrainingLoop, learning_rate
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
@@ -77,7 +77,7 @@ def train(tmp_path, engine, **settings) -> TrainingLoop:
             return torch.zeros(run.train.seq_len + 1, dtype=torch.int64).numpy()
 
     batches = Batches(
-        Zeros(),
+        token_batches(Zeros()),
         global_batch=run.train.global_batch,
         micro_batch=run.train.micro_batch,
         rank=0,

@@ -159,6 +159,11 @@ CASES = {
         RunSpec(model=ModelSpec(preset="160m")),
         "llama3-8b needs at least 127.5 GiB",
     ),
+    "model-not-here": Case(
+        RunSpec(model=ModelSpec(factory="toy_model_that_is_not_there:build")),
+        RunSpec(model=ModelSpec(factory="toy_model:build")),
+        "no module toy_model_that_is_not_there in ",
+    ),
     "data-not-here": Case(
         RunSpec(data=DataSpec(kind="text", path="/nowhere/at/all")),
         RunSpec(data=DataSpec(kind="text", path=__file__)),

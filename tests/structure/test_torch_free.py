@@ -14,6 +14,7 @@ TORCH_FREE = (
     "bench/__init__.py",
     "bench/spec",
     "bench/record.py",
+    "bench/workload.py",
     "bench/verdict.py",
     "bench/errors.py",
     "bench/store",

@@ -1,0 +1,43 @@
+"""Hashes of runs as they were until November 2026, by which baselines of that time know them.
+
+Frozen: the rule hashed every setting of every engine, but for those of `_LATER` at their default.
+No setting is added here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from bench.spec.engine_table import MfsdpSettings
+from bench.spec.run import ResolvedRun
+
+_LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
+    "shape": {"hybrid": (None,)},
+    "measure": {"nccl": ("none",)},
+    "engine": {
+        "decoupled_grad": (False,),
+        "separate_gather_group": (False,),
+        "pool_slots": (2,),
+        "fine_grained_gather": (None, False),
+    },
+    "train": {"state_dtype": ("fp32",), "master_weights": (False,), "checkpoint_every": (None,)},
+}
+
+
+def former_config_hash(run: ResolvedRun) -> str:
+    """12 hex digits, as `ResolvedRun.config_hash` gave them."""
+    document: dict[str, Any] = run.model_dump(mode="json")
+    del document["factory"]
+    document["engine"] = MfsdpSettings().model_dump(mode="json") | document["engine"]
+    for limit in ("timeout_seconds", "hang_seconds"):
+        del document["launch"][limit]
+    if document["shape"] is not None:
+        document["shape"].pop("rope_scaling")
+    for section, settings in _LATER.items():
+        for name, defaults in settings.items():
+            if document[section] is not None and document[section].get(name, ...) in defaults:
+                del document[section][name]
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

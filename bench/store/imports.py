@@ -1,0 +1,117 @@
+"""Runs of other frameworks in a results folder: beside measured ones, and never among them.
+
+imports/<id>/workload.json     workload and provenance
+steps.jsonl       one `ImportedStep` per line
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from bench.errors import UsageError
+from bench.store.atomic import reporting_failed_writes, write_json_atomically, write_text_atomically
+from bench.store.errors import DamagedRecordError
+from bench.workload import ImportedStep, Provenance, Workload
+
+_WORKLOAD = "workload.json"
+_STEPS = "steps.jsonl"
+_STEP: TypeAdapter[ImportedStep] = TypeAdapter(ImportedStep)
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """One run of another framework, as it was imported."""
+
+    id: str
+    workload: Workload
+    provenance: Provenance
+    steps: tuple[ImportedStep, ...]
+
+
+class Imports:
+    """All imported runs of a results folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(
+        self, workload: Workload, provenance: Provenance, steps: Sequence[ImportedStep]
+    ) -> ImportedRun:
+        """Keep a run under a new id.
+
+        Raises:
+            UsageError: the provenance says that it was measured here; the folder may not be
+                written.
+            StoreFullError: no space; nothing that was there before is touched.
+        """
+        if provenance.kind != "imported":
+            raise UsageError(
+                f"provenance.kind: expected imported, found {provenance.kind}; a run that is"
+                " measured here gets its record from its launch"
+            )
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        run = ImportedRun(f"{stamp}-{secrets.token_hex(2)}", workload, provenance, tuple(steps))
+        folder = self.folder / run.id
+        with reporting_failed_writes(folder):
+            folder.mkdir(parents=True)
+        text = "".join(json.dumps(dataclasses.asdict(step)) + "\n" for step in steps)
+        write_text_atomically(folder / _STEPS, text)
+        # Last: a run without it was never finished, and is not listed.
+        document = {
+            "workload": workload.model_dump(mode="json"),
+            "provenance": provenance.model_dump(mode="json"),
+            "steps_sha256": _hash(text),
+        }
+        write_json_atomically(folder / _WORKLOAD, document)
+        return run
+
+    def ids(self) -> list[str]:
+        """Oldest first."""
+        return sorted(path.parent.name for path in self.folder.glob(f"*/{_WORKLOAD}"))
+
+    def read(self, wanted: str) -> ImportedRun:
+        """The imported run of this id.
+
+        Raises:
+            UsageError: there is none.
+            DamagedRecordError: it cannot be understood, or was changed after it was imported.
+        """
+        if wanted not in self.ids():
+            known = ", ".join(self.ids()[-5:]) or "none"
+            raise UsageError(
+                f"no imported run {wanted!r} in {self.folder}; the newest are: {known}"
+            )
+        folder = self.folder / wanted
+        try:
+            document = json.loads((folder / _WORKLOAD).read_text())
+            text = (folder / _STEPS).read_text()
+            steps = tuple(_STEP.validate_json(line) for line in text.splitlines())
+            workload = Workload.model_validate(document["workload"])
+            provenance = Provenance.model_validate(document["provenance"])
+            kept = document["steps_sha256"]
+        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            raise DamagedRecordError(f"{folder} cannot be understood: {error}") from error
+        if kept != _hash(text):
+            raise DamagedRecordError(f"{folder / _STEPS} was changed after it was imported")
+        return ImportedRun(wanted, workload, provenance, steps)
+
+    def all(self) -> Iterator[ImportedRun]:
+        """Every readable one, oldest first."""
+        for one in self.ids():
+            try:
+                yield self.read(one)
+            except DamagedRecordError:
+                continue
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

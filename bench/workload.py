@@ -1,0 +1,120 @@
+"""What ran and where its numbers come from, with absent fields allowed.
+
+A run of this harness knows everything about itself (`ResolvedRun`), and its workload follows from
+that. A run of another framework is known by what its log says: None is "the source does not say",
+never zero and never a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import Field
+
+from bench.spec import Frozen, ResolvedRun
+
+OURS = "mfsdp-bench"
+
+
+class Workload(Frozen):
+    """One training run in the terms of any framework. Batches count sequences.
+
+    framework: what ran it, as `megatron-lm`. engine, strategy: what shards. Dtypes are named as the
+    source names them. device: as `NVIDIA H100 80GB HBM3`. settings: whatever else the source says,
+    under its own names.
+    """
+
+    framework: str
+    framework_version: str | None = None
+    engine: str | None = None
+    strategy: str | None = None
+    model: str | None = None
+    parameters: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    vocab: int | None = None
+    compute_dtype: str | None = None
+    main_params_dtype: str | None = None
+    main_grads_dtype: str | None = None
+    grad_comm_dtype: str | None = None
+    ranks: int | None = None
+    data_parallel: int | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    device: str | None = None
+    steps: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    seq_len: int | None = None
+    optimizer: str | None = None
+    settings: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: ResolvedRun) -> Self:
+        """That of a run of this harness; what its model does not tell is absent."""
+        shape, dtypes, train = run.shape, run.dtypes, run.train
+        return cls(
+            framework=OURS,
+            engine=run.engine.name,
+            strategy=run.strategy,
+            model=run.model_name,
+            parameters=None if shape is None else shape.parameters,
+            layers=None if shape is None else shape.layers,
+            hidden=None if shape is None else shape.hidden,
+            vocab=None if shape is None else shape.vocab,
+            compute_dtype=dtypes.compute,
+            main_params_dtype=dtypes.main_params,
+            main_grads_dtype=dtypes.main_grads,
+            grad_comm_dtype=dtypes.grad_comm,
+            ranks=run.launch.ranks,
+            data_parallel=run.data_parallel,
+            tensor_parallel=1,
+            pipeline_parallel=1,
+            device=run.launch.device,
+            steps=train.steps,
+            global_batch=train.global_batch,
+            micro_batch=train.micro_batch,
+            seq_len=train.seq_len,
+            optimizer=train.optimizer,
+            settings=run.engine.settings.model_dump(mode="json"),
+        )
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of one global batch; None where one of its factors is absent."""
+        if self.global_batch is None or self.seq_len is None:
+            return None
+        return self.global_batch * self.seq_len
+
+
+class Provenance(Frozen):
+    """Where a run's numbers come from.
+
+    kind: `measured` by this harness, in the folder that holds the record; or `imported`. source:
+    the name of the log, without a path. sha256: of its content. importer: what read it, with its
+    version. absent: what the importer looked for and did not find, in words.
+    """
+
+    kind: Literal["measured", "imported"] = "measured"
+    source: str = ""
+    sha256: str = ""
+    importer: str = ""
+    imported_utc: str = ""
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedStep:
+    """One step as a log tells it; one line of `steps.rank0.jsonl`. None: the log does not say.
+
+    step counts from 1 as the source counts. milliseconds: per step. loss, grad_norm: as printed.
+    """
+
+    step: int
+    milliseconds: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    tokens: int | None = None
+    device_peak_bytes: int | None = None

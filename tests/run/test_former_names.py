@@ -1,0 +1,93 @@
+"""Records and baselines from before runs were named by what differs from a default."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import LaunchSpec, ModelSpec, ResolvedRun, RunSpec
+from bench.spec.former_name import former_config_hash
+from bench.store.upgrade import upgraded_plan, upgraded_spec
+
+#: Names that a quickstart sweep of the version before has given to its folders.
+FORMER = {
+    ("ddp", "no_shard", "fp32"): "4b9d207b513b",
+    ("ddp", "no_shard", "bf16"): "66f1f9c4506b",
+    ("fsdp2", "optim_grads_params", "fp32"): "b7ff37cd23b7",
+    ("mfsdp", "no_shard", "fp32"): "c4250cd08cab",
+    ("mfsdp", "optim_grads_params", "fp32"): "3e3de751d782",
+    ("mfsdp", "optim_grads_params", "bf16"): "6171b7942b31",
+}
+_SWITCHES = {
+    "outer_strategy": "no_shard",
+    "outer_size": 1,
+    "allocator": "storage_resize",
+    "overlap_param_gather": True,
+    "overlap_grad_reduce": True,
+    "nccl_ub": False,
+    "double_buffer": False,
+    "average_in_collective": False,
+    "transport": "auto",
+    "decoupled_grad": False,
+    "separate_gather_group": False,
+    "pool_slots": 2,
+}
+
+
+def quickstart(engine: str, strategy: str, dtype: str) -> ResolvedRun:
+    return resolve_anywhere(
+        RunSpec.model_validate(
+            {
+                "model": {"preset": "tiny"},
+                "data": {"kind": "text"},
+                "train": {
+                    "steps": 20,
+                    "global_batch": 4,
+                    "micro_batch": 2,
+                    "seq_len": 64,
+                    "lr": 3e-4,
+                    "warmup_steps": 5,
+                    "clip_norm": 1.0,
+                },
+                "launch": {"ranks": 2, "timeout_seconds": 180.0, "hang_seconds": 60.0},
+                "engine": {"name": engine, "strategy": strategy},
+                "dtypes": {
+                    "compute": dtype,
+                    "main_params": "fp32",
+                    "main_grads": "fp32",
+                    "grad_comm": dtype,
+                },
+            }
+        )
+    )
+
+
+@pytest.mark.parametrize("run", FORMER)
+def test_the_former_name_of_a_run_is_still_known(run: tuple[str, str, str]) -> None:
+    assert former_config_hash(quickstart(*run)) == FORMER[run]
+
+
+@pytest.mark.parametrize("run", FORMER)
+def test_a_former_record_has_the_name_of_the_same_run_today(run: tuple[str, str, str]) -> None:
+    today = quickstart(*run)
+    document = json.loads(today.model_dump_json())
+    del document["factory"], document["shape"]["rope_scaling"]
+    former = {"fine_grained_gather": None} if run[0] != "mfsdp" else {"fine_grained_gather": False}
+    document["engine"] = _SWITCHES | document["engine"] | former
+    assert ResolvedRun.model_validate(upgraded_spec(document)).config_hash == today.config_hash
+    del document["engine"]["fine_grained_gather"]  # older still: no such setting
+    assert ResolvedRun.model_validate(upgraded_spec(document)).config_hash == today.config_hash
+
+
+def test_a_former_plan_names_its_runs_as_today() -> None:
+    run = resolve_anywhere(RunSpec(model=ModelSpec(preset="tiny"), launch=LaunchSpec(ranks=2)))
+    resolved = json.loads(run.model_dump_json())
+    cell = {"id": "a", "config_hash": "0" * 12, "resolved": resolved}
+    by_arm = {"base": {"config_hash": "0" * 12, "resolved": resolved}}
+    damaged = {"id": "b", "config_hash": "1" * 12, "resolved": {"shape": 1}}
+    plan = upgraded_plan({"cells": [cell | {"by_arm": by_arm}, damaged, "junk"]})
+    assert plan["cells"][0]["config_hash"] == run.config_hash
+    assert plan["cells"][0]["by_arm"]["base"]["config_hash"] == run.config_hash
+    assert plan["cells"][1:] == [damaged, "junk"]

@@ -1,0 +1,232 @@
+"""An engine and a model of somebody else, through the public seam: run, recorded and validated."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.errors import ConfigError
+from bench.launch import Limits, code_identity, launch
+from bench.record import RunRecord
+from bench.resolve import Machine, broken_rules, resolve
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import (
+    DataSpec,
+    EngineRow,
+    EngineSettings,
+    EngineSpec,
+    LaunchSpec,
+    ModelSpec,
+    RunSpec,
+    TrainSpec,
+    engine_lookup,
+)
+from bench.store import ResultsStore
+from bench.testing.workers import ForkServer
+from bench.validate.cases import Case
+from bench.validate.session import MODULES, WorkerSettings, verdicts
+
+HERE = Path(__file__).parent
+MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+LIMITS = Limits(tick_seconds=0.1)
+ENGINE = "toy_engine:build"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user stands beside his own files."""
+    monkeypatch.chdir(HERE)
+
+
+def run_of(engine: str, model: ModelSpec | None = None, steps: int = 8) -> RunSpec:
+    return RunSpec(
+        model=model or ModelSpec(),
+        engine=EngineSpec(name=engine),
+        train=TrainSpec(steps=steps, lr=3e-3),
+        launch=LaunchSpec(ranks=2),
+    )
+
+
+def launched(root: Path, spec: RunSpec) -> RunRecord:
+    resolved = resolve(spec, MACHINE)
+    store = ResultsStore.open(root / "results", create=True)
+    folder = store.new_run(
+        resolved, sweep="s", cell="c", repeat=0, arm=None, code=code_identity(resolved)
+    )
+    status = launch(resolved, folder, stop=threading.Event(), limits=LIMITS)
+    assert status.state in {"ok", "unstable"}, status.reason
+    record = store.read(folder.run_id)
+    assert record.is_whole, record.damage
+    return record
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_an_engine_of_somebody_else_trains_like_ddp_and_its_code_is_proven(tmp_path: Path) -> None:
+    theirs = launched(tmp_path / "a", run_of(ENGINE))
+    ours = launched(tmp_path / "b", run_of("ddp"))
+    assert theirs.losses == pytest.approx(ours.losses, rel=1e-5)
+    assert theirs.status.code_proof == "proven"
+    runtime = theirs.environment["runtime"]
+    assert runtime["engine_code_path"] == str(HERE / "toy_engine.py")
+    assert runtime["code_proof"]["0"]["packages"]["toy_engine"]["sha256"]
+    assert theirs.run_id.startswith("debug-toy_engine.build-no_shard-fp32-2xcpu-")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_a_model_of_somebody_else_trains_alike_under_two_engines(tmp_path: Path) -> None:
+    model = ModelSpec(factory="toy_model:build")
+    records = [launched(tmp_path / name, run_of(name, model)) for name in ("ddp", "mfsdp")]
+    assert records[1].losses == pytest.approx(records[0].losses, rel=1e-5)
+    assert records[0].losses[-1] < records[0].losses[0]
+    assert records[0].run_id.startswith("toy_model.build-ddp-")
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(paths=(str(HERE),), modules=MODULES) as made:
+        yield made
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("model", ["stack", "tied", "unused"])
+def test_the_engine_of_somebody_else_is_validated(fork_server: ForkServer, model: str) -> None:
+    case = Case(ENGINE, "no_shard", model=model, microbatches=2)
+    (verdict,) = verdicts(fork_server, [case], WorkerSettings(case_seconds=100.0))
+    assert verdict.state == "passed", (verdict.failures, verdict.reason)
+
+
+def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> None:
+    for name in ("toy_engine.py", "toy_model.py"):
+        (tmp_path / name).write_text((HERE / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    specs = (run_of(ENGINE), run_of("ddp"))
+    before = [code_identity(resolve(spec, MACHINE)) for spec in specs]
+    (tmp_path / "toy_engine.py").write_text((HERE / "toy_engine.py").read_text() + "\nX = 1\n")
+    engine_lookup.forget_entry_points()
+    after = [code_identity(resolve(spec, MACHINE)) for spec in specs]
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (run_of("toy_engin:build"), "no module toy_engin in "),
+        (run_of("toy_engine:buidl"), "defines no buidl: it has "),
+        (run_of("ddp", ModelSpec(factory="toy_model:make")), "defines no make: it has "),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_starts(spec: RunSpec, says: str) -> None:
+    reasons = [reason for _, reason in broken_rules(resolve_anywhere(spec), MACHINE)]
+    assert any(says in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"factory": "toy_model"}, "model.factory: expected package.module:function"),
+        ({"factory": "toy_model:build", "layers": 3}, "leave layers out"),
+        ({"factory": "toy_model:build", "preset": "tiny"}, "factory and preset each name a model"),
+    ],
+)
+def test_a_factory_excludes_what_it_decides(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve_anywhere(RunSpec(model=ModelSpec.model_validate(fields)))
+
+
+def test_a_factory_makes_its_own_batches() -> None:
+    spec = run_of("ddp", ModelSpec(factory="toy_model:build"))
+    with pytest.raises(ConfigError, match="makes its own batches"):
+        resolve_anywhere(spec.model_copy(update={"data": DataSpec(kind="text")}))
+
+
+class Fancy(EngineSettings):
+    """What an installed engine may ask for."""
+
+    fancy: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """An entry point, as importlib.metadata gives it."""
+
+    name: str
+    value: str
+    offers: object
+
+    def load(self) -> object:
+        if isinstance(self.offers, Exception):
+            raise self.offers
+        return self.offers
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch):
+    """`offer(name, row)`: as if a package were installed that offers an engine."""
+
+    def install(name: str, offers: object) -> None:
+        point = Offered(name, f"{name}.bench:ROW", offers)
+        monkeypatch.setattr(
+            engine_lookup.metadata,
+            "entry_points",
+            lambda *, group: (point,) if group == engine_lookup.GROUP else (),
+        )
+        engine_lookup.forget_entry_points()
+
+    yield install
+    monkeypatch.undo()
+    engine_lookup.forget_entry_points()
+
+
+def test_an_installed_engine_has_settings_of_its_own(offer) -> None:
+    offer("theirs", EngineRow("theirs", ENGINE, settings=Fancy, strategies=("no_shard",)))
+    asked = EngineSpec.model_validate({"name": "theirs", "fancy": True})
+    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), MACHINE)
+    assert run.engine.setting("fancy") is True
+    assert '"fancy":true' in run.canonical_json()
+    plain = resolve(run_of("theirs"), MACHINE)
+    assert "fancy" not in plain.canonical_json()
+    foreign = RunSpec(engine=EngineSpec.model_validate({"name": "ddp", "fancy": True}))
+    reasons = dict(broken_rules(resolve_anywhere(foreign), MACHINE))
+    assert reasons["switch-not-in-engine"] == (
+        "engine ddp has no fancy=True: these are switches of theirs"
+    )
+
+
+def test_a_record_stays_readable_when_its_engine_is_gone(offer) -> None:
+    offer("theirs", EngineRow("theirs", ENGINE, settings=Fancy, strategies=("no_shard",)))
+    asked = EngineSpec.model_validate({"name": "theirs", "fancy": True})
+    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), MACHINE)
+    text = run.model_dump_json()
+    offer("other", EngineRow("other", ENGINE))
+    again = type(run).model_validate_json(text)
+    assert again.engine.model_dump() == run.engine.model_dump()
+    assert again.config_hash == run.config_hash
+
+
+@pytest.mark.parametrize(
+    ("offers", "says"),
+    [
+        (ImportError("no such thing"), "cannot be loaded"),
+        (42, "expected an EngineRow named 'theirs', found 42"),
+        (EngineRow("mine", ENGINE), "found the row of 'mine'"),
+    ],
+)
+def test_a_package_that_offers_no_row_is_named(offer, offers: object, says: str) -> None:
+    offer("theirs", offers)
+    with pytest.raises(ConfigError, match=says):
+        resolve_anywhere(run_of("theirs"))
+
+
+def test_an_engine_may_not_take_the_name_of_a_shared_setting() -> None:
+    class Clashing(EngineSettings):
+        strategy: bool = False
+
+    with pytest.raises(ValueError, match="one that all engines share"):
+        EngineRow("theirs", ENGINE, settings=Clashing)

@@ -1,0 +1,66 @@
+"""Runs of other frameworks: kept with what their log says, and nothing made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_store_damage import RUN, finished_run
+
+from bench.errors import UsageError
+from bench.store import DamagedRecordError, ResultsStore
+from bench.workload import ImportedStep, Provenance, Workload
+
+THEIRS = Workload(framework="megatron-lm", engine="megatron-fsdp", ranks=64, global_batch=256)
+LOG = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
+STEPS = (ImportedStep(1, milliseconds=812.5), ImportedStep(2, milliseconds=799.0, tokens=4096))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def test_an_imported_run_is_read_back_with_its_absent_fields_absent(store: ResultsStore) -> None:
+    written = store.imports.write(THEIRS, LOG, STEPS)
+    (found,) = store.imports.all()
+    assert found == written
+    assert (found.workload.seq_len, found.workload.tokens_per_step) == (None, None)
+    assert found.steps[0].loss is None
+
+
+def test_imported_runs_are_never_among_the_measured_ones(store: ResultsStore) -> None:
+    measured = finished_run(store, steps=20)
+    store.imports.write(THEIRS, LOG, STEPS)
+    (record,) = store.records()
+    assert record.run_id == measured.run_id
+    assert record.provenance.kind == "measured"
+    assert store.damaged() == []
+
+
+def test_a_measured_run_says_its_workload_in_the_same_terms(store: ResultsStore) -> None:
+    record = store.read(finished_run(store, steps=20).run_id)
+    workload = record.workload
+    assert (workload.framework, workload.engine) == ("mfsdp-bench", "mfsdp")
+    assert workload.parameters == RUN.shape.parameters
+    assert workload.tokens_per_step == RUN.tokens_per_step
+    assert workload.settings["allocator"] == "storage_resize"
+
+
+def test_what_was_measured_here_cannot_be_imported(store: ResultsStore) -> None:
+    with pytest.raises(UsageError, match=r"provenance\.kind: expected imported, found measured"):
+        store.imports.write(THEIRS, Provenance(), STEPS)
+
+
+def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> None:
+    run = store.imports.write(THEIRS, LOG, STEPS)
+    file = store.root / "imports" / run.id / "steps.jsonl"
+    file.write_text(file.read_text().replace("812.5", "12.5"))
+    with pytest.raises(DamagedRecordError, match="was changed after it was imported"):
+        store.imports.read(run.id)
+    assert list(store.imports.all()) == []
+
+
+def test_an_import_that_is_not_there_is_refused(store: ResultsStore) -> None:
+    with pytest.raises(UsageError, match="no imported run 'x'"):
+        store.imports.read("x")
