@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from bench.meters.ring_bytes import RingBytes
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
-from bench.meters.ring_bytes import RingBytes
 from bench.spec import ResolvedRun
 
 
