@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, AllocatorName
-from mfsdp_core.plan.config import Transport
+from mfsdp_core.plan.config import Transport, UnusedParameters
 from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.sharding import NestedUnits, ShardingRequest
@@ -65,6 +65,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
+    unused_parameters: UnusedParameters = "none",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -108,7 +109,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_order: the order in which units are expected to run: as the first complete pass ran
     them (`recorded`), as they are registered (`static`), or their names in the order given.
     prefetch_budget_bytes: gather units ahead as long as those that have not run yet stay within it;
-    None is the next unit.
+    None is the next unit. unused_parameters: gradient of a parameter that no rank has used in a
+    cycle: `none` as in plain torch, so that optimizers leave it alone, which ranks find out by one
+    small reduction per cycle; `zero` without it.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything.
@@ -174,6 +177,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
+    unused_parameters: UnusedParameters = "none",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-EventKind = Literal["collective", "land", "materialise", "release", "prefetch"]
+EventKind = Literal["collective", "land", "materialise", "release", "prefetch", "agreement"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
@@ -19,7 +19,8 @@ class Event:
     """One thing that happened.
 
     kind: `collective` issued; reduced gradient `land`ed; compute weights `materialise`d or
-    `release`d; a gather issued ahead of need (`prefetch`, besides its `collective`).
+    `release`d; a gather issued ahead of need (`prefetch`, besides its `collective`); an `agreement`
+    of all ranks, by a message that holds nothing of the model.
     operation: all_gather, reduce_scatter, all_reduce, broadcast; for `land` copy or add; else "".
     dtype: torch's name without prefix, as `bfloat16`. payload_bytes: size of the full (unsharded)
     buffer of a collective, or of what landed or was allocated. group: role of the process group

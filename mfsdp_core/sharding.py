@@ -44,6 +44,7 @@ OWN_DEFAULTS: dict[str, Any] = {
     "prefetch_budget_bytes": None,
     "check_for_nan_in_grad": False,
     "nested_units": "outermost",
+    "unused_parameters": "none",
 }
 
 
@@ -237,6 +238,7 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
         arguments["calculate_per_token_loss"],
         arguments["transport"],
         arguments["use_decoupled_grad"],
+        arguments["unused_parameters"],
     )
     config = parse_sharding(
         arguments["zero_dp_strategy"],

@@ -47,6 +47,11 @@ class DataParallelAxes:
         return group
 
     @property
+    def data_group(self) -> dist.ProcessGroup:
+        """One group over the data-parallel axes, without that of tensor parallelism."""
+        return self.hybrid_group or self.mesh.get_group(0)
+
+    @property
     def has_outer_axis(self) -> bool:
         """Whether the mesh has two axes, whatever their sizes."""
         return self.mesh.ndim == 2  # noqa: PLR2004 - outer and inner

@@ -13,7 +13,9 @@ reduction of slices followed by their gather, which starts when the first half i
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,10 +25,13 @@ from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Scratch, Summed
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.events import EventBus
 
-#: A tag is _FIRST_TAG + (operation * _CHANNELS + channel) * 2, for reductions 1 more: above what
-#: users count from zero, below the 31 bits of a signed integer. Operations and channels wrap.
+#: A tag is _FIRST_TAG + ((bucket * _OPERATIONS + operation) * _CHANNELS + channel) * 2, for
+#: reductions 1 more: above what users count from zero, below the 31 bits of a signed integer.
+#: Operations and channels wrap; buckets are known by a checksum of their names, so that what ranks
+#: send by mistake for different buckets never meets.
 _FIRST_TAG = 1 << 30
-_OPERATIONS = 1 << 20
+_BUCKETS = 1 << 12
+_OPERATIONS = 1 << 9
 _CHANNELS = 1 << 8
 #: Channels of a group in the order in which its communicators are made, the same on all ranks.
 _channels: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
@@ -55,7 +60,7 @@ class PointToPointCommunicator(TorchCommunicator):
             return super().all_gather(full, own, bucket)
         self._publish("all_gather", full, bucket)
         parts = full.tensor_split(self.size)
-        works = self._exchange([own] * self.size, parts, self._gather_tag())
+        works = self._exchange([own] * self.size, parts, self._gather_tag(bucket))
         if own.data_ptr() != parts[self.rank].data_ptr():
             parts[self.rank].copy_(own)
         return _All(works)
@@ -75,7 +80,7 @@ class PointToPointCommunicator(TorchCommunicator):
             return Summed(full, Done())
         self._publish("all_reduce", full, bucket)
         reduction = self._sum_slices(full, bucket, average=average)
-        tag = self._gather_tag()
+        tag = self._gather_tag(bucket)
 
         def gather() -> torch.Tensor:
             parts = full.tensor_split(self.size)
@@ -97,7 +102,7 @@ class PointToPointCommunicator(TorchCommunicator):
         memory = self._scratch.acquire(bucket, (self.size - 1) * mine.numel(), mine.dtype)
         received = list(memory.tensor_split(self.size - 1))
         contributions = [*received[: self.rank], mine, *received[self.rank :]]
-        tag = self._tag(self._reductions) + 1
+        tag = self._tag(self._reductions, bucket) + 1
         self._reductions += 1
         works = self._exchange(parts, contributions, tag)
 
@@ -132,13 +137,19 @@ class PointToPointCommunicator(TorchCommunicator):
         ]
         return [work for work in (*receives, *sends) if work is not None]
 
-    def _gather_tag(self) -> int:
-        tag = self._tag(self._gathers)
+    def _gather_tag(self, bucket: str) -> int:
+        tag = self._tag(self._gathers, bucket)
         self._gathers += 1
         return tag
 
-    def _tag(self, operation: int) -> int:
-        return _FIRST_TAG + (operation % _OPERATIONS * _CHANNELS + self._channel) * 2
+    def _tag(self, operation: int, bucket: str) -> int:
+        number = _checksum(bucket) * _OPERATIONS + operation % _OPERATIONS
+        return _FIRST_TAG + (number * _CHANNELS + self._channel) * 2
+
+
+@cache
+def _checksum(bucket: str) -> int:
+    return zlib.crc32(bucket.encode()) % _BUCKETS
 
 
 class _All:

@@ -11,6 +11,7 @@ from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
 Transport = Literal["auto", "native", "point_to_point"]
+UnusedParameters = Literal["none", "zero"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class ReductionConfig:
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens. It wins over
     average_in_collective, as it does upstream.
+    unused: gradient of a parameter that no rank has used in a cycle, None or zeros.
     decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
 
     [Note: divisor] Gradients are divided by the number of *dense* data-parallel ranks, also those
@@ -33,6 +35,12 @@ class ReductionConfig:
     per_token: bool = False
     transport: Transport = "auto"
     decoupled: bool = False
+    unused: UnusedParameters = "none"
+
+    @property
+    def asks_use(self) -> bool:
+        """Whether ranks tell each other which parameters they have used."""
+        return self.unused == "none"
 
     @property
     def averages(self) -> bool:
@@ -134,6 +142,11 @@ def parse_sharding(
     if reduction.transport not in get_args(Transport):
         raise ConfigurationError(
             f"transport={reduction.transport!r}: expected one of {', '.join(get_args(Transport))}."
+        )
+    if reduction.unused not in get_args(UnusedParameters):
+        raise ConfigurationError(
+            f"unused_parameters={reduction.unused!r}: expected one of "
+            f"{', '.join(get_args(UnusedParameters))}."
         )
     strategy = parse_strategy(zero_dp_strategy, outer_dp_sharding_strategy)
     if strategy.outer.shards_optimizer and not has_outer_axis:

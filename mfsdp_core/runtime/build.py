@@ -9,8 +9,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -42,6 +44,7 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup, move_parameters
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
+from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
@@ -68,14 +71,27 @@ class Environment:
 def group_dtypes(
     compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
 ) -> GroupDtypes[torch.dtype]:
-    """Dtypes of a bucket under `policy`."""
-    return resolve_bucket_dtypes(
+    """Dtypes of a bucket under `policy`.
+
+    Raises:
+        ConfigurationError: a policy of real dtypes for complex parameters.
+    """
+    dtypes = resolve_bucket_dtypes(
         compute,
         policy.main_params_dtype,
         policy.main_grads_dtype,
         policy.grad_comm_dtype,
         trainable=trainable,
     )
+    wanted = (dtypes.main_params, dtypes.main_grads, dtypes.grad_comm)
+    if compute.is_complex and not all(dtype.is_complex for dtype in wanted):
+        raise ConfigurationError(
+            f"complex parameters ({compute}) would lose their imaginary part under {policy}. Pass "
+            "MixedPrecisionPolicy(main_params_dtype=None, main_grads_dtype=None, "
+            "grad_comm_dtype=None), which leaves dtypes alone, or hold them as real ones with "
+            "torch.view_as_real."
+        )
+    return dtypes
 
 
 def build_context(
@@ -142,6 +158,7 @@ def build_context(
             factory.reductions,
             overlap=schedule.overlap_reduction,
             guard=factory.guard,
+            usages=_usages(list(groups.values()), environment) if config.reduction.asks_use else [],
         ),
         GatherByModule(root, units, params, prefetch=schedule.prefetch)
         if schedule.gather_by_module
@@ -154,6 +171,20 @@ def build_context(
         unit.show_sharded()
     attach_hooks(context)
     return context
+
+
+def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usage]:
+    """Of the dense parameters and of the experts', where there are any that are trained."""
+    usages = []
+    for axes in (environment.dense, environment.experts):
+        own = [group for group in groups if group.axes is axes and group.is_trainable]
+        parameters = [id(managed.raw) for group in own for managed in group.parameters]
+        if axes is not None and parameters:
+            flags = AnyRank(
+                axes.data_group, len(parameters), environment.device, environment.events
+            )
+            usages.append(Usage(parameters, flags))
+    return usages
 
 
 class _GroupFactory:
@@ -237,7 +268,7 @@ class _GroupFactory:
             members,
             weights,
             gradients,
-            mesh=axes.whole,
+            axes=axes,
             allocator=self.allocators.lasting,
         )
         if plan.is_expert:

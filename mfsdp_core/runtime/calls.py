@@ -49,6 +49,7 @@ class CallBook:
         self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
         self._active: list[ForwardPass] = []
         self._reached: int | None = None
+        self._lost = False
 
     @property
     def is_counting(self) -> bool:
@@ -93,6 +94,11 @@ class CallBook:
         self._running = None
         self._depth = 0
 
+    def lose_track(self) -> None:
+        """The running backward pass goes where no numbers are: nothing is over before its end."""
+        self._lost = True
+        self._reached = None
+
     def reach(self, index: int | None, call: Call | None) -> None:
         """A gradient has reached `call` of the unit; None: a call repeated by recomputation."""
         if call is None:
@@ -102,7 +108,7 @@ class CallBook:
             if call.forward not in self._active:
                 call.forward.answered = False
                 self._active.append(call.forward)
-        if number is not None:
+        if number is not None and not self._lost:
             self._reached = number
 
     def is_over(self, index: int | None) -> bool:
@@ -120,12 +126,13 @@ class CallBook:
         """Whether the running backward pass goes through a forward pass of the root."""
         return any(forward.is_whole for forward in self._active)
 
-    def end_backward(self) -> None:
-        """The backward pass is over, or has raised."""
+    def end_backward(self, *, keeps_graph: bool) -> None:
+        """The backward pass is over, or has raised. keeps_graph: another one may go through it."""
         for forward in self._active:
-            forward.answered = True
+            forward.answered = not keeps_graph
         self._active.clear()
         self._reached = None
+        self._lost = False
 
     def _new_pass(self, *, is_whole: bool) -> ForwardPass:
         forward = ForwardPass(is_whole)

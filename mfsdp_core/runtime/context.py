@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import Variable
 
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
@@ -24,6 +26,12 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.units import Unit
 
 _NO_BACKWARD = -1
+
+_CHANGED = (
+    "backward() came to {unit}, whose weights have changed since the forward pass that it goes "
+    "back through: by optimizer.step(), by load_state_dict() or in place. Its gradients would be "
+    "of neither the old nor the new weights. Call backward() first, or run the forward pass again."
+)
 
 
 def current_backward() -> int:
@@ -38,6 +46,23 @@ def current_backward() -> int:
 def inside_backward() -> bool:
     """Whether autograd is running a graph now, as it is while activations are recomputed."""
     return current_backward() != _NO_BACKWARD
+
+
+def leaves_parameters_alone() -> bool:
+    """Whether the backward pass that runs is asked for other gradients than those of parameters.
+
+    So it is under `autograd.grad` and `backward(inputs=...)`: there autograd keeps a list of what
+    is to be executed, and no checkpoint would be valid. Of a tensor that is itself asked for,
+    nothing that comes after it is executed. To be called in a hook.
+    """
+    if not Variable._execution_engine.is_checkpoint_valid():
+        return True
+    node: Any = torch._C._current_autograd_node()
+    following = [one for one, _ in node.next_functions if one is not None]
+    try:
+        return bool(following) and not any(map(torch._C._will_engine_execute_node, following))
+    except RuntimeError:  # "A leaf node was passed ..."
+        return True
 
 
 class ShardedContext:
@@ -69,6 +94,9 @@ class ShardedContext:
         self._backward_order = params.gathered["backward"]
         self._sync_stack: list[bool] = []
         self._backward = _NO_BACKWARD
+        # Whether the backward pass that runs has left the gradients of all parameters alone so far.
+        self._spares_parameters = False
+        self._keeps_graph = False
         self._forward_running = False
         self._gather_ahead_of: GatherPoint | None = None
 
@@ -93,6 +121,10 @@ class ShardedContext:
         if opens:
             if unit is self.root:
                 self._begin_pass()
+            elif not self._forward_running:
+                self.params.follow_changes()
+            if not unit.open:
+                unit.check_held()
             unit.open.append(point)
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
@@ -137,13 +169,24 @@ class ShardedContext:
             self.params.release(unit)
         unit.show_sharded()
 
-    def before_backward(self, point: GatherPoint, call: Call | None, *, counts: bool) -> None:
-        """The first gradient has reached an output of a call. counts: see `before_forward`."""
+    def before_backward(
+        self, point: GatherPoint, call: Call | None, *, counts: bool, epoch: int
+    ) -> None:
+        """The first gradient has reached an output of a call. counts: see `before_forward`.
+
+        epoch: that of the unit when the call ended.
+
+        Raises:
+            LifecycleError: the weights have changed since, or a graph of the pass itself is asked
+                for, up to the parameters.
+        """
         unit = point.unit
         if unit is self.root and self._backward not in {_NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
         self._begin_backward()
+        if epoch != unit.epoch:
+            raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
         self._calls.reach(unit.index, call)
         with torch.no_grad():
             self._reduce_what_is_over()
@@ -160,6 +203,19 @@ class ShardedContext:
         # three units at once.
         self._gather_ahead_of = point
 
+    def before_backward_again(self, point: GatherPoint) -> None:
+        """A gradient has reached what an earlier backward pass through a call has computed.
+
+        See [Note: gradients of gradients]. The weights stay until the end of this pass, which goes
+        through the unit in an order that nobody knows.
+        """
+        unit = point.unit
+        self._begin_backward()
+        self._calls.lose_track()
+        unit.active_backwards += 1
+        self.params.ready(unit, "backward")
+        unit.show_raw()
+
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
         unit.active_backwards = max(0, unit.active_backwards - 1)
@@ -172,6 +228,9 @@ class ShardedContext:
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
         self._begin_backward()
+        if self._spares_parameters:
+            self._begin_gradients()
+        self._refuse_unseen(unit)
         self._gather_ahead()
         self.grads.take(unit, buffers, index, raw, is_last=self._reduces_last)
         if not unit.missing:
@@ -260,7 +319,8 @@ class ShardedContext:
         weights only (a product of two weights, say), complete weight gradients alone leave out
         input gradients through frozen weights. Otherwise the end of the pass frees them.
         """
-        if unit is not self.root and not unit.active_backwards and not unit.missing:
+        busy = unit.active_backwards or unit.missing or unit.open
+        if unit is not self.root and not busy:
             self.params.release(unit)
             unit.show_sharded()
 
@@ -279,42 +339,82 @@ class ShardedContext:
         self.recover()
         for unit in (self.root, *self.units):
             unit.open.clear()
-            for group in unit.groups:
-                for managed in group.parameters:
-                    managed.check_unchanged()
+        self.params.follow_changes()
         self._forward_running = True
         self._forward_order.begin()
         if torch.is_grad_enabled():
             self._calls.begin_pass()
 
     def _begin_backward(self) -> None:
-        if self._backward == _NO_BACKWARD:
-            self._backward = current_backward()
-            self.grads.begin_backward()
+        if self._backward != _NO_BACKWARD:
+            return
+        spares = leaves_parameters_alone()
+        if not spares:
+            self._refuse_graph()
+        self._backward = current_backward()
+        self._keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()
+        self._spares_parameters = True
+        if not spares:
+            self._begin_gradients()
+        if not self._forward_running:
+            with torch.no_grad():
+                self.params.follow_changes()
             self._backward_order.begin()
-            engine = Variable._execution_engine
-            engine.queue_callback(self._end_backward)
+        Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _begin_gradients(self) -> None:
+        self._refuse_graph()
+        self._spares_parameters = False
+        self.grads.begin_backward()
+
+    def _refuse_unseen(self, unit: Unit) -> None:
+        """A gradient must not have come by a way on which nobody gathers the weights it needs."""
+        was_seen = unit.active_backwards or unit.index in self._backward_order
+        if was_seen or unit.index is None or self._forward_running:
+            return
+        if any(group.weights.comes_and_goes for group in unit.groups):
+            raise LifecycleError(
+                f"unit {unit.name} got a gradient through a tensor that its call has neither "
+                "returned nor left on one of its modules; without the unit's weights, which are "
+                "gathered when a gradient reaches what the call returned. Return that tensor."
+            )
+
+    def _refuse_graph(self) -> None:
+        """Parameters get their reduced gradients as numbers."""
+        if torch.is_grad_enabled() and not self.grads.is_empty:
+            raise LifecycleError(
+                "backward(create_graph=True) was to build a graph of the gradients of sharded "
+                "parameters, which are reduced over ranks and have none. Take the gradients of "
+                "inputs or activations with torch.autograd.grad(..., create_graph=True), and call "
+                "backward() on what is computed from them."
+            )
 
     def _end_backward(self) -> None:
         with torch.no_grad():
             self._take_part_in_rest()
+            if self._spares_parameters:
+                self._settle()
+                return
             self.grads.end_backward(is_last=self.is_last_microbatch)
             self._settle()
             if self.is_last_microbatch:
                 self.finish_gradients()
 
     def _settle(self) -> None:
-        """Back to rest: nothing running, shards visible, only persistent weights materialised."""
+        """Back to rest: nothing running, shards visible, only persistent weights materialised.
+
+        Apart from a forward pass that goes on, having taken a gradient for its own use.
+        """
         self._backward = _NO_BACKWARD
-        self._forward_running = False
         self._gather_ahead_of = None
-        self._calls.end_backward()
+        self._calls.end_backward(keeps_graph=self._keeps_graph)
         self._backward_order.end()
-        self.params.release_all()
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
-            unit.open.clear()
-            unit.show_sharded()
+            unit.missing.clear()
+            if not unit.open:
+                self.params.release(unit)
+                unit.show_sharded()
 
     @torch.no_grad()
     def recover(self) -> None:
@@ -331,4 +431,7 @@ class ShardedContext:
         self.grads.abandon()
         self._calls.abandon_pass()
         self._forward_order.end()
+        self._forward_running = False
+        for unit in (self.root, *self.units):
+            unit.open.clear()
         self._settle()

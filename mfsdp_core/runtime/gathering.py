@@ -19,6 +19,7 @@ still waiting for its own module. Ranks must run the same modules of a unit in t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +39,7 @@ class GatherPoint:
     """A module at whose call buckets of `unit` are gathered.
 
     around: the point of the next module around it. index: position among all points.
+    running: the innermost of its calls, as its hooks see it.
     """
 
     unit: Unit
@@ -45,6 +47,7 @@ class GatherPoint:
     groups: list[ParameterGroup] = field(default_factory=list)
     around: GatherPoint | None = None
     index: int = -1
+    running: Any = None
 
     @property
     def is_unit(self) -> bool:

@@ -16,6 +16,7 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
 
@@ -30,14 +31,26 @@ class GradPipeline:
         *,
         overlap: bool,
         guard: NanGuard,
+        usages: list[Usage],
     ) -> None:
         self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
         self._overlap = overlap
         self._guard = guard
-        self._next = 0
+        self._next = len(self._order)
         self._reductions = reductions
         self.backward_seen = False
         self.unfinished_passes = 0
+        # Without usages nobody asks, and what is unused has a gradient of zeros.
+        self._usages = usages
+        self._used: set[int] = set()
+        self._asked = True
+        # Backward passes that have reached parameters in this cycle.
+        self._passes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to train."""
+        return not self._order
 
     @property
     def is_idle(self) -> bool:
@@ -47,6 +60,8 @@ class GradPipeline:
     def begin_backward(self) -> None:
         """Every trainable parameter owes a gradient again."""
         self._next = 0
+        self._asked = False
+        self._passes += 1
         self._guard.begin_microbatch()
         for unit in self._order:
             unit.expect_gradients()
@@ -64,6 +79,7 @@ class GradPipeline:
                 buffers.accumulate(index, gradient, is_last=is_last)
         raw.grad = None
         unit.missing.discard(id(raw))
+        self._used.add(id(raw))
         if not unit.missing and self._overlap:
             self.issue_over(_never, is_last=is_last)
 
@@ -107,14 +123,17 @@ class GradPipeline:
                 # A parameter reached again after its unit had reduced (nested backward passes).
                 if buffers.has_open_bucket:
                     self._reductions.start(unit, buffers, is_last=is_last)
-        self.land_all()
         self.backward_seen = True
+        if is_last:
+            self._ask()
+        self.land_all()
         self.unfinished_passes += 1
 
     def issue_rest(self) -> None:
         """Start every reduction that the cycle still owes."""
         if not self.backward_seen:
             return
+        self._ask()
         for unit in self._order:
             for buffers in unit.gradients:
                 if buffers.awaits_reduction:
@@ -129,10 +148,13 @@ class GradPipeline:
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
         self.unfinished_passes = 0
-        if self.backward_seen:
-            for unit in self._order:
-                for group in unit.groups:
-                    group.attach_gradients()
+        if not self.backward_seen:
+            return
+        self._ask()
+        unused = set().union(*(usage.unused() for usage in self._usages))
+        for unit in self._order:
+            for group in unit.groups:
+                group.attach_gradients(unused, passes=self._passes)
 
     def reset(self) -> None:
         """Begin a new cycle without gradients."""
@@ -142,6 +164,9 @@ class GradPipeline:
             for group in unit.groups:
                 group.reset_gradients()
         self.backward_seen = False
+        self._used.clear()
+        self._asked = True
+        self._passes = 0
         self.unfinished_passes = 0
 
     def abandon(self) -> None:
@@ -152,10 +177,17 @@ class GradPipeline:
                 group.abandon_gradients()
 
     def scale(self, factor: float) -> None:
-        """Multiply all reduced gradients."""
+        """Multiply all reduced gradients, as they were left by whoever has had them."""
         for unit in self._order:
-            for buffers in unit.gradients:
-                buffers.scale(factor)
+            for group in unit.groups:
+                group.scale_gradients(factor)
+
+    def _ask(self) -> None:
+        """Start to find out which parameters nobody used, once per state of the cycle."""
+        if not self._asked:
+            self._asked = True
+            for usage in self._usages:
+                usage.ask(self._used)
 
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
         for buffers in unit.gradients:

@@ -2,7 +2,8 @@
 
 module forward pre-hook      -> before_forward
 module forward hook          -> after_forward, and hooks on the tensors of this call:
-gradient of any output       -> before_backward
+gradient of any output       -> before_backward (also of tensors that it leaves on its module)
+gradient of a gradient       -> before_backward_again
 gradients of all inputs      -> after_backward (never, where no input requires a gradient: the
                                 end of the backward pass releases the unit then)
 post-accumulate-grad hook    -> gradient_ready, once per backward pass and parameter, also for
@@ -11,16 +12,16 @@ post-accumulate-grad hook    -> gradient_ready, once per backward pass and param
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from mfsdp_core.runtime.call_hooks import CallHooks, LeafInputs
+from mfsdp_core.runtime.call_tensors import LeftTensors, differentiable, refuse_unfinished
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -32,41 +33,47 @@ _RUNTIME = "_mfsdp_runtime_hook"
 
 def attach_hooks(context: ShardedContext) -> None:
     """Hook every module at which `context` gathers, and the parameters of every unit."""
+    leaves = LeafInputs()
     for point in context.gathering.points:
-        _hook_module(context, point)
+        _hook_module(context, point, leaves)
     for unit in (context.root, *context.units):
         _hook_parameters(context, unit)
 
 
-def _hook_module(context: ShardedContext, point: GatherPoint) -> None:
-    unit = point.unit
+def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs) -> None:
+    unit, left = point.unit, LeftTensors(point)
 
     def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
         context.before_forward(point)
+        hooks = CallHooks(context, point)
         if torch.is_grad_enabled() and context.counts(point, has_inputs=True):
             # Now, since the module may change its inputs in place.
-            inputs = _differentiable((args, kwargs))
+            inputs = differentiable((args, kwargs))
             if inputs:
-                _on_gradient(inputs, "all", lambda: context.after_backward(unit))
+                hooks.watch_inputs(inputs, leaves)
 
     def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        has_inputs = point.is_unit or bool(_differentiable((args, kwargs)))
+        hooks = point.running
+        point.running = hooks.around if hooks is not None else None
+        has_inputs = point.is_unit or bool(differentiable((args, kwargs)))
         counts = context.counts(point, has_inputs=has_inputs)
         call = context.end_call(point)
+        refuse_unfinished(point, output)
         if torch.is_grad_enabled():
-            outputs = _differentiable(output)
-            if not point.is_unit:
-                tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-                context.gathering.escapes(point, tensors, hooked=bool(outputs))
+            outputs = made(output)
             if counts:
                 unit.has_backward = bool(outputs)
-            if outputs:
-                _on_gradient(
-                    outputs,
-                    "any",
-                    lambda: context.before_backward(point, call, counts=counts),
-                )
+            if outputs and hooks is not None:
+                hooks.watch_outputs(outputs, call, counts=counts)
         context.after_forward(point)
+
+    def made(output: Any) -> list[torch.Tensor]:
+        """Tensors from which a backward pass may come to the call that has ended."""
+        outputs = [tensor for tensor in differentiable(output) if not tensor.is_leaf]
+        if not point.is_unit:
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+            context.gathering.escapes(point, tensors, hooked=bool(outputs))
+        return outputs + left.new()
 
     # torch.compile traces through hooks, and would replay what they did once (gathers, ledger
     # entries). Disabled, they break the graph: what lies between them is compiled.
@@ -108,28 +115,3 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     disabled: Callable[..., None] = torch.compiler.disable(hook)
     setattr(disabled, _RUNTIME, True)
     return disabled
-
-
-def _differentiable(tree: Any) -> list[torch.Tensor]:
-    """Tensors that require a gradient, in containers and dataclasses.
-
-    A parameter handed on as an input outlives the pass; hooks on it would pile up.
-    """
-    found: list[torch.Tensor] = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            if leaf.requires_grad and not isinstance(leaf, nn.Parameter):
-                found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _differentiable([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
-    return found
-
-
-def _on_gradient(tensors: list[torch.Tensor], mode: str, callback: Callable[[], None]) -> None:
-    if len(tensors) == 1:
-        # The common case, without the bookkeeping of the general one.
-        tensors[0].register_hook(lambda _gradient: callback())
-    elif mode == "any":
-        register_multi_grad_hook(tensors, lambda _gradient: callback(), mode="any")
-    else:
-        register_multi_grad_hook(tensors, lambda _gradients: callback(), mode="all")

@@ -164,14 +164,29 @@ class ParamPipeline:
 
     def install(self, *, frozen_too: bool = False) -> None:
         """Bring updated main weights into the compute copies of all units."""
+        changed = []
         for unit in (self._root, *self._units):
             for group in unit.groups:
                 if group.is_trainable or frozen_too:
                     group.weights.install()
+                    if group.look():
+                        changed.append(unit)
+        # What updates many tensors at once is not always counted by autograd.
+        for unit in changed or (self._root, *self._units):
+            unit.epoch += 1
+
+    def follow_changes(self) -> None:
+        """Bring weights that the user has changed in place into the compute copies."""
+        for unit in (self._root, *self._units):
+            for group in unit.groups:
+                if group.look():
+                    group.weights.install()
+                    unit.epoch += 1
 
     def broadcast(self) -> None:
         """Make replicated main weights those of the first rank."""
         for unit in (self._root, *self._units):
+            unit.epoch += 1
             for group in unit.groups:
                 group.weights.broadcast()
 

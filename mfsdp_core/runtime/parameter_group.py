@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.memory.allocators import BucketAllocator
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
+from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 
 
@@ -43,22 +45,54 @@ class ManagedParameter:
     sharded: nn.Parameter = field(init=False)
     original_id: int = field(init=False)
     offsets: Offsets = field(init=False)
+    _watch: WeightWatch = field(init=False)
+    _raw_version: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
         self.original_id = id(self.raw)
 
-    def check_unchanged(self) -> None:
-        """Refuse a `requires_grad` that was changed after sharding.
+    def watch(self) -> None:
+        """From now on, know what the user does to `sharded`."""
+        self._watch = WeightWatch(self.sharded)
+        self._raw_version = self.raw._version
+
+    def look(self) -> bool:
+        """Whether the weight was changed since the last look, and may have been.
 
         Raises:
-            LifecycleError: buffers were built for the other value.
+            LifecycleError: it was frozen or thawed, which buffers cannot follow, changed where the
+                change is lost, or exchanged.
         """
         if self.sharded.requires_grad != self.raw.requires_grad:
             raise LifecycleError(
                 f"requires_grad of {self.names[0]} became {self.sharded.requires_grad} after "
                 "sharding. Freeze or unfreeze parameters before fully_shard_model."
             )
+        if self.raw._version != self._raw_version:
+            self._raw_version = self.raw._version
+            raise LifecycleError(
+                f"{self.names[0]} was changed in place while its module ran. There it is a copy "
+                "for computing, and the change is lost. Change it outside of the forward pass."
+            )
+        return self._watch.look()
+
+    def check_held(self) -> None:
+        """Refuse a parameter that was put in the place of this one.
+
+        Raises:
+            LifecycleError: a holder has something else.
+        """
+        for module, attribute in self.holders:
+            held = module._parameters.get(attribute)
+            if held is not self.sharded:
+                raise LifecycleError(
+                    f"{self.names[0]}: expected the sharded parameter, found "
+                    f"{'nothing' if held is None else type(held).__name__} in its place, assigned "
+                    "after sharding or by torch.func.functional_call. It would take no part: copy "
+                    "values into the parameter in place, or by load_state_dict(), or assign before "
+                    "fully_shard_model."
+                )
 
     def show_raw(self) -> None:
         """Let modules see the compute weight."""
@@ -89,7 +123,7 @@ class ParameterGroup:
         weights: WeightBuffers,
         gradients: GradientBuffers | None,
         *,
-        mesh: DeviceMesh,
+        axes: DataParallelAxes,
         allocator: BucketAllocator,
     ) -> None:
         self.plan = spec.plan
@@ -100,7 +134,8 @@ class ParameterGroup:
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
         self._sub_shard = spec.coordinate.sub_shard(spec.strategy)
         self._spec = spec
-        self._mesh = mesh
+        self.axes = axes
+        self._mesh = axes.whole
         self._allocator = allocator
         self._gradient_shards: list[DTensor] | None = None
         self._attached: int | None = None
@@ -143,15 +178,20 @@ class ParameterGroup:
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
 
-    def attach_gradients(self) -> None:
+    def attach_gradients(self, unused: set[int], *, passes: int) -> None:
         """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
 
         A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
         else a cast copy that lives until `zero_grad`. What has been attached is left alone until
-        another reduction lands: the caller may have clipped, unscaled or removed it.
+        another reduction lands: the caller may have clipped, unscaled or removed it. Hooks of the
+        sharded parameters run on what they are handed.
+
+        unused: parameters, by id of raw, that no rank has used: their gradient is None. passes: of
+        the cycle, whose gradients are summed up in this one.
         """
         if self.gradients is None or self._attached == self.gradients.revision:
             return
+        again = self._attached is not None
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
         if self._cast_key is not None:
@@ -159,7 +199,29 @@ class ParameterGroup:
         if self._gradient_shards is None:
             self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
-            setattr(managed.sharded, self._attribute, shard)
+            is_used = id(managed.raw) not in unused
+            setattr(managed.sharded, self._attribute, shard if is_used else None)
+            if is_used and has_hooks(managed.sharded):
+                run_hooks(managed.sharded, shard, managed.names[0], once=passes == 1 and not again)
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the reduced gradient, and the cast copy of it that was handed over."""
+        if self.gradients is None:
+            return
+        is_attached = self._attached == self.gradients.revision
+        self.gradients.scale(factor)
+        if not is_attached:
+            return
+        self._attached = self.gradients.revision
+        if self._cast_key is not None:
+            self._allocator.acquire(self._cast_key).mul_(factor)
+
+    def look(self) -> bool:
+        """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""
+        changed = False
+        for managed in self.parameters:
+            changed |= managed.look()
+        return changed
 
     def show_raw(self) -> None:
         """Let modules see compute weights."""
@@ -196,12 +258,13 @@ class ParameterGroup:
         for index, local in self._enumerate(self.weights.main):
             managed = self.parameters[index]
             shard = self._as_dtensor(index, local)
-            managed.sharded = nn.Parameter(shard, requires_grad=managed.raw.requires_grad)
+            managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
             managed.offsets = self._offsets(index)
             remember_offsets(managed.sharded, managed.offsets)
             for name, value in vars(managed.raw).items():
                 if not hasattr(managed.sharded, name):
                     setattr(managed.sharded, name, value)
+            managed.watch()
 
     def _offsets(self, index: int) -> Offsets:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""

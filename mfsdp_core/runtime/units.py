@@ -26,6 +26,7 @@ class Unit:
     ahead: whether its weights were gathered ahead and it has not run since.
     active_backwards: calls of the module whose backward has begun and not ended.
     has_backward: False once a call with gradients enabled returned nothing that requires one.
+    epoch: counts changes of its weights, so that a graph of before one is known.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Unit:
     active_backwards: int = 0
     ahead: bool = False
     has_backward: bool = True
+    epoch: int = 0
 
     @property
     def gradients(self) -> list[GradientBuffers]:
@@ -48,6 +50,12 @@ class Unit:
         """Begin a backward pass: every trainable parameter owes a gradient."""
         trainable = (group for group in self.groups if group.gradients is not None)
         self.missing = {id(managed.raw) for group in trainable for managed in group.parameters}
+
+    def check_held(self) -> None:
+        """Refuse parameters that were put in the place of this unit's."""
+        for group in self.groups:
+            for managed in group.parameters:
+                managed.check_held()
 
     def show_raw(self) -> None:
         """Let the modules of this unit see compute weights."""

@@ -121,6 +121,11 @@ class WeightBuffers:
         return self._full_key.size_bytes
 
     @property
+    def comes_and_goes(self) -> bool:
+        """Whether the full buffer is freed between uses."""
+        return not self._persistent
+
+    @property
     def is_gathered(self) -> bool:
         """Whether the compute weights are there or under way."""
         return self.state in (Residency.READY, Residency.COMMUNICATING)
@@ -183,12 +188,23 @@ class WeightBuffers:
         return True
 
     def complete(self) -> None:
-        """Wait for the gather under way, if there is one."""
+        """Wait for the gather under way, if there is one.
+
+        Raises:
+            LifecycleError: it has failed, on this rank or for want of another one.
+        """
         if self._work:
-            for work in self._work:
-                work.wait()
-            self._work = []
+            works, self._work = self._work, []
             self._enter("complete")
+            try:
+                for work in works:
+                    work.wait()
+            except RuntimeError as error:
+                raise LifecycleError(
+                    f"the gather of {self._spec.name} has failed ({error}). Either a rank has "
+                    "died, or ranks do not run the same: some may leave out a unit, but all that "
+                    "run it must run it equally often in a pass, and in the same order."
+                ) from error
             if self._encoded:
                 self._decode()
 

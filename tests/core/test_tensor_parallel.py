@@ -314,9 +314,9 @@ def test_modules_see_tensor_parallel_weights_while_they_run_and_shards_at_rest(
             "DTensor (Shard(dim=1),) (6, 10)",
         ]
         assert seen["resting"] == [
-            "DTensor (Shard(dim=0), Replicate()) (6,)",
-            "DTensor (_StridedShard(dim=0, sf=2), Shard(dim=0)) (10, 6)",
-            "DTensor (Shard(dim=0), Shard(dim=1)) (6, 10)",
+            "ShardedWeight (Shard(dim=0), Replicate()) (6,)",
+            "ShardedWeight (_StridedShard(dim=0, sf=2), Shard(dim=0)) (10, 6)",
+            "ShardedWeight (Shard(dim=0), Shard(dim=1)) (6, 10)",
         ]
 
 

@@ -11,6 +11,7 @@ from bench.meters.ring_bytes import RingBytes
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
+from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError

@@ -1,0 +1,59 @@
+"""Flags that are set where any rank has set them: one small reduction, waited for when read."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.events import Event, EventBus
+
+
+class AnyRank:
+    """Flags of a fixed number, one byte each, over the ranks of `group`."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, flags: int, device: torch.device, events: EventBus
+    ) -> None:
+        self._group = group
+        self._flags = flags
+        self._device = device
+        self._events = events
+        self._bits = torch.empty(0)
+        self._work: dist.Work | None = None
+
+    def ask(self, unset: list[int]) -> None:
+        """Start the reduction; `unset` are the flags that this rank has not set. Collective."""
+        self._wait()
+        self._bits = torch.ones(self._flags, dtype=torch.int8, device=self._device)
+        if unset:
+            self._bits[unset] = 0
+        if self._group.size() > 1:
+            self._publish()
+            self._work = dist.all_reduce(
+                self._bits, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+
+    def unset(self) -> list[int]:
+        """The flags that no rank had set."""
+        self._wait()
+        return [index for index, bit in enumerate(self._bits.tolist()) if not bit]
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def _publish(self) -> None:
+        if self._events.wants("agreement"):
+            self._events.publish(
+                Event(
+                    kind="agreement",
+                    operation="all_reduce",
+                    dtype=dtype_name(self._bits.dtype),
+                    payload_bytes=self._flags,
+                    group="",
+                    group_size=self._group.size(),
+                    bucket="",
+                )
+            )

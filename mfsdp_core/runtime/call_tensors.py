@@ -1,0 +1,144 @@
+"""The differentiable tensors that a call was given, has returned, or has left on its module.
+
+Hooks on them tell when a backward pass enters and leaves the call, so none may be missed. Looked
+through are containers, mappings, dataclasses, whatever pytree knows, and the attributes of any
+other object, as `torch.distributions.Normal` has them.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import SUPPORTED_NODES
+
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.runtime.gathering import GatherPoint
+
+#: What holds no tensor, or only tensors that no call has made.
+_CLOSED = (
+    *(int, float, complex, str, bytes, bytearray, range, slice, type, types.ModuleType),
+    *(torch.dtype, torch.device, torch.layout, torch.Generator, weakref.ref, nn.Module),
+)
+_UNFINISHED = (Iterator, types.CoroutineType, types.AsyncGeneratorType)
+_ITEMS = (list, tuple, set, frozenset)
+
+
+def differentiable(tree: Any) -> list[torch.Tensor]:
+    """Tensors that require a gradient anywhere in `tree`, each as often as it occurs.
+
+    Parameters are left out: they outlive the pass, and hooks on them would pile up.
+    """
+    found: list[torch.Tensor] = []
+    _collect(tree, found, None)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor], seen: set[int] | None) -> None:
+    """seen: ids of the objects that are being looked through, None before the first one."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and not isinstance(value, nn.Parameter):
+            found.append(value)
+    elif value is None or isinstance(value, _CLOSED):
+        return
+    elif type(value) in _ITEMS:
+        for item in value:
+            _collect(item, found, seen)
+    elif type(value) is dict:
+        for item in value.values():
+            _collect(item, found, seen)
+    else:
+        seen = set() if seen is None else seen
+        if id(value) not in seen:
+            seen.add(id(value))
+            for item in _parts(value):
+                _collect(item, found, seen)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What an object of no plain kind holds."""
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, (*_ITEMS, deque)):
+        yield from value
+    elif (node := SUPPORTED_NODES.get(type(value))) is not None:
+        yield from node.flatten_fn(value)[0]
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        yield value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _closure(value)
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(value, name, None)
+
+
+def _closure(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+
+
+def refuse_unfinished(point: GatherPoint, output: Any) -> None:
+    """Refuse a call of a unit that has not computed what it returned.
+
+    Raises:
+        LifecycleError: a generator, a coroutine or another iterator, at the top of the output.
+    """
+    if point.is_unit and isinstance(
+        output, (Iterator, types.CoroutineType, types.AsyncGeneratorType)
+    ):
+        raise LifecycleError(
+            f"{type(point.module).__name__} returned a {type(output).__name__}, which computes "
+            "after the call, when the weights of a sharded module are gone; expected finished "
+            "tensors. Return a list or a tuple of them."
+        )
+
+
+class LeftTensors:
+    """Tensors that the calls of a unit leave on its modules, such as a router's loss.
+
+    The root's weights stay until the end of the pass, so that what it leaves needs no hook. Where
+    such tensors are is looked for in calls 1, 2, 4, 8 and so on, and remembered.
+    """
+
+    def __init__(self, point: GatherPoint) -> None:
+        self._module = point.module
+        self._calls = 0
+        self._search_at = 1 if point.is_unit and point.unit.index is not None else 0
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._before: list[weakref.ref[torch.Tensor]] = []
+
+    def new(self) -> list[torch.Tensor]:
+        """Those that were not there after the last call."""
+        self._calls += 1
+        if self._calls == self._search_at:
+            self._search_at *= 2
+            self._slots = list(self._find())
+        if not self._slots:
+            return []
+        found = [t for held, name in self._slots for t in differentiable(held.get(name))]
+        before = {id(tensor) for ref in self._before if (tensor := ref()) is not None}
+        self._before = [weakref.ref(tensor) for tensor in found]
+        return [tensor for tensor in found if id(tensor) not in before]
+
+    def _find(self) -> Iterator[tuple[dict[str, Any], str]]:
+        for module in self._module.modules():
+            for name, value in vars(module).items():
+                if name not in _OF_MODULES and differentiable(value):
+                    yield vars(module), name
+
+
+#: Attributes that every module has; parameters, buffers and children are no results.
+_OF_MODULES = frozenset(vars(nn.Module()))

@@ -1,0 +1,101 @@
+"""The shard of a weight as the user sees it: a DTensor that tells whether it was changed.
+
+[Note: changed weights] Between passes the weights belong to the user, who may change them in place,
+and the compute weights of all ranks must follow. Autograd counts changes of the DTensor and of its
+local tensor, on every rank alike, whatever the values are; and, since `.data` is the same as
+`.detach()` here, those that go through it. Not counted is what updates a list of DTensors at once
+(`torch._foreach_mul_`): call `install_optimized_model_weights()` after it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from mfsdp_core.errors import LifecycleError
+
+
+class ShardedWeight(DTensor):
+    """See [Note: changed weights]. Everything that is computed from it is a plain DTensor."""
+
+    _local_tensor: torch.Tensor
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same shard without autograd; changing it in place counts."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Take the values of a shard of the same kind; the memory stays that of the buffers.
+
+        Raises:
+            LifecycleError: a whole tensor, or one of another shape, dtype, device or placement.
+        """
+        fits = (
+            isinstance(value, DTensor)
+            and (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device)
+            and value.placements == self.placements
+            and value._local_tensor.shape == self._local_tensor.shape
+        )
+        if not fits:
+            raise LifecycleError(
+                f".data of a sharded parameter was assigned {_described(value)}; expected "
+                f"{_described(self)}, whose values are copied. For whole tensors use "
+                "load_state_dict(); cast or move a module before it is sharded."
+            )
+        with torch.no_grad():
+            self._local_tensor.copy_(cast(DTensor, value)._local_tensor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A parameter of its own: a DTensor over new memory, unknown to any model."""
+        copied = nn.Parameter(copy.deepcopy(self.detach(), memo), requires_grad=self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a DTensor, which is what torch can load."""
+        return self.detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+
+def sharded_weight(shard: DTensor, *, requires_grad: bool) -> nn.Parameter:
+    """The parameter of `shard`."""
+    parameter = nn.Parameter(shard, requires_grad=requires_grad)
+    parameter.__class__ = ShardedWeight  # type: ignore[assignment]
+    return parameter
+
+
+class WeightWatch:
+    """Knows whether one weight has changed since it last looked."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self._weight = cast(ShardedWeight, weight)
+        self._local = self._weight._local_tensor
+        self._versions = self._weight._version + self._local._version
+
+    def look(self) -> bool:
+        """Whether the weight has changed since the last look.
+
+        Raises:
+            LifecycleError: it has become another tensor, as `module.half()` does it.
+        """
+        weight = self._weight
+        if weight._local_tensor is not self._local:
+            raise LifecycleError(
+                "a sharded parameter has become another tensor, cut from its buffers: expected "
+                f"{self._local.dtype} on {self._local.device}, found {_described(weight)}. Cast or "
+                "move a module before it is sharded."
+            )
+        versions = weight._version + self._local._version
+        changed = versions != self._versions
+        self._versions = versions
+        return changed
+
+
+def _described(value: torch.Tensor) -> str:
+    kind = "a DTensor" if isinstance(value, DTensor) else "a whole tensor"
+    return f"{kind} of shape {tuple(value.shape)}, {value.dtype} on {value.device}"

@@ -1,0 +1,140 @@
+"""A module under test beside the same module under plain torch; runs inside a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from oracle.models import Block
+from oracle.ranks import mesh
+from oracle.sharded import STRATEGIES
+
+#: Strategy and allocator: every strategy with the default one, and every allocator where weights
+#: come and go.
+WAYS = (
+    *((strategy, "storage_resize") for strategy in STRATEGIES),
+    *(("optim_grads_params", name) for name in ("temporary", "fixed_pool", "max_pool")),
+)
+
+
+class Chain(nn.Module):
+    """Three units of one size and a head: [..., 8] to the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@dataclass
+class Pair:
+    """plain: the module as torch runs it. model: the same module, sharded over two ranks."""
+
+    plain: nn.Module
+    model: Any
+
+    @property
+    def both(self) -> tuple[nn.Module, Any]:
+        """Both modules, for what is done to one after the other."""
+        return self.plain, self.model
+
+    def worst_gradient(self) -> float:
+        """Largest relative gradient error; the gradient of plain torch is the mean over ranks."""
+        wanted = dict(self.plain.named_parameters())
+        worst = 0.0
+        for name, found in self.model.named_parameters():
+            # Collectives on every rank, whatever a single rank has found.
+            mean = mean_over_ranks(wanted[name.removeprefix("module.")])
+            full = None if found.grad is None else gather_full(found.grad)
+            if (full is None) != (mean is None):
+                return float("inf")
+            if full is not None and mean is not None:
+                worst = max(worst, distance(full, mean))
+        return worst
+
+    def worst_weight(self) -> float:
+        """Largest relative difference between the main weights and those of plain torch."""
+        wanted = dict(self.plain.named_parameters())
+        return max(
+            distance(gather_full(found), wanted[name.removeprefix("module.")].detach())
+            for name, found in self.model.named_parameters()
+        )
+
+    def zero_grad(self) -> None:
+        """Begin a new cycle on both sides."""
+        self.plain.zero_grad()
+        self.model.zero_grad()
+
+
+def beside(
+    factory: Callable[[], nn.Module],
+    way: Sequence[str],
+    *,
+    units: Sequence[type[nn.Module]] = (Block,),
+    dtype: torch.dtype | None = torch.float64,
+    **arguments: Any,
+) -> Pair:
+    """The module of `factory`, seeded alike, plain and sharded.
+
+    way: strategy and allocator. dtype: None leaves the module in those that it was built with.
+    """
+    strategy, allocator = way
+    torch.manual_seed(3)
+    plain = factory() if dtype is None else factory().to(dtype)
+    torch.manual_seed(3)
+    arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(main_params_dtype=None))
+    arguments.setdefault("pool_slots", 4)
+    model = fully_shard_model(
+        factory() if dtype is None else factory().to(dtype),
+        device_mesh=mesh(2)["dp"],
+        fsdp_unit_modules=list(units),
+        zero_dp_strategy=strategy,
+        allocator=allocator,
+        **arguments,
+    )
+    return Pair(plain, model)
+
+
+def own_batch(seed: int, *shape: int) -> Tensor:
+    """An input that differs between the two ranks of a group."""
+    rank = mesh(2).get_local_rank("dp")
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randn(*(shape or (4, 8)), dtype=torch.float64, generator=generator)
+
+
+def refusal(action: Callable[[], Any], *kinds: type[BaseException]) -> str:
+    """Message of the error of one of `kinds` that `action` ends with; "" if it ends without."""
+    try:
+        action()
+    except kinds as error:
+        return str(error)
+    return ""
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Relative difference in the 2-norm; anything instead of zero is infinitely far."""
+    apart, size = float((found - wanted).detach().norm()), float(wanted.detach().norm())
+    if size == 0:
+        return 0.0 if apart == 0 else float("inf")
+    return apart / size
+
+
+def mean_over_ranks(parameter: Tensor) -> Tensor | None:
+    """The mean of the gradients of two ranks, by torch; None where neither has one."""
+    group = mesh(2)["dp"].get_group()
+    total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    exists = torch.tensor(float(parameter.grad is not None))
+    for value in (total.detach(), exists):
+        dist.all_reduce(value, group=group)
+    return total.detach() / dist.get_world_size(group) if exists else None

@@ -1,0 +1,165 @@
+"""Gradients of gradients, gradients of inputs, and passes that leave parameters alone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mfsdp_core.errors import LifecycleError
+from oracle.beside_torch import WAYS, Chain, beside, distance, own_batch, refusal
+from oracle.models import Block, loss
+from oracle.ranks import RankPool
+
+pytestmark = pytest.mark.processes
+
+
+class Forces(nn.Module):
+    """An energy and, as in force fields, its gradient, taken inside of `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        y = x
+        for block in self.blocks:
+            y = block(y)
+        energy = self.head(y).square().sum()
+        (forces,) = torch.autograd.grad(energy, x, create_graph=self.training)
+        return energy, forces
+
+
+def input_gradients(way: tuple[str, str]) -> list[float]:
+    """`autograd.grad` of an input, twice, then an ordinary cycle with its accumulation."""
+    pair = beside(Chain, way)
+    x = own_batch(1).requires_grad_()
+    found: list[list[Tensor]] = []
+    for module in pair.both:
+        value = loss(module(x))
+        found.append([torch.autograd.grad(value, x, retain_graph=True)[0] for _ in range(2)])
+    errors = [distance(mine, plain) for plain, mine in zip(*found, strict=True)]
+    for module in pair.both:
+        loss(module(own_batch(2))).backward()
+    return [*errors, pair.worst_gradient()]
+
+
+def gradient_penalty(way: tuple[str, str]) -> list[float]:
+    """WGAN-GP: the norm of an input's gradient in the loss, beside another loss, twice."""
+    pair = beside(Chain, way)
+    errors = []
+    for cycle in range(2):
+        for module in pair.both:
+            x = own_batch(cycle).requires_grad_()
+            (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            penalty = (gradient.norm(dim=-1) - 1).square().mean()
+            (penalty + loss(module(own_batch(10 + cycle)))).backward()
+        errors.append(pair.worst_gradient())
+        pair.zero_grad()
+    return errors
+
+
+def penalty_alone(way: tuple[str, str]) -> list[float]:
+    """The same without another loss, from an input that is no leaf and one unit frozen."""
+
+    def factory() -> nn.Module:
+        chain = Chain()
+        chain.blocks[1].requires_grad_(False)
+        return chain
+
+    pair = beside(factory, way)
+    for module in pair.both:
+        x = own_batch(5).requires_grad_() * 1.0
+        (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+    return [pair.worst_gradient()]
+
+
+def third_order(way: tuple[str, str]) -> list[float]:
+    """The gradient of a Hessian-vector product, and of a Jacobian-vector product by two passes."""
+    pair = beside(Chain, way)
+    for module in pair.both:
+        x = own_batch(6).requires_grad_()
+        (first,) = torch.autograd.grad(module(x).pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        second.square().sum().backward()
+    errors = [pair.worst_gradient()]
+    pair.zero_grad()
+    for module in pair.both:
+        x = own_batch(6).requires_grad_()
+        y = module(x)
+        dummy = torch.zeros_like(y, requires_grad=True)
+        (transposed,) = torch.autograd.grad(y, x, dummy, create_graph=True)
+        (along,) = torch.autograd.grad(transposed, dummy, own_batch(7), create_graph=True)
+        along.square().sum().backward()
+    return [*errors, pair.worst_gradient()]
+
+
+def forces_inside_forward(way: tuple[str, str]) -> list[float]:
+    """Trained on energies and forces; then forces alone, in evaluation."""
+    pair = beside(Forces, way)
+    for module in pair.both:
+        energy, forces = module(own_batch(8))
+        (energy + (forces - 1).square().sum()).backward()
+    errors = [pair.worst_gradient()]
+    pair.zero_grad()
+    found = [module.eval()(own_batch(9))[1] for module in pair.both]
+    errors.append(distance(found[1], found[0]))
+    for module in pair.both:
+        energy, _ = module.train()(own_batch(8))
+        energy.backward()
+    return [*errors, pair.worst_gradient()]
+
+
+def batched_gradients(way: tuple[str, str]) -> list[float]:
+    """A Jacobian in one vectorised backward pass."""
+    pair = beside(Chain, way)
+    x = own_batch(4, 2, 8).requires_grad_()
+    found = [torch.autograd.functional.jacobian(module, x, vectorize=True) for module in pair.both]
+    return [distance(found[1], found[0])]
+
+
+def graphs_of_parameter_gradients(way: tuple[str, str]) -> str:
+    pair = beside(Chain, way)
+    value = loss(pair.model(own_batch(1)))
+    with warnings.catch_warnings(action="ignore"):  # torch warns of the cycle of references
+        said = refusal(lambda: value.backward(create_graph=True), LifecycleError)
+    # What was refused is forgotten.
+    for module in pair.both:
+        loss(module(own_batch(2))).backward()
+    assert pair.worst_gradient() < 1e-12
+    return said
+
+
+CASES: dict[str, Any] = {
+    case.__name__: case
+    for case in (
+        input_gradients,
+        gradient_penalty,
+        penalty_alone,
+        third_order,
+        forces_inside_forward,
+        batched_gradients,
+    )
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_gradients_of_gradients_are_those_of_plain_torch(
+    ranks: RankPool, way: tuple[str, str], case: str
+) -> None:
+    for errors in ranks.run(CASES[case], way):
+        assert max(errors) < 1e-10, errors
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_graph_of_parameter_gradients_is_refused(ranks: RankPool, way: tuple[str, str]) -> None:
+    for said in ranks.run(graphs_of_parameter_gradients, way):
+        assert "create_graph=True" in said
+        assert "autograd.grad" in said

@@ -1,0 +1,252 @@
+"""What units return, leave behind and are given: any class, any place, any number of times."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mfsdp_core.errors import LifecycleError
+from oracle.beside_torch import WAYS, Chain, beside, own_batch, refusal
+from oracle.models import Block, loss
+from oracle.ranks import RankPool
+
+pytestmark = pytest.mark.processes
+
+
+class Attributes:
+    """A class of one's own, which pytree does not know."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.inner = [value]
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Dictionary(dict):  # type: ignore[type-arg]
+    """A subclass of dict, which pytree takes for a leaf."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    inner: dict[str, Any]
+
+
+def _closure(value: Tensor) -> Any:
+    return lambda: value
+
+
+#: How a unit wraps its result, and how the result is found again.
+WRAPPERS: dict[str, tuple[Any, Any]] = {
+    "distribution": (lambda y: torch.distributions.Normal(y, 1.0 + y.square()), lambda o: o.mean),
+    "transformed": (
+        lambda y: torch.distributions.Independent(torch.distributions.Laplace(y, 1.0), 1),
+        lambda o: o.mean,
+    ),
+    "attributes": (Attributes, lambda o: o.inner[0]),
+    "slots": (Slots, lambda o: o.value),
+    "dictionary": (lambda y: Dictionary(y=y), lambda o: o["y"]),
+    "user dictionary": (lambda y: UserDict({"y": y}), lambda o: o["y"]),
+    "ordered": (lambda y: OrderedDict(y=(y, None, 3)), lambda o: o["y"][0]),
+    "deque": (lambda y: deque([y]), lambda o: o[0]),
+    "dataclass": (lambda y: Nested({"deep": (Slots(y),)}), lambda o: o.inner["deep"][0].value),
+    "closure": (_closure, lambda o: o()),
+    "beside a tensor": (lambda y: (y.sum(), Slots(y)), lambda o: o[1].value + o[0]),
+}
+
+
+class Wrapping(Block):
+    def __init__(self, wrapper: str) -> None:
+        super().__init__(width=8, hidden=16)
+        self.wrapper = wrapper
+
+    def forward(self, x: Tensor) -> Any:
+        return WRAPPERS[self.wrapper][0](super().forward(x))
+
+
+class Wrapped(nn.Module):
+    """Three units that return objects, each with a weight behind it that the root owns."""
+
+    def __init__(self, wrapper: str) -> None:
+        super().__init__()
+        self.wrapper = wrapper
+        self.blocks = nn.ModuleList(Wrapping(wrapper) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = WRAPPERS[self.wrapper][1](block(x)) * self.scale
+        return x
+
+
+class Leaving(Block):
+    """A unit that leaves a loss on a child of its own, as routers do, in two ways."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8, hidden=16)
+        self.left: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.down.auxiliary = (y.detach() @ self.up.weight.T).square().mean()
+        self.left = [self.norm(x).sum(-1).tanh().mean()]
+        return y
+
+
+class Auxiliary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Leaving() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        left = sum(block.down.auxiliary + block.left[0] for block in self.blocks)
+        return x.detach().sum() * 0 + left * torch.ones(8, dtype=x.dtype)
+
+
+class Generating(Block):
+    def forward(self, x: Tensor) -> Iterator[Tensor]:  # type: ignore[override]
+        yield super().forward(x)
+
+
+class Generator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Generating(width=8, hidden=16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(self.block(x))  # type: ignore[return-value]
+
+
+class Prompted(nn.Module):
+    """A leaf that is no parameter goes into every unit, in a container for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(WithPrompt() for _ in range(3))
+
+    def forward(self, x: Tensor, prompt: Tensor) -> Tensor:
+        for position, block in enumerate(self.blocks):
+            x = block(x, {"prompt": prompt} if position == 1 else prompt)
+        return x
+
+
+class WithPrompt(Block):
+    def __init__(self) -> None:
+        super().__init__(width=8, hidden=16)
+
+    def forward(self, x: Tensor, prompt: Any) -> Tensor:  # type: ignore[override]
+        value = prompt["prompt"] if isinstance(prompt, dict) else prompt
+        return super().forward(x + value)
+
+
+def wrapped(way: tuple[str, str], wrapper: str) -> float:
+    pair = beside(lambda: Wrapped(wrapper), way, units=[Wrapping])
+    worst = 0.0
+    for cycle in range(2):
+        for module in pair.both:
+            loss(module(own_batch(cycle))).backward()
+        worst = max(worst, pair.worst_gradient())
+        pair.zero_grad()
+    return worst
+
+
+def left_behind(way: tuple[str, str]) -> float:
+    pair = beside(Auxiliary, way, units=[Leaving])
+    worst = 0.0
+    for cycle in range(3):
+        for module in pair.both:
+            module(own_batch(cycle)).sum().backward()
+        worst = max(worst, pair.worst_gradient())
+        pair.zero_grad()
+    return worst
+
+
+def generated(way: tuple[str, str]) -> str:
+    pair = beside(Generator, way, units=[Generating])
+    return refusal(lambda: pair.model(own_batch(1)), LifecycleError)
+
+
+def leaf_inputs(way: tuple[str, str]) -> list[float]:
+    """Error, and objects that a pass has left alive, after passes with and without backward."""
+    pair = beside(Prompted, way, units=[WithPrompt])
+    prompts = [torch.ones(8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    for module, prompt in zip(pair.both, prompts, strict=True):
+        loss(module(own_batch(0), prompt)).backward()
+    assert prompts[0].grad is not None
+    errors = [pair.worst_gradient(), float((prompts[0].grad - prompts[1].grad).norm())]
+    pair.zero_grad()
+    counts = []
+    for step in range(12):
+        value = pair.model(own_batch(step), prompts[1])
+        if step % 2:
+            loss(value).backward()
+            pair.model.zero_grad()
+        del value
+        if step in (5, 11):
+            gc.collect()
+            counts.append(len(prompts[1]._backward_hooks or ()))
+            counts.append(sum(isinstance(o, torch.Tensor) for o in gc.get_objects()))
+    return [*errors, counts[2] - counts[0], counts[3] - counts[1]]
+
+
+def other_threads(way: tuple[str, str]) -> float:
+    """A backward pass on another thread than the forward pass."""
+    pair = beside(Chain, way)
+    for module in pair.both:
+        thread = threading.Thread(target=loss(module(own_batch(1))).backward)
+        thread.start()
+        thread.join()
+    return pair.worst_gradient()
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_outputs_of_any_class_give_the_gradient_of_plain_torch(
+    ranks: RankPool, wrapper: str
+) -> None:
+    for way in WAYS:
+        assert max(ranks.run(wrapped, way, wrapper)) < 1e-12, way
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_loss_left_on_a_module_gives_the_gradient_of_plain_torch(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    assert max(ranks.run(left_behind, way)) < 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_unit_that_returns_a_generator_is_refused(ranks: RankPool, way: tuple[str, str]) -> None:
+    for said in ranks.run(generated, way):
+        assert "generator" in said
+        assert "Return a list" in said
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_leaf_input_gathers_neither_hooks_nor_graphs(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    for error, of_leaf, hooks, tensors in ranks.run(leaf_inputs, way):
+        assert error < 1e-12
+        assert of_leaf < 1e-12
+        assert (hooks, tensors) == (0, 0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_backward_pass_on_another_thread_is_that_of_plain_torch(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    assert max(ranks.run(other_threads, way)) < 1e-12

@@ -1,0 +1,119 @@
+"""A unit that runs twice on one rank and once on another, and other ways past the hooks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cache
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core.errors import LifecycleError
+from oracle.beside_torch import WAYS, beside, own_batch, refusal
+from oracle.models import Block, loss
+from oracle.ranks import WORLD, RankPool
+from oracle.sharded import STRATEGIES
+
+pytestmark = pytest.mark.processes
+
+
+class Repeating(nn.Module):
+    """Three units of one size, of which the first may run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
+
+    def forward(self, x: Tensor, repeats: bool) -> Tensor:
+        for position, block in enumerate(self.blocks):
+            x = block(x)
+            if repeats and not position:
+                x = block(x)
+        return x
+
+
+@cache
+def impatient() -> DeviceMesh:
+    """A mesh of two ranks on a group of its own, whose collectives give up after three seconds."""
+    groups = [
+        dist.new_group([first, first + 1], timeout=timedelta(seconds=3))
+        for first in range(0, WORLD, 2)
+    ]
+    return DeviceMesh.from_group(groups[dist.get_rank() // 2], "cpu")
+
+
+def repeated_on_one_rank(strategy: str) -> tuple[str, list[float]]:
+    """What is said, and the errors of outputs up to then; in evaluation, where nothing reduces."""
+    torch.manual_seed(1)
+    plain = Repeating().double()
+    torch.manual_seed(1)
+    model = fully_shard_model(
+        Repeating().double(),
+        device_mesh=impatient(),
+        fsdp_unit_modules=[Block],
+        zero_dp_strategy=strategy,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    errors: list[float] = []
+
+    def evaluate() -> None:
+        repeats = dist.get_rank() % 2 == 0
+        for seed in range(3):
+            with torch.no_grad():
+                found = model(own_batch(seed), repeats)
+                errors.append(float((found - plain(own_batch(seed), repeats)).norm()))
+
+    return refusal(evaluate, LifecycleError), errors
+
+
+class Hiding(Block):
+    """A unit whose result leaves it by a list of somebody else's."""
+
+    results: ClassVar[list[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.results.append(self.down(self.up(x)))
+        return x
+
+
+class Hidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Hiding(width=8, hidden=16)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.block(x)
+        return Hiding.results.pop() * self.scale
+
+
+def hidden(way: tuple[str, str]) -> tuple[str, float]:
+    pair = beside(Hidden, way, units=[Hiding])
+    loss(pair.plain(own_batch(0))).backward()
+    said = refusal(lambda: loss(pair.model(own_batch(0))).backward(), LifecycleError)
+    return said, 0.0 if said else pair.worst_gradient()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weights_of_different_units_never_mix(ranks: RankPool, strategy: str) -> None:
+    for said, errors in ranks.run(repeated_on_one_rank, strategy):
+        assert max(errors, default=0.0) < 1e-12
+        if strategy == "optim_grads_params":
+            assert "run it equally often in a pass" in said
+        else:
+            assert len(errors) == 3
+            assert not said
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_result_that_nobody_can_see_is_right_or_refused(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    for said, error in ranks.run(hidden, way):
+        assert error < 1e-12
+        assert "Return that tensor" in said or way[0] != "optim_grads_params"

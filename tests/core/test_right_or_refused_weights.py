@@ -1,0 +1,355 @@
+"""Weights that the user changes, exchanges or steps when torch would let them, or would not."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
+from mfsdp_core.errors import LifecycleError
+from oracle.beside_torch import (
+    WAYS,
+    Chain,
+    Pair,
+    beside,
+    distance,
+    mean_over_ranks,
+    own_batch,
+    refusal,
+)
+from oracle.models import loss
+from oracle.ranks import RankPool
+
+pytestmark = pytest.mark.processes
+
+
+def multiplied(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.5)
+
+
+def multiplied_by_data(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data.mul_(0.5)
+
+
+def clamped_by_data(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data.clamp_(-0.05, 0.05)
+
+
+def set_anew(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, 0.01)
+
+
+def swapped(module: nn.Module) -> None:
+    """As an average of weights is swapped in."""
+    for parameter in module.parameters():
+        average = parameter.detach().clone() * 0.9
+        parameter.data, average = average, parameter.data
+
+
+def changed_by_detached(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.detach().add_(0.1)
+
+
+def changed_by_local(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            held.sub_(0.1)
+
+
+def changed_later_by_data(module: nn.Module) -> None:
+    """What was read before a pass is written after it."""
+    held = [parameter.data for parameter in module.parameters()]
+    module(own_batch(0))
+    for data in held:
+        data.neg_()
+
+
+CHANGES: tuple[Callable[[nn.Module], None], ...] = (
+    multiplied,
+    multiplied_by_data,
+    clamped_by_data,
+    set_anew,
+    swapped,
+    changed_by_detached,
+    changed_by_local,
+    changed_later_by_data,
+)
+
+
+def changes(way: tuple[str, str]) -> dict[str, float]:
+    """Error of outputs and of gradients after every change, one after the other."""
+    pair = beside(Chain, way, sync_model_each_microbatch=False)
+    errors = {}
+    for number, change in enumerate(CHANGES):
+        for module in pair.both:
+            change(module)
+        for module in pair.both:
+            loss(module(own_batch(number))).backward()
+        pair.model.finish_grad_sync()
+        outputs = [module(own_batch(50 + number)) for module in pair.both]
+        errors[change.__name__] = max(
+            distance(outputs[1], outputs[0]), pair.worst_gradient(), pair.worst_weight()
+        )
+        pair.zero_grad()
+    return errors
+
+
+def changes_of_a_cast_copy(way: tuple[str, str]) -> float:
+    """BF16 compute weights of FP32 main weights follow a change, within their rounding."""
+    pair = beside(Chain, way, dtype=torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy())
+    pair.model(own_batch(0).bfloat16())
+    for module in pair.both:
+        multiplied_by_data(module)
+    outputs = [module(own_batch(1).bfloat16()) for module in pair.both]
+    return distance(outputs[1].double(), outputs[0].double())
+
+
+def swap_for_an_evaluation(way: tuple[str, str]) -> list[float]:
+    """Step, evaluate with other weights, put the old ones back, and train on."""
+    pair = beside(Chain, way)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in pair.both]
+    fully_shard_optimizer(optimizers[1])
+    errors = []
+    for cycle in range(3):
+        for module, optimizer in zip(pair.both, optimizers, strict=True):
+            loss(module(own_batch(9))).backward()
+            if module is pair.plain:
+                _average_gradients(pair)
+            optimizer.step()
+            optimizer.zero_grad()
+        kept = [[p.detach().clone() for p in module.parameters()] for module in pair.both]
+        evaluated = []
+        for module in pair.both:
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.mul_(2.0)
+                evaluated.append(module(own_batch(cycle)))
+        errors.append(distance(evaluated[1], evaluated[0]))
+        for module, values in zip(pair.both, kept, strict=True):
+            for parameter, value in zip(module.parameters(), values, strict=True):
+                parameter.data.copy_(value)
+    return [*errors, pair.worst_weight()]
+
+
+def _average_gradients(pair: Pair) -> None:
+    for parameter in pair.plain.parameters():
+        parameter.grad = mean_over_ranks(parameter)
+
+
+def stale_graphs(way: tuple[str, str]) -> list[str]:
+    """What backward() says through a graph of before a step, a load, and a change in place."""
+    pair = beside(Chain, way)
+    model = pair.model
+    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    messages = []
+    for change in (optimizer.step, lambda: multiplied_by_data(model), lambda: _reload(model)):
+        old = loss(model(own_batch(0)))
+        loss(model(own_batch(1))).backward()
+        change()
+        optimizer.zero_grad()
+        messages.append(refusal(old.backward, LifecycleError))
+        # What was refused is forgotten.
+        loss(model(own_batch(2))).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        optimizer.zero_grad()
+    return messages
+
+
+def _reload(model: Any) -> None:
+    model.load_state_dict({key: value * 2 for key, value in model.state_dict().items()})
+
+
+def graphs_that_stay_good(way: tuple[str, str]) -> float:
+    """A step between the passes of a model and an old graph of another one; no step, two graphs."""
+    pair, other = beside(Chain, way), beside(Chain, way)
+    kept = [loss(module(own_batch(0))) for module in pair.both]
+    optimizer = fully_shard_optimizer(torch.optim.SGD(other.model.parameters(), lr=0.1))
+    loss(other.model(own_batch(1))).backward()
+    optimizer.step()
+    for module in pair.both:
+        module(own_batch(5))  # a pass in between, for nothing
+    for value in kept:
+        value.backward()
+    return pair.worst_gradient()
+
+
+def assigned(way: tuple[str, str]) -> list[str]:
+    """What is said about parameters that were put in the place of sharded ones."""
+    messages = []
+    for change in (_assign, _remove, _assign_state):
+        pair = beside(Chain, way)
+        change(pair.model.module)
+        messages.append(refusal(lambda p=pair: p.model(own_batch(0)), LifecycleError))
+    pair = beside(Chain, way)
+    values = {name: p.detach() * 2 for name, p in pair.model.named_parameters()}
+    call = torch.func.functional_call
+    messages.append(refusal(lambda: call(pair.model, values, (own_batch(0),)), LifecycleError))
+    inner = dict(pair.model.module.blocks[1].named_parameters())
+    doubled = {name: p.detach() * 2 for name, p in inner.items()}
+    block = pair.model.module.blocks[1]
+    messages.append(refusal(lambda: call(block, doubled, (own_batch(0),)), LifecycleError))
+    # The model's own parameters are no exchange, and what was refused is forgotten.
+    plain = dict(pair.plain.named_parameters())
+    own = dict(pair.model.named_parameters())
+    outputs = [
+        call(pair.plain, plain, (own_batch(1),)),
+        call(pair.model, own, (own_batch(1),)),
+    ]
+    assert distance(outputs[1], outputs[0]) < 1e-12
+    return messages
+
+
+def _assign(module: Any) -> None:
+    module.blocks[1].up.weight = nn.Parameter(torch.zeros(16, 8, dtype=torch.float64))
+
+
+def _remove(module: Any) -> None:
+    module.head.bias = None
+
+
+def _assign_state(module: Any) -> None:
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+def converted(way: tuple[str, str]) -> list[str]:
+    """Casts and whole tensors after sharding, and a weight changed where it is a copy."""
+    pair = beside(Chain, way)
+    head = pair.model.module.head
+    messages = [
+        refusal(lambda: setattr(head.weight, "data", torch.zeros(8, 8)), LifecycleError),
+        refusal(lambda: (pair.model.module.half(), pair.model(own_batch(0))), LifecycleError),
+    ]
+    pair = beside(ChangesItself, way)
+    pair.model(own_batch(0))
+    messages.append(refusal(lambda: pair.model(own_batch(0)), LifecycleError))
+    return messages
+
+
+class ChangesItself(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.head.weight.mul_(0.5)
+        return super().forward(x)
+
+
+def saved_and_copied(way: tuple[str, str]) -> list[str]:
+    """Classes of what is computed, copied, detached and saved."""
+    pair = beside(Chain, way)
+    weight = pair.model.module.head.weight
+    stream = io.BytesIO()
+    torch.save(weight.detach(), stream)
+    values = (weight.detach(), weight * 2, weight.data, copy.deepcopy(weight).detach())
+    assert isinstance(weight, nn.Parameter)
+    return [type(value).__name__ for value in values]
+
+
+def complex_weights(policy: str) -> Any:
+    """With the default policy the refusal; with dtypes left alone the gradient error."""
+
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.phase = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.view_as_real(x.to(self.phase.dtype) @ self.phase).sum(-1)
+
+    if policy == "default":
+        build = lambda: beside(  # noqa: E731
+            Complex,
+            WAYS[0],
+            units=[],
+            dtype=None,
+            mixed_precision_policy=MixedPrecisionPolicy(),
+        )
+        return refusal(build, ValueError)
+    worst = 0.0
+    for way in WAYS:
+        pair = beside(
+            Complex,
+            way,
+            units=[],
+            dtype=None,
+            mixed_precision_policy=MixedPrecisionPolicy(None, None, None),
+        )
+        for module in pair.both:
+            loss(module(own_batch(1).float())).backward()
+        worst = max(worst, pair.worst_gradient())
+    return worst
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_changes_in_place_reach_every_rank(ranks: RankPool, way: tuple[str, str]) -> None:
+    for errors in ranks.run(changes, way):
+        assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_changes_in_place_reach_compute_weights_of_another_dtype(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    assert max(ranks.run(changes_of_a_cast_copy, way)) < 0.02
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_weights_swapped_for_an_evaluation_come_back(ranks: RankPool, way: tuple[str, str]) -> None:
+    for errors in ranks.run(swap_for_an_evaluation, way):
+        assert max(errors) < 1e-12, errors
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_graph_of_before_a_change_of_weights_is_refused(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    for messages in ranks.run(stale_graphs, way):
+        for message in messages:
+            assert "weights have changed since the forward pass" in message
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_graph_whose_weights_have_not_changed_is_good(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    assert max(ranks.run(graphs_that_stay_good, way)) < 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_parameters_assigned_after_sharding_are_refused(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    for messages in ranks.run(assigned, way):
+        assert all("expected the sharded parameter" in message for message in messages), messages
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_casts_after_sharding_are_refused(ranks: RankPool, way: tuple[str, str]) -> None:
+    for whole, cast, inside in ranks.run(converted, way):
+        assert "a whole tensor of shape (8, 8)" in whole
+        assert "is sharded" in cast
+        assert "head.weight was changed in place while its module ran" in inside
+
+
+def test_what_is_made_of_a_sharded_weight_is_a_plain_dtensor(ranks: RankPool) -> None:
+    assert ranks.run(saved_and_copied, WAYS[3]) == [["DTensor"] * 4] * 4
+
+
+def test_complex_weights_keep_their_imaginary_part_or_are_refused(ranks: RankPool) -> None:
+    for said in ranks.run(complex_weights, "default"):
+        assert "complex" in said
+        assert "main_params_dtype=None" in said
+    assert max(ranks.run(complex_weights, "their own")) < 1e-5
