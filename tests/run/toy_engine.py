@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from bench.meters.ring_bytes import RingBytes
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
