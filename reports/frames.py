@@ -91,8 +91,9 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     for name, size in sorted(summary.memory_by_category_bytes.items()):
         row[f"memory.{name}_bytes"] = size
     row["config_hash"] = record.resolved.config_hash
-    row["model"] = record.resolved.shape.preset
-    row["parameters"] = record.resolved.shape.parameters
+    shape = record.resolved.shape
+    row["model"] = None if shape is None else shape.preset
+    row["parameters"] = None if shape is None else shape.parameters
     row["strategy"] = record.resolved.strategy
     row["tokens_per_step"] = record.resolved.tokens_per_step
     row |= _settings(record)
