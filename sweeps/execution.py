@@ -95,7 +95,17 @@ class RunMaker:
 
         with folder:
             self.publish(
-                RunStarted(cell, run.repeat, position, total, steps, folder.run_id, run.arm)
+                RunStarted(
+                    cell,
+                    run.repeat,
+                    position,
+                    total,
+                    steps,
+                    folder.run_id,
+                    folder.path,
+                    resolved.launch.ranks,
+                    run.arm,
+                )
             )
             begun = time.monotonic()
             status = side.launch(resolved, folder, stop=self.stop, on_step=on_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,10 @@ class SweepStarted:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """`position` of `total` counts from 1 over the runs that are still missing."""
+    """`position` of `total` counts from 1 over the runs that are still missing.
+
+    folder: where its `ranks` ranks write; a display may look into it while the run goes on.
+    """
 
     cell: str
     repeat: int
@@ -30,6 +34,8 @@ class RunStarted:
     total: int
     steps: int
     run_id: str
+    folder: Path
+    ranks: int
     arm: str | None = None
 
 

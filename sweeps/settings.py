@@ -73,10 +73,6 @@ def full_path(path: str) -> str:
     if full in section_names():
         raise SettingError(f"{path!r} is a section, expected a value in it such as '{_in(full)}'")
     hint = did_you_mean(path, [*known_paths(), "env.NCCL_DEBUG"])
-    if not hint:
-        leaf = path.rpartition(".")[2]
-        near = [known for known in known_paths() if known.rpartition(".")[2] == leaf]
-        hint = f"; did you mean {near[0]!r}?" if near else ""
     raise SettingError(f"unknown setting {path!r}{hint}")
 
 

@@ -26,6 +26,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
     (read.show, ("show 8f3a", "show mfsdp-optim-bf16 --json")),
     (read.logs, ("logs 8f3a --rank 1",)),
     (read.report, ("report quickstart", "report quickstart speed --out /tmp/report")),
+    (read.export, ("export --to csv", "export speed --to parquet --out /tmp/speed")),
     (
         judge.compare,
         ("compare quickstart:ddp-fp32 quickstart:mfsdp-optim-fp32", "compare speed --format md"),

@@ -19,7 +19,7 @@ from bench.redaction import redact_text
 
 def data(text: str) -> None:
     """One piece of what was asked for, to stdout; lost quietly if its reader has gone."""
-    raw(_harmless(text))
+    raw(harmless(text))
 
 
 def raw(text: str) -> None:
@@ -34,10 +34,11 @@ def data_json(document: Any) -> None:
 
 def note(text: str) -> None:
     """A remark to the person at the terminal, to stderr; lost quietly if nobody listens."""
-    _print(_harmless(redact_text(text)), sys.stderr)
+    _print(harmless(redact_text(text)), sys.stderr)
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
+    """`text` with control characters made visible, line by line."""
     from reports.renderers.printable import printable
 
     return "\n".join(printable(line) for line in text.split("\n"))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.cli import console, exit_codes, running
-from bench.cli.planning import Request, requested_plan, sweep_file
+from bench.cli.planning import Request, find_sweep_file, requested_plan, sweep_file
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
@@ -104,8 +104,7 @@ def sweep_id(store: ResultsStore, named: str, arms: tuple[str, ...]) -> str:
     """
     if not arms and (named in store.sweeps() or any(store.records(sweep=named))):
         return named
-    file = sweep_file(Path(named))
-    if not file.exists():
+    if find_sweep_file(Path(named)) is None:
         known = store.sweeps()
         raise UsageError(
             f"{named!r} is neither a sweep file nor a sweep in {store.root} "
@@ -151,7 +150,7 @@ def _confirmed(
     results: Path, store: ResultsStore, sweep: str, asked: Gating, policy: Policy
 ) -> GateResult:
     """Run `asked.confirm` more blocks and judge all blocks together."""
-    if not sweep_file(Path(asked.sweep)).exists():
+    if find_sweep_file(Path(asked.sweep)) is None:
         raise UsageError(
             f"--confirm runs more blocks, so it needs the sweep file and its arms, found the id "
             f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --confirm N"

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from threading import RLock
+from typing import TYPE_CHECKING, TextIO
 
+from bench.cli import console
+from bench.cli.live_run import LiveRun, read_live_run
+from bench.cli.remaining_time import RemainingTime, duration
 from bench.record import FINISHED_GOOD
+from reports.renderers import quantity
+from reports.renderers.printable import printable
 from sweeps.progress import (
     BlockLost,
     Progress,
@@ -20,8 +27,14 @@ from sweeps.progress import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as Bars
+    from rich.console import Console, RenderableType
+
+_LOOKS_PER_SECOND = 2
+"""Every look costs the machine that is being measured about a millisecond."""
+_PLAIN_LINE_EVERY_SECONDS = 30.0
+_SILENT_STEPS = 5
+_SILENT_SECONDS = 5.0
+_BAR_WIDTH = 16
 
 
 @contextlib.contextmanager
@@ -50,39 +63,120 @@ def _unbreakable(publish: Subscriber) -> Subscriber:
     return guarded
 
 
+class _CurrentRun:
+    """The run that is going on, and what is known of it; also the estimate for the sweep."""
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self._begun = 0.0
+        self._newest = LiveRun()
+        self._changed = 0.0
+        self._remaining = RemainingTime()
+
+    def begin(self, event: RunStarted) -> None:
+        self.started, self._newest = event, LiveRun()
+        self._begun = self._changed = time.monotonic()
+        self._remaining.run_started(event.cell, event.steps, event.total - event.position)
+
+    def end(self, event: RunEnded) -> LiveRun:
+        """The last numbers of the run."""
+        last = self.look()
+        self._remaining.run_ended(event.seconds)
+        self.started = None
+        return last
+
+    def look(self) -> LiveRun:
+        if self.started is None:
+            return LiveRun()
+        newest = read_live_run(self.started.folder, self.started.ranks, self.started.steps)
+        if newest != self._newest:
+            self._newest, self._changed = newest, time.monotonic()
+        return newest
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds without news, 0 as long as that is nothing to speak of."""
+        silent = time.monotonic() - self._changed
+        usual = _SILENT_STEPS * (self._newest.milliseconds or 0) / 1e3
+        return silent if silent > max(_SILENT_SECONDS, usual) else 0.0
+
+    def left(self, now: LiveRun) -> tuple[str, str]:
+        """How long the run, and the whole sweep, will still take; empty where unknown."""
+        seen = self.seconds, now.step, now.milliseconds
+        run, sweep = self._remaining.of_run(*seen), self._remaining.of_sweep(*seen)
+        return (
+            "" if run is None else f"{duration(run)} left",
+            "" if sweep is None else f"about {duration(sweep)} left",
+        )
+
+
+def numbers_text(run: LiveRun) -> str:
+    """`98.2 ms per step, 5,210 tokens/s, loss 6.1234, memory 512.0 MiB`; empty without a step."""
+    if run.milliseconds is None:
+        return ""
+    memory = "device memory" if run.on_device else "memory"
+    return (
+        f"{quantity.significant(run.milliseconds, 3)} ms per step, "
+        f"{quantity.significant(run.tokens_per_second, 4)} tokens/s, "
+        f"loss {quantity.significant(run.loss, 5)}, "
+        f"{memory} {quantity.binary_bytes(run.memory_bytes)}"
+    )
+
+
 class PlainLines:
-    """One line when a run ends; steps are not shown."""
+    """A line when a run starts and ends, and one now and then while it goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._current = _CurrentRun()
+        self._said = time.monotonic()
 
     def __call__(self, event: Progress) -> None:
         """Print the event if it deserves a line."""
-        line = plain_line(event)
+        line: str | None
+        if isinstance(event, StepReached):
+            line = self._step_line(event)
+        elif isinstance(event, RunEnded):
+            line = plain_line(event, self._current.end(event))
+        else:
+            line = plain_line(event)
+        if isinstance(event, RunStarted):
+            self._current.begin(event)
         if line is not None:
-            print(line, file=self._stream, flush=True)
+            self._said = time.monotonic()
+            print(console.harmless(line), file=self._stream, flush=True)
+
+    def _step_line(self, event: StepReached) -> str | None:
+        started = self._current.started
+        if started is None or time.monotonic() - self._said < _PLAIN_LINE_EVERY_SECONDS:
+            return None
+        now = self._current.look()
+        parts = [
+            f"step {event.step} of {event.steps}",
+            numbers_text(now),
+            self._current.left(now)[1],
+        ]
+        return f"[{started.position}/{started.total}] {_name(started)}  " + ", ".join(
+            part for part in parts if part
+        )
 
 
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"
-
-
-def plain_line(event: Progress) -> str | None:
-    """The text of an event, None for one that has none."""
+def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
+    """The text of an event, None for one that has none; `last`: numbers of a run that ended."""
     if isinstance(event, SweepStarted):
         first = (
-            f"{event.sweep}: {_runs(event.to_run)} to do, {event.done_before} done before,"
-            f" {event.failed_before} failed before"
+            f"{event.sweep}: {quantity.counted(event.to_run, 'run')} to do, "
+            f"{event.done_before} done before, {event.failed_before} failed before"
         )
         return "\n".join((first, *event.again))
     if isinstance(event, RunStarted):
         return f"[{event.position}/{event.total}] {_name(event)} ..."
     if isinstance(event, RunEnded):
-        reason = f": {event.reason}" if event.reason and event.state != "ok" else ""
-        return (
-            f"[{event.position}/{event.total}] {_name(event)}"
-            f"  {event.state} in {event.seconds:.1f} s{reason}"
-        )
+        return f"[{event.position}/{event.total}] {_name(event)}  {_ending(event, last)}"
     if isinstance(event, BlockLost):
         what = "started again" if event.again else "given up, and its cell with it"
         return (
@@ -94,6 +188,14 @@ def plain_line(event: Progress) -> str | None:
     return None
 
 
+def _ending(event: RunEnded, last: LiveRun | None) -> str:
+    text = f"{event.state} in {event.seconds:.1f} s"
+    if event.reason and event.state != "ok":
+        return f"{text}: {event.reason}"
+    numbers = numbers_text(last) if last is not None else ""
+    return f"{text}: {numbers}" if numbers else text
+
+
 def _name(event: RunStarted | RunEnded) -> str:
     which = [f"repeat {event.repeat}"] if event.repeat or event.arm else []
     which += [f"arm {event.arm}"] if event.arm else []
@@ -103,49 +205,93 @@ def _name(event: RunStarted | RunEnded) -> str:
 @contextlib.contextmanager
 def _live(stream: TextIO) -> Iterator[Subscriber]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from rich.live import Live
 
     # rich itself leaves colours out where NO_COLOR is set.
-    console = Console(file=stream, highlight=False)
-    bars = Bars(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    with bars:
-        yield _LiveDisplay(bars, console)
+    screen = Console(file=stream, highlight=False)
+    display = _LiveDisplay(screen)
+    with Live(display, console=screen, refresh_per_second=_LOOKS_PER_SECOND, transient=True):
+        yield display
 
 
 class _LiveDisplay:
-    """Two bars, runs and steps of the current run, and a line above them for each ended run."""
+    """Runs, the current run and its numbers; above them a line for each run that has ended.
 
-    def __init__(self, bars: Bars, console: Console) -> None:
-        self._bars = bars
-        self._console = console
-        self._runs: Any = None
-        self._steps: Any = None
+    A thread of `rich` draws while events arrive in another, where the handler of a signal may
+    publish in the middle of an event: hence a lock that its holder can take again.
+    """
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._current = _CurrentRun()
+        self._sweep: SweepStarted | None = None
+        self._ended = 0
+        self._begun = time.monotonic()
+        self._lock = RLock()
 
     def __call__(self, event: Progress) -> None:
-        """Update the bars."""
-        if isinstance(event, SweepStarted):
-            self._line(plain_line(event) or "", None)
-            self._runs = self._bars.add_task("runs", total=event.to_run)
-        elif isinstance(event, RunStarted):
-            name = _name(event)
-            self._steps = self._bars.add_task(f"{name} (starting)", total=event.steps)
-        elif isinstance(event, StepReached):
-            self._bars.update(self._steps, description=event.cell, completed=event.step)
-        elif isinstance(event, RunEnded):
-            self._bars.remove_task(self._steps)
-            self._bars.advance(self._runs)
-            colour = "green" if event.state in FINISHED_GOOD else "red"
-            self._line(plain_line(event) or "", colour)
-        elif isinstance(event, BlockLost | Stopping | SweepStopped):
-            self._line(plain_line(event) or "", "yellow")
+        """Remember the event, and print the line of one that deserves it."""
+        last: LiveRun | None = None
+        with self._lock:
+            if isinstance(event, SweepStarted):
+                self._sweep = event
+            elif isinstance(event, RunStarted):
+                self._current.begin(event)
+            elif isinstance(event, RunEnded):
+                self._ended += 1
+                last = self._current.end(event)
+        # Printing draws the display too, in this thread, so the lock must be free again.
+        line = None if isinstance(event, RunStarted) else plain_line(event, last)
+        if line is not None:
+            self._screen.print(console.harmless(line), style=_colour(event), markup=False)
 
-    def _line(self, text: str, style: str | None) -> None:
-        self._console.print(text, style=style, markup=False)
+    def __rich__(self) -> RenderableType:
+        """The lines below those of ended runs."""
+        with self._lock:
+            return self._below()
+
+    def _below(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        started = self._current.started
+        if self._sweep is None or started is None:
+            return Text("")
+        now = self._current.look()
+        run_left, sweep_left = self._current.left(now)
+        so_far = f"{duration(time.monotonic() - self._begun)} so far"
+        bars = self._bars(
+            (self._sweep.sweep, "runs", self._ended, self._sweep.to_run, sweep_left or so_far),
+            (_name(started), "step", now.step, started.steps, run_left),
+        )
+        return Group(bars, Text(f"  {self._news(now)}", no_wrap=True, overflow="ellipsis"))
+
+    def _news(self, now: LiveRun) -> str:
+        waiting = f"waiting for {now.waits_for}" if now.waits_for else ""
+        silent = self._current.silent_seconds
+        if waiting:
+            waiting += f" ({duration(self._current.seconds)})" if not now.step else ""
+        elif silent:
+            waiting = f"no step for {duration(silent)}"
+        return ", ".join(part for part in (waiting, numbers_text(now)) if part)
+
+    @staticmethod
+    def _bars(*rows: tuple[str, str, int, int, str]) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for _ in range(3):
+            grid.add_column(no_wrap=True)
+        for name, noun, done, total, left in rows:
+            bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
+            grid.add_row(Text(printable(name)), f"{noun} {done}/{total}", bar, left)
+        return grid
+
+
+def _colour(event: Progress) -> str | None:
+    if isinstance(event, RunEnded):
+        return "green" if event.state in FINISHED_GOOD else "red"
+    return "yellow" if isinstance(event, BlockLost | Stopping | SweepStopped) else None

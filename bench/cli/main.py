@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def _refused(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, _ParserError):
         message = error.format_message()
         if message:
-            console.error(f"{message} (mfsdp-bench --help lists verbs and options)")
+            console.error(f"{message} ({_command_of(error)} --help says what is expected)")
         return USAGE
     if isinstance(error, BenchError) and error.exit_code != INTERNAL:
         console.error(str(error))
@@ -66,6 +67,12 @@ def _refused(error: Exception, arguments: list[str]) -> int:
     return INTERNAL
 
 
+def _command_of(error: Any) -> str:
+    """The verb that refused its arguments, as `mfsdp-bench plan`."""
+    context = getattr(error, "ctx", None)
+    return "mfsdp-bench" if context is None else str(context.command_path)
+
+
 def main() -> None:
     """Entry point of the `mfsdp-bench` command."""
     # A stream that the caller has closed is None; what would go there is dropped.
@@ -75,6 +82,10 @@ def main() -> None:
         # A locale without a character of a description or path is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.stdout.isatty():
+        from reports.renderers.terminal import show_on_terminal
+
+        show_on_terminal(shutil.get_terminal_size().columns)
     sys.exit(run_command_line(sys.argv[1:]))
 
 

@@ -17,6 +17,7 @@ from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
 from sweeps.plan import Plan, make_plan, sweep_cells
 from sweeps.selection import parse_assignments, parse_selection
+from sweeps.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,36 @@ def requested_plan(request: Request) -> RequestedPlan:
 
 
 def sweep_file(named: Path) -> Path:
-    """The file itself, or the definition that comes with the tool under this name."""
+    """The file itself, or the definition that comes with the tool under this name.
+
+    Raises:
+        UsageError: neither; lists what there is.
+    """
+    found = find_sweep_file(named)
+    if found is not None:
+        return found
+    if len(named.parts) == 1:
+        names = sorted(_shipped())
+        what = f"no file of that name, and these sweeps come with the tool: {', '.join(names)}"
+    else:
+        names = sorted(path.name for path in named.parent.glob("*.yaml"))
+        what = "no such file"
+    raise UsageError(f"sweep {named}: {what}{did_you_mean(named.name, names)}")
+
+
+def find_sweep_file(named: Path) -> Path | None:
+    """As `sweep_file`, but None where there is neither."""
     try:
         found = named.exists()
     except OSError as error:
         raise UsageError(f"cannot look for the sweep {named}: {error.strerror}") from error
-    if found or len(named.parts) != 1:
+    if found:
         return named
-    shipped = Path(sweeps.__path__[0]) / f"{named.name.removesuffix('.yaml')}.yaml"
-    return shipped if shipped.exists() else named
+    return _shipped().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
 
 
 def show_plan(request: Request, *, as_json: bool) -> int:

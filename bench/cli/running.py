@@ -47,6 +47,8 @@ def run_sweep(request: Request, options: Options) -> int:
         console.note(f"{pruned_text(plans.chosen)}\n")
     outcome = run_planned(plans, sides, store, options)
     code = outcome_code(plans.chosen, outcome)
+    if not options.as_json:
+        _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
     report: str | None = None
@@ -62,6 +64,15 @@ def run_sweep(request: Request, options: Options) -> int:
     elif report is not None:
         console.data(report)
     return code
+
+
+def _show_results(store: ResultsStore, plan: Plan) -> None:
+    from bench.cli.results_table import results_table
+    from reports.renderers import terminal
+
+    table = results_table(store, plan)
+    if table is not None:
+        console.data(f"\n{terminal.table(table)}\n")
 
 
 def _check_options(plans: RequestedPlan, options: Options) -> None:

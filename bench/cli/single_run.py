@@ -2,43 +2,72 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes, validating
+from bench.cli.options import DEFAULT_RESULTS
+from bench.cli.remaining_time import duration
 from bench.derive.checkpoints import checkpoint_cost
 from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunStatus
 from bench.store import ResultsStore
 from bench.store.validations import PREFIX as VALIDATION
+from reports.renderers import quantity
+from sweeps.plan import Plan
+from sweeps.settings import shown_value
 
-_ALL_DIGITS_FROM = 1e5
-
-_UNITS = {
-    "step_milliseconds_median": "step, median (ms)",
-    "step_milliseconds_p90": "step, 90th percentile (ms)",
-    "tokens_per_second": "tokens/s",
-    "tflops_per_second_per_device": "TFLOP/s per device",
-    "mfu": "MFU",
-    "final_loss": "final loss",
-    "final_grad_norm": "final gradient norm",
-    "wire_bytes_per_step": "bytes sent per step, all ranks",
-    "rss_peak_bytes": "peak resident bytes",
-    "device_peak_bytes": "peak device bytes",
-}
+_NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("step_milliseconds_median", "step, median", lambda n: f"{quantity.significant(n)} ms"),
+    ("step_milliseconds_p90", "step, 90th percentile", lambda n: f"{quantity.significant(n)} ms"),
+    ("tokens_per_second", "tokens/s", quantity.significant),
+    ("tflops_per_second_per_device", "TFLOP/s per device", quantity.significant),
+    ("mfu", "MFU", quantity.share),
+    ("final_loss", "final loss", quantity.loss),
+    ("final_grad_norm", "final gradient norm", quantity.significant),
+    ("wire_bytes_per_step", "sent per step, all ranks", quantity.binary_bytes),
+    ("rss_peak_bytes", "peak resident memory", quantity.binary_bytes),
+    ("device_peak_bytes", "peak device memory", quantity.binary_bytes),
+)
+"""Name in the summary, label, and how it is written where it was measured."""
 
 
 def show_run(results: Path, run: str, *, as_json: bool) -> int:
     """Print one run, or a validation by its id."""
     if run.startswith(VALIDATION):
         return validating.show_validation(results, run, as_json=as_json)
-    record = ResultsStore.open(results, create=False).read(run)
+    store = ResultsStore.open(results, create=False)
+    record = store.read(run)
+    folder = store.find(record.run_id)[1]
+    again = rerun_command(store, record, results)
     if as_json:
-        console.data_json(_document(record))
+        console.data_json(_document(record) | {"folder": str(folder), "rerun": again})
     else:
-        console.data(_text(record))
+        console.data(_text(record, folder, again))
     return exit_codes.OK
+
+
+def rerun_command(store: ResultsStore, record: RunRecord, results: Path) -> str | None:
+    """The command that makes this run once more; None where its sweep does not plan it any more."""
+    status = record.status
+    if status.sweep is None or status.cell is None or status.sweep not in store.sweeps():
+        return None
+    try:
+        plan = Plan.from_document(store.read_plan(status.sweep))
+    except UsageError:
+        return None
+    hashes = {cell.of(status.arm).config_hash for cell in plan.cells if cell.id == status.cell}
+    if record.resolved.config_hash not in hashes:
+        return None
+    words = ["mfsdp-bench", "run", plan.source]
+    words += [f"--set={path}={shown_value(value)}" for path, value in (plan.fixed or {}).items()]
+    words += [f"--only=cell={status.cell}", "--force"]
+    words += [] if results == DEFAULT_RESULTS else [f"--results={results}"]
+    return shlex.join(words) + (" (with its --arm options)" if plan.arms else "")
 
 
 def _document(record: RunRecord) -> dict[str, Any]:
@@ -56,15 +85,17 @@ def _document(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _text(record: RunRecord) -> str:
+def _text(record: RunRecord, folder: Path, again: str | None) -> str:
     status, resolved = record.status, record.resolved
     summary = summarise(record)
     train, launch, dtypes = resolved.train, resolved.launch, resolved.dtypes
     rows: list[tuple[str, str]] = [
         ("run", record.run_id),
+        ("folder", str(folder)),
+        ("run it again", again or "its sweep does not plan it any more"),
         ("state", status.state + (f": {status.reason}" if status.reason else "")),
         ("sweep, cell", f"{status.sweep or '-'}, {status.cell or '-'} ({_which(status)})"),
-        ("started, ended", f"{status.started_utc or '-'}, {status.ended_utc or '-'}"),
+        ("started", _started(status)),
         ("code", f"{status.code or '-'} ({_PROOFS[status.code_proof]})"),
         ("model", resolved.model_text),
         ("engine", f"{resolved.engine.name}, {resolved.strategy}"),
@@ -78,31 +109,47 @@ def _text(record: RunRecord) -> str:
             f"{train.global_batch} sequences of {train.seq_len} tokens, micro batch"
             f" {train.micro_batch}",
         ),
-        ("ranks", f"{launch.ranks} on {launch.device}, {launch.threads_per_rank} thread(s) each"),
+        (
+            "ranks",
+            f"{launch.ranks} on {launch.device}, "
+            f"{quantity.counted(launch.threads_per_rank, 'thread')} each",
+        ),
         ("steps", f"{len(record.losses)} of {train.steps}"),
     ]
-    for name, label in _UNITS.items():
-        value = getattr(summary, name)
-        rows.append((label, _number(value)))
+    rows += [
+        (label, write(value))
+        for name, label, write in _NUMBERS
+        if (value := getattr(summary, name)) is not None
+    ]
     if summary.steady is not None:
         steady = summary.steady
         window = f"steps {steady.first} to {steady.last}" if steady.stable else "not stable"
         rows.append(("steady state", f"{window} ({steady.reason or steady.method})"))
-    rows += [(f"memory: {name}", f"{size:,} bytes") for name, size in _memory(summary)]
+    rows += [
+        (f"memory: {name.replace('_', ' ')}", quantity.binary_bytes(size))
+        for name, size in _memory(summary)
+    ]
     saved = checkpoint_cost(record)
     if saved is not None and saved.saves:
+        milliseconds = quantity.significant(saved.median_milliseconds)
+        size = quantity.binary_bytes(saved.largest_bytes)
         rows.append(("checkpoints", f"{len(saved.saves)}, one in {saved.every_steps} steps"))
-        rows.append(("checkpoint: median ms", _number(saved.median_milliseconds)))
-        rows.append(("checkpoint: bytes, all ranks", f"{saved.largest_bytes:,}"))
+        rows.append(("a checkpoint", f"{milliseconds} ms (median), {size} of all ranks"))
+    rows += [("not measured", note) for note in summary.notes]
     rows += [("problem", problem) for problem in record.problems]
     return console.columns(("what", "value"), rows)
 
 
-def _number(value: float | None) -> str:
-    """Six digits, and all of those before the point, without an exponent."""
-    if value is None:
+def _started(status: RunStatus) -> str:
+    """Start, and how long it took where both ends are known."""
+    if not status.started_utc:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= _ALL_DIGITS_FROM else f"{value:,.6g}"
+    started = datetime.fromisoformat(status.started_utc)
+    shown = f"{started:%Y-%m-%d %H:%M:%S} UTC"
+    if status.ended_utc is None:
+        return shown
+    took = (datetime.fromisoformat(status.ended_utc) - started).total_seconds()
+    return f"{shown}, took {duration(took)}"
 
 
 def _which(status: RunStatus) -> str:

@@ -138,7 +138,7 @@ def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
             f"{line.cell} [{line.arm}]" if line.arm else line.cell,
             str(line.repeat),
             line.state if line.current else f"{line.state} (code changed)",
-            line.run_id or "-",
+            line.run_id.rpartition("/")[2] or "-",
             line.reason or "-",
         )
         for line in lines

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bench.engines.inspection import BucketContents, Piece, WireEntry, lacks, piece_of
@@ -88,6 +89,9 @@ class StockInspection:
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """A call of the model under `no_grad`, without autocast."""
         loss: Tensor = self._model(tokens, targets)
+        if isinstance(self._model, FSDPModule):
+            # The root stays gathered after a forward pass, and could not be loaded into.
+            self._model.reshard()
         return loss
 
     def gather_ahead(self) -> None:

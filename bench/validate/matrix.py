@@ -85,7 +85,8 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
     yield replace(sharded, ranks=4, model="rows")
     yield replace(sharded, scenario="reloaded")
-    yield replace(sharded, scenario="reloaded", model="frozen", policy="bf16")
+    for strategy in ("optim", "optim_grads_params"):
+        yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     for strategy in STRATEGIES[1:]:
         yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
     yield replace(base, scenario="equalised")

@@ -31,8 +31,12 @@ _WORST_FIRST: tuple[Verdict, ...] = (
 )
 
 
+_MOST_NAMED = 3
+_LONGEST_REASON = 80
+
+
 def headline(result: GateResult) -> str:
-    """The outcome in one line."""
+    """The outcome in one line, with the names of the cells that are to blame."""
     if result.nothing_comparable:
         return "NOT COMPARABLE: no cell of the two sides can be compared"
     counts = Counter(one.verdict for one in result.judgements if one.required)
@@ -46,7 +50,20 @@ def headline(result: GateResult) -> str:
         word = "REGRESSED"
     else:
         word = "UNDECIDED" if result.undecided else "PASSED"
-    return f"{word}: {found}"
+    return "; ".join([f"{word}: {found}", *_blamed(result)])
+
+
+def _blamed(result: GateResult) -> list[str]:
+    """The first cells that failed, regressed or, if there is none, are undecided."""
+    found = [
+        f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in result.sides.failed
+    ]
+    worst = result.of("unmeasured") + result.of("regressed")
+    for one in worst or ([] if found else result.of("inconclusive")):
+        change = "" if one.ratio is None else f" {quantity.change(one.ratio - 1)}"
+        found.append(f"{one.cell} {one.verdict}: {metric_text(one)}{change}")
+    more = len(found) - _MOST_NAMED
+    return found[:_MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
 
 
 def to_terminal(result: GateResult, now: datetime) -> str:

@@ -1,18 +1,95 @@
-"""Tables for a terminal or a log file: aligned plain text, no colour, no control characters."""
+"""Tables for a terminal or a log file: aligned text without control characters.
+
+A terminal is so many columns wide, and long texts wrap inside their column. A file or a pipe gets
+one line per row, as long as it needs to be.
+"""
 
 from __future__ import annotations
 
+import io
 import unicodedata
+from contextvars import ContextVar
 from textwrap import wrap
 
 from reports.renderers.printable import printable
-from reports.renderers.table import Align, Table
+from reports.renderers.table import Align, RowKind, Table
 
-_MARKS = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
+_MARKS: dict[RowKind, str] = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
+_MEANINGS: dict[RowKind, str] = {
+    "reference": "the reference",
+    "bad": "failed or not met",
+    "unsteady": "undecided, not steady or not measured",
+}
+
+_NARROWEST_TEXT = 16
+
+_width_of_terminal: ContextVar[int | None] = ContextVar("width_of_terminal", default=None)
+
+
+def show_on_terminal(width: int) -> None:
+    """From now on tables fit into `width` columns, where their numbers can."""
+    _width_of_terminal.set(width)
 
 
 def table(data: Table) -> str:
-    """The table with a rule under its head; `*` reference, `!` bad, `~` not steady."""
+    """The table with a rule under its head, and what the marks before its rows mean."""
+    width = _width_of_terminal.get()
+    text = _fitted(data, width) if width is not None else None
+    return "\n".join([text or _plain(data), *_legend(data)])
+
+
+def _legend(data: Table) -> list[str]:
+    used = {row.kind for row in data.rows}
+    meanings = [f"{_MARKS[kind]} {text}" for kind, text in _MEANINGS.items() if kind in used]
+    return ["", ";  ".join(meanings)] if meanings else []
+
+
+def _fitted(data: Table, width: int) -> str | None:
+    """By `rich`: texts wrap between words, and within them where there is no other way.
+
+    None where not even that fits: then lines are as long as they are.
+    """
+    indices = range(len(data.columns))
+    needed = [_needed(data, index) for index in indices]
+    if sum(needed) + 2 * len(needed) + 2 > width:
+        texts = [data.columns[index].align == "left" for index in indices]
+        folded = [
+            min(one, _NARROWEST_TEXT) if text else one
+            for one, text in zip(needed, texts, strict=True)
+        ]
+        if sum(folded) + 2 * len(folded) + 2 > width:
+            return None
+        needed = folded
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    drawn.add_column("", width=1)
+    for column, least in zip(data.columns, needed, strict=True):
+        drawn.add_column(
+            Text(printable(column.title)),
+            justify=column.align,
+            min_width=least,
+            overflow="fold",
+        )
+    for row in data.rows:
+        drawn.add_row(_MARKS[row.kind], *(Text(printable(cell)) for cell in row.cells))
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None, highlight=False).print(drawn)
+    return "\n".join(line.rstrip() for line in stream.getvalue().rstrip().split("\n"))
+
+
+def _needed(data: Table, index: int) -> int:
+    """Columns of the terminal that a column cannot do without: its numbers, its longest word."""
+    column = data.columns[index]
+    cells = [printable(row.cells[index]) for row in data.rows]
+    whole = cells if column.align == "right" else [word for cell in cells for word in cell.split()]
+    return max(map(_width, [*whole, *column.title.split(), " "]))
+
+
+def _plain(data: Table) -> str:
     grid = [[printable(cell) for cell in row.cells] for row in data.rows]
     aligns = [column.align for column in data.columns]
     # A title breaks into lines rather than making its column wider than numbers need.

@@ -104,6 +104,12 @@ def _(world: World) -> int:
     record_arms(world.store, {"base": Arm(), "head": bad}, sweep="mixed", cells=ONE)
     code = world.run("gate", "mixed")
     assert "FAILED TO MEASURE: 1 regressed" in world.out
+    # The first line is what a person reads in a CI log: it names who is to blame.
+    assert (
+        "zero3 failed (no complete block (head: hang: as the test wants))"
+        in world.out.splitlines()[0]
+    )
+    assert "ddp regressed: step_time +20." in world.out.splitlines()[0]
     return code
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import outcomes_of_gates  # noqa: F401 - its scenarios register themselves
+import outcomes_of_reading  # noqa: F401 - its scenarios register themselves
 import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
@@ -62,7 +63,8 @@ def test_every_scenario_is_a_row_of_the_table():
 
 
 def test_every_verb_is_in_the_table(in_process):
-    verbs = set(re.findall(r"^│ (\w+) ", in_process("--help")[1], re.MULTILINE))
+    listed = in_process("--help")[1].partition("Commands:\n")[2]
+    verbs = set(re.findall(r"^  (\w+)  ", listed, re.MULTILINE))
     assert verbs
     without_outcome = {"schema"}  # prints a constant
     assert verbs - without_outcome <= {row.values[0] for row in table()}
@@ -265,105 +267,6 @@ def _(world: World) -> int:
 @scenario("run", "Ctrl-C twice")
 def _(world: World) -> int:
     return interrupted(world, 2)
-
-
-# -- status, show, logs ------------------------------------------------------------------------
-
-
-@scenario("status", "any state of the runs")
-def _(world: World) -> int:
-    world.sweep(ddp="crashed")
-    assert world.run("status") == 0
-    assert "crashed 1, ok 1" in world.out
-    return world.run("status", "two")
-
-
-@scenario("status", "a damaged record")
-def _(world: World) -> int:
-    world.sweep()
-    (world.run_folder("ddp") / "spec.json").write_text("{")
-    code = world.run("status", "two")
-    assert "missing" in world.out
-    assert "cannot be read" in world.err
-    return code
-
-
-@scenario("status", "an unknown sweep")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("status", "tow")
-
-
-@scenario("status", "a results folder that is not one")
-def _(world: World) -> int:
-    return world.run("status", "--results", "/dev")
-
-
-@scenario("show", "a finished run")
-def _(world: World) -> int:
-    world.sweep()
-    code = world.run("show", "mfsdp")
-    assert re.search(r"state +ok", world.out)
-    return code
-
-
-@scenario("show", "a failed run")
-def _(world: World) -> int:
-    world.sweep(mfsdp="hang")
-    code = world.run("show", "mfsdp")
-    assert "hang: as the test wants" in world.out
-    return code
-
-
-@scenario("show", "a truncated record")
-def _(world: World) -> int:
-    world.sweep()
-    path = world.run_folder("mfsdp") / "steps.rank0.jsonl"
-    path.write_bytes(path.read_bytes()[:-30])
-    code = world.run("show", "mfsdp")
-    assert "problem" in world.out
-    return code
-
-
-@scenario("show", "an unknown run")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("show", "fsdp9")
-
-
-@scenario("show", "a part of an id that several runs have")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("show", "debug")
-
-
-@scenario("show", "a run without a readable spec")
-def _(world: World) -> int:
-    world.sweep()
-    (world.run_folder("mfsdp") / "spec.json").unlink()
-    return world.run("show", "mfsdp")
-
-
-@scenario("logs", "a finished run")
-def _(world: World) -> int:
-    world.sweep()
-    code = world.run("logs", "mfsdp", "--rank", 1)
-    assert world.out == "I am rank 1\n"
-    assert world.run("logs", "mfsdp") == 0
-    assert world.out.index("I am rank 0") < world.out.index("I am rank 1")
-    return code
-
-
-@scenario("logs", "a rank that has no log")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("logs", "mfsdp", "--rank", 7)
-
-
-@scenario("logs", "an unknown run")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("logs", "fsdp9")
 
 
 # -- compare, report, doctor -------------------------------------------------------------------

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 import os
 import pty
 import subprocess
 import sys
+from pathlib import Path, PosixPath
 
 import pytest
 
 from bench.cli.live_display import PlainLines, progress_display
+from bench.cli.live_run import LiveRun, read_live_run
+from bench.cli.remaining_time import RemainingTime, duration
+from bench.record import StepSample
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
 
+NOWHERE = PosixPath("/nowhere")
 EVENTS = [
     SweepStarted("s", to_run=2, done_before=1, failed_before=0),
-    RunStarted("ddp", 0, 1, 2, steps=4, run_id="r1"),
+    RunStarted("ddp", 0, 1, 2, 4, "r1", NOWHERE, ranks=1),
     StepReached("ddp", 2, 4),
     RunEnded("ddp", 0, 1, 2, "r1", "ok", "", 3.21),
-    RunStarted("mfsdp", 1, 2, 2, steps=4, run_id="r2"),
+    RunStarted("mfsdp", 1, 2, 2, 4, "r2", NOWHERE, ranks=1),
     RunEnded("mfsdp", 1, 2, 2, "r2", "nan", "loss at [step 3]", 1.0),
     SweepStopped("1 failed run, as many as --max-failures"),
 ]
@@ -26,13 +33,14 @@ EVENTS = [
 # Publishes all events to a display on stderr, as `run` does.
 SHOW = """
 import sys, time
+from pathlib import PosixPath
 from bench.cli.live_display import progress_display
 from sweeps.progress import *
 with progress_display(sys.stderr) as publish:
     for event in {events!r}:
         publish(event)
         if isinstance(event, StepReached):
-            time.sleep(0.4)  # the display draws a few times a second
+            time.sleep(0.7)  # the display draws twice a second
 """
 
 
@@ -68,11 +76,11 @@ def test_a_display_that_breaks_does_not_end_the_sweep():
             publish(event)
 
 
-def on_a_terminal(cli, **variables: str) -> str:
+def on_a_terminal(cli, events=EVENTS, **variables: str) -> str:
     """What the display writes when stderr is a terminal of 100 columns."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", SHOW.format(events=EVENTS)],
+        [sys.executable, "-c", SHOW.format(events=events)],
         env=cli.environment | {"TERM": "xterm-256color", "COLUMNS": "100"} | variables,
         stderr=slave,
     )
@@ -94,7 +102,9 @@ def on_a_terminal(cli, **variables: str) -> str:
 @pytest.mark.timeout(60)
 def test_a_terminal_gets_bars_and_lines_in_colour(cli):
     shown = on_a_terminal(cli)
-    assert "2/4" in shown  # steps of the current run
+    assert "runs 0/2" in shown
+    assert "step 0/4" in shown
+    assert "waiting for the ranks to start and to load torch" in shown
     assert "ddp  ok in 3.2 s" in shown
     assert "\x1b[32m" in shown  # green
 
@@ -109,3 +119,107 @@ def test_no_color_is_honoured_on_a_terminal(cli):
 @pytest.mark.timeout(60)
 def test_a_reason_that_looks_like_markup_is_printed_as_it_is(cli):
     assert "nan in 1.0 s: loss at [step 3]" in on_a_terminal(cli)
+
+
+def write_steps(folder: Path, rank: int, *milliseconds: float, cut: str = "", **fields) -> None:
+    """One sample per time; `cut` is the beginning of a line that is still being written."""
+    lines = []
+    for step, one in enumerate(milliseconds, start=1):
+        sample = StepSample(step, one, 2.0 + rank, 1.0, 1e-3, 64, 0, (rank + 1) << 20)
+        lines.append(json.dumps(dataclasses.asdict(sample) | fields) + "\n")
+    (folder / f"steps.rank{rank}.jsonl").write_text("".join(lines) + cut)
+
+
+def test_a_running_run_is_read_from_the_ends_of_its_files(tmp_path):
+    write_steps(tmp_path, 0, 10.0, 20.0, 99.0, cut='{"step": 4, "millis')
+    write_steps(tmp_path, 1, 30.0, 20.0)
+    live = read_live_run(tmp_path, ranks=2, steps=9)
+    # Two steps are common. The slower rank decides: 30 and 20. Loss is the mean of 2 and 3.
+    assert live == LiveRun(2, 25.0, 128 / 0.025, 2.5, 2 << 20, False, "")
+
+
+def test_a_long_run_is_not_read_from_its_start(tmp_path):
+    write_steps(tmp_path, 0, *[1000.0] * 5000, *[10.0] * 20)
+    live = read_live_run(tmp_path, ranks=1, steps=9000)
+    assert (live.step, live.milliseconds) == (5020, 10.0)
+
+
+def test_device_memory_outranks_the_process_and_the_last_step_waits_for_records(tmp_path):
+    write_steps(tmp_path, 0, 10.0, device_peak_bytes=7 << 30, a_later_field=1)
+    live = read_live_run(tmp_path, ranks=1, steps=1)
+    assert (live.memory_bytes, live.on_device) == (7 << 30, True)
+    assert live.waits_for == "the ranks to write their records"
+
+
+def test_a_starting_run_says_what_it_waits_for(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+
+    def waits_for() -> str:
+        return read_live_run(tmp_path, ranks=3, steps=9).waits_for
+
+    assert waits_for() == "the ranks to start and to load torch"
+    (logs / "code_proof.rank1.json").touch()
+    assert waits_for() == "rank 0 and 1 more to load torch"
+    (logs / "code_proof.rank0.json").touch()
+    assert waits_for() == "rank 2 to load torch"
+    (logs / "code_proof.rank2.json").touch()
+    assert waits_for() == "the ranks to find each other and to build the model"
+    (tmp_path / "runtime.json").touch()
+    assert waits_for() == "the first step"
+
+
+def test_the_rest_of_a_sweep_is_estimated_from_the_current_run_then_from_those_that_ended():
+    remaining = RemainingTime()
+    remaining.run_started("a", steps=10, later_runs=2)
+    assert remaining.of_sweep(5.0, 0, None) is None
+    assert remaining.of_run(6.0, 4, 1000.0) == 6.0
+    # The two later runs are expected to take as long as this one promises to: 12 s.
+    assert remaining.of_sweep(6.0, 4, 1000.0) == 6.0 + 2 * 12.0
+    remaining.run_ended(20.0)
+    remaining.run_started("b", steps=10, later_runs=1)
+    assert remaining.of_run(5.0, 0, None) == 15.0
+    assert remaining.of_sweep(5.0, 0, None) == 15.0 + 20.0
+    assert remaining.of_run(50.0, 0, None) == 0.0  # late, but not negative
+    remaining.run_ended(100.0)
+    remaining.run_started("a", steps=10, later_runs=0)
+    assert remaining.of_run(0.0, 0, None) == 20.0  # as the run of the same cell
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations_are_written_for_people(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.timeout(60)
+def test_a_terminal_shows_the_numbers_of_the_current_run_and_keeps_them(cli, tmp_path):
+    write_steps(tmp_path, 0, 100.0, 100.0)
+    events = [
+        SweepStarted("s", to_run=2, done_before=0, failed_before=0),
+        RunStarted("ddp", 0, 1, 2, 4, "r1", PosixPath(tmp_path), ranks=1),
+        StepReached("ddp", 2, 4),
+        RunEnded("ddp", 0, 1, 2, "r1", "ok", "", 3.21),
+    ]
+    shown = on_a_terminal(cli, events)
+    assert "step 2/4" in shown
+    assert "0 s left" in shown
+    assert "  100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB" in shown
+    assert "[1/2] ddp  ok in 3.2 s: 100 ms per step, 640.0 tokens/s" in shown
+
+
+def test_a_log_gets_a_line_with_numbers_now_and_then(tmp_path, monkeypatch):
+    write_steps(tmp_path, 0, 100.0, 100.0)
+    stream = io.StringIO()
+    show = PlainLines(stream)
+    show(RunStarted("ddp", 0, 1, 1, 4, "r1", tmp_path, ranks=1))
+    show(StepReached("ddp", 1, 4))
+    monkeypatch.setattr("bench.cli.live_display._PLAIN_LINE_EVERY_SECONDS", 0.0)
+    show(StepReached("ddp", 2, 4))
+    assert stream.getvalue().splitlines() == [
+        "[1/1] ddp ...",
+        "[1/1] ddp  step 2 of 4, 100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB,"
+        " about 0 s left",
+    ]

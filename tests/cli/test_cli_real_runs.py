@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -53,11 +54,16 @@ def test_a_sweep_from_file_to_report(cli, fast):
     assert states["good"] in GOOD
     assert states["bad"] == "nan"
     assert "bad (repeat 0): nan: " in done.stderr
+    # The table of results comes with and without a report, the report's path is the last line.
+    for row in (rf"\W good +1 {states['good']} .*MiB", r"! bad +1 nan +- +- +- .*MiB"):
+        assert re.search(row, done.stdout), done.stdout
     assert "<svg" in Path(done.stdout.splitlines()[-1]).read_text()
 
     again = cli.run("run", path, "--only", "what=good")
     assert again.returncode == (0 if states["good"] == "ok" else 3)
     assert "(0 now, 1 before)" in again.stderr
+    assert " good " in again.stdout
+    assert " bad " not in again.stdout
     assert len(cli.runs()) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from bench.cli import main as command_line
 from bench.errors import BenchError
 from bench.store import ResultsStore
+from sweeps.settings import known_paths
+from sweeps.suggest import _WORDS_ELSEWHERE
 
 
 def refused(result: tuple[int, str, str], *words: str) -> None:
@@ -45,7 +48,45 @@ def test_a_sweep_file_that_is_wrong(in_process, tmp_path: Path, verb, text, word
 @pytest.mark.parametrize("verb", ["plan", "run"])
 def test_a_sweep_file_that_is_a_folder_or_not_there(in_process, tmp_path: Path, verb):
     refused(in_process(verb, tmp_path), "found a folder")
-    refused(in_process(verb, "none.yaml"), "none.yaml: no such file")
+    refused(in_process(verb, "none.yaml"), "none.yaml: no file of that name")
+
+
+@pytest.mark.parametrize("verb", ["plan", "run", "noise"])
+def test_a_sweep_that_nobody_has_lists_those_that_come_with_the_tool(in_process, tmp_path, verb):
+    refused(in_process(verb, "nosuch"), "nosuch", "quickstart, reducers, speed, speed_memory")
+    refused(in_process(verb, "quickstrat"), "did you mean 'quickstart'?")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "nightly.yaml").write_text("name: a\n")
+    refused(in_process(verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("learning_rate=1e-3", "did you mean 'train.lr'?"),
+        ("train.learning_rate=1e-3", "did you mean 'train.lr'?"),
+        ("batch_size=4", "did you mean 'train.global_batch' or 'train.micro_batch'?"),
+        ("lr=1e-3", "did you mean 'train.lr'?"),
+        ("world_size=4", "did you mean 'launch.ranks'?"),
+        ("engine.name=fsdp", "did you mean 'fsdp2' or 'mfsdp'?"),
+        ("engine.strategy=ZeRO-3", "did you mean 'optim_grads_params'?"),
+        ("dtypes.compute=bfloat16", "did you mean 'bf16'?"),
+    ],
+)
+def test_what_other_tools_call_it_is_understood(in_process, setting, meant):
+    refused(in_process("plan", "quickstart", "--set", setting), meant)
+
+
+def test_every_word_of_another_tool_leads_to_something_that_exists():
+    from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, TrainSpec
+    from sweeps.definition import SweepFile
+
+    known = {*known_paths(), *SweepFile.model_fields}
+    for model in (DtypeSpec, EngineSpec, LaunchSpec, TrainSpec):
+        known |= set(re.findall("'(\\w+)'", str(model.model_json_schema())))
+    for word, meant in _WORDS_ELSEWHERE.items():
+        assert set(meant) <= known, word
+        assert word not in known, word
 
 
 def test_wrong_options_of_plan(in_process):
@@ -59,7 +100,7 @@ def test_wrong_options_of_plan(in_process):
 def test_a_verb_or_option_that_does_not_exist(in_process):
     refused(in_process("pln"), "pln")
     refused(in_process("plan", "quickstart", "--jsn"), "--jsn")
-    refused(in_process("plan"), "SWEEP")
+    refused(in_process("plan"), "SWEEP", "mfsdp-bench plan --help")
     refused(in_process("schema", "sweeep"), "did you mean 'sweep'")
 
 

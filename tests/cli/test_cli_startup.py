@@ -10,7 +10,7 @@ import sys
 import pytest
 
 VERBS = ["plan", "run", "status", "show", "logs", "compare", "gate", "noise", "baseline"]
-VERBS += ["report", "nccl", "doctor", "schema"]
+VERBS += ["report", "export", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 
 LOADED_BY = """

@@ -104,6 +104,57 @@ def test_a_long_title_breaks_into_lines_instead_of_widening_its_column():
     ]
 
 
+@pytest.fixture
+def terminal_of():
+    """Tables fit into that many columns until the test ends."""
+    set_before = terminal._width_of_terminal.get()
+    yield terminal.show_on_terminal
+    terminal._width_of_terminal.set(set_before)
+
+
+WIDE = Table(
+    columns("cell", "state per rank", "tokens/s", "reason", left=1),
+    tuple(
+        Row((f"mfsdp-optim_grads_params-{name}", f"{n}26.1 MiB", f"{n},234.5", "none"))
+        for n, name in enumerate(("fp32", "bf16"), start=1)
+    ),
+)
+
+
+@pytest.mark.parametrize("width", range(20, 130, 3))
+def test_no_number_is_cut_and_no_line_is_too_long_whatever_the_terminal(terminal_of, width):
+    wide = terminal.table(WIDE)
+    terminal_of(width)
+    text = terminal.table(WIDE)
+    for row in WIDE.rows:
+        assert all(number in text for number in row.cells[1:3])
+    assert text == wide or max(map(len, text.splitlines())) <= width
+
+
+def test_texts_wrap_between_words_before_names_are_cut(terminal_of):
+    reason = "needs 8 CUDA devices and this machine shows none"
+    table = Table(columns("cell", "reason", left=2), (Row(("mfsdp-optim_grads-fp32", reason)),))
+    terminal_of(60)
+    text = terminal.table(table)
+    assert "mfsdp-optim_grads-fp32" in text
+    assert len(text.splitlines()) == 4
+    terminal_of(35)
+    assert "mfsdp-optim_gr" in terminal.table(table)
+
+
+def test_marks_are_explained_below_a_table_that_has_them():
+    rows = (Row(("a",), "bad"), Row(("b",), "unsteady"), Row(("c",)))
+    text = terminal.table(Table(columns("cell"), rows))
+    assert text.splitlines()[2:] == [
+        "! a",
+        "~ b",
+        "  c",
+        "",
+        "! failed or not met;  ~ undecided, not steady or not measured",
+    ]
+    assert ";" not in terminal.table(Table(columns("cell"), rows[2:]))
+
+
 def test_wide_characters_keep_terminal_columns_aligned():
     table = Table(columns("name", "n"), (Row(("模型", "1")), Row(("abcd", "22"))))
     first, second = terminal.table(table).splitlines()[2:]

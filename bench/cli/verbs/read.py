@@ -1,4 +1,4 @@
-"""`status`, `show`, `logs` and `report`: what a results folder holds."""
+"""`status`, `show`, `logs`, `report` and `export`: what a results folder holds."""
 
 from __future__ import annotations
 
@@ -76,3 +76,28 @@ def report(
     from bench.cli import reporting
 
     return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)
+
+
+def export(
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")
+    ] = None,
+    *,
+    to: Annotated[
+        str, typer.Option("--to", metavar="[csv|json|parquet]", help="The format of the files.")
+    ] = "csv",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where to write; RESULTS/export if left out."),
+    ] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Write runs and steps as tables for other tools.
+
+    Two files: one row per run, and one row per step of a rank. Units are in the names of columns.
+    The same frames for a notebook: reports.frames.read_frames("results").
+    """
+    from bench.cli import exporting
+
+    return exporting.export(results, sweeps or [], to, out or results / "export", as_json=json)

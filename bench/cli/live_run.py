@@ -1,0 +1,95 @@
+"""What a run that is going on has said so far, read from the ends of its files.
+
+The ranks are never asked: they write a line per step anyway, and are not disturbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from pydantic import TypeAdapter
+
+from bench.record import StepSample
+from bench.store.layout import LOGS, RUNTIME, steps_name
+
+_SAMPLE: TypeAdapter[StepSample] = TypeAdapter(StepSample)
+_TAIL_BYTES = 8192
+_RECENT_STEPS = 20
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """Numbers of the steps that all ranks have finished; None as long as there is no such step.
+
+    step: the newest of them, from 1. milliseconds: median of the last twenty, each as long as its
+    slowest rank. tokens_per_second: all ranks together. loss: mean over ranks. memory_bytes: of the
+    largest rank, its device's allocator (`device`) or the process as a whole.
+    """
+
+    step: int = 0
+    milliseconds: float | None = None
+    tokens_per_second: float | None = None
+    loss: float | None = None
+    memory_bytes: int | None = None
+    on_device: bool = False
+    waits_for: str = ""
+
+
+def read_live_run(folder: Path, ranks: int, steps: int) -> LiveRun:
+    """Look at the files of the run in `folder` once; what is missing or cut off is left out."""
+    tails = [_tail(folder / steps_name(rank)) for rank in range(ranks)]
+    common = set.intersection(*(set(tail) for tail in tails)) if tails else set()
+    if not common:
+        return LiveRun(waits_for=_start(folder, ranks))
+    newest = max(common)
+    recent = [max(tail[n].milliseconds for tail in tails) for n in sorted(common)[-_RECENT_STEPS:]]
+    last = [tail[newest] for tail in tails]
+    milliseconds = median(recent)
+    device = [one.device_peak_bytes for one in last if one.device_peak_bytes is not None]
+    tokens = sum(one.tokens for one in last)
+    return LiveRun(
+        newest,
+        milliseconds,
+        tokens / milliseconds * 1e3 if milliseconds else None,
+        sum(one.loss for one in last) / len(last),
+        max(device or [one.rss_bytes for one in last]),
+        bool(device),
+        "the ranks to write their records" if newest >= steps else "",
+    )
+
+
+def _tail(path: Path) -> dict[int, StepSample]:
+    """The last samples of one rank by step."""
+    try:
+        with path.open("rb") as stream:
+            start = max(0, stream.seek(0, 2) - _TAIL_BYTES)
+            stream.seek(start)
+            lines = stream.read().split(b"\n")
+    except OSError:
+        return {}
+    # The first line may be cut off by the start of the tail, the last one is still being written.
+    samples = [_sample(line) for line in lines[1 if start else 0 : -1]]
+    return {one.step: one for one in samples if one is not None}
+
+
+def _sample(line: bytes) -> StepSample | None:
+    try:
+        return _SAMPLE.validate_json(line)
+    except ValueError:
+        return None
+
+
+def _start(folder: Path, ranks: int) -> str:
+    """What a run without a step is waiting for, by the files that are there."""
+    if (folder / RUNTIME).exists():
+        return "the first step"
+    proven = [(folder / LOGS / f"code_proof.rank{rank}.json").exists() for rank in range(ranks)]
+    if all(proven):
+        return "the ranks to find each other and to build the model"
+    behind = [rank for rank, there in enumerate(proven) if not there]
+    if len(behind) == ranks:
+        return "the ranks to start and to load torch"
+    more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
+    return f"rank {behind[0]}{more} to load torch"

@@ -1,0 +1,134 @@
+"""A results folder as pandas frames, for notebooks and for `mfsdp-bench export`.
+
+    from reports.frames import read_frames
+    frames = read_frames("results")
+    frames.runs.groupby("cell")["step_milliseconds_median"].median()
+
+Units are in the names of columns. What was not measured is missing (NaN), never zero. Damaged runs
+are left out and named in `problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.derive.summary import summarise
+from bench.errors import UsageError
+from bench.record import RunRecord, RunSummary
+from bench.redaction import redact
+from bench.store import ResultsStore
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_STATUS = ("sweep", "cell", "arm", "repeat", "attempt", "state", "reason", "code", "code_proof")
+_TIMES = ("started_utc", "ended_utc")
+_NOT_NUMBERS = {"formula", "steady", "memory_by_category_bytes", "notes"}
+_NUMBERS = {*RunSummary.model_fields, "grad_norm"} - _NOT_NUMBERS
+_SECTIONS = ("data", "engine", "dtypes", "train", "launch", "measure")
+
+
+@dataclass(frozen=True)
+class Frames:
+    """`runs`: one row per run. `steps`: one row per step of a rank, `run_id` and `rank` first.
+
+    problems: a sentence for every run that could not be read as a whole.
+    """
+
+    runs: DataFrame
+    steps: DataFrame
+    problems: tuple[str, ...] = ()
+
+
+def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
+    """All runs of a results folder, or those of `sweeps`, as frames.
+
+    Settings are columns such as `engine.name` and `train.lr`; numbers are derived from the raw
+    samples when this is called.
+
+    Raises:
+        UsageError: not a results folder, or a sweep that it does not hold.
+    """
+    import pandas as pd
+
+    store = ResultsStore.open(results, create=False)
+    records = _chosen(store, sweeps)
+    problems = [f"{run.run_id}: {run.problem}" for run in store.damaged()]
+    problems += [f"{one.run_id}: {text}" for one in records for text in one.problems]
+    runs = pd.DataFrame([_run_row(record) for record in records])
+    steps = pd.DataFrame([row for record in records for row in _step_rows(record)])
+    for column in _TIMES:
+        if column in runs:
+            runs[column] = pd.to_datetime(runs[column], utc=True, errors="coerce")
+    for frame in (runs, steps):
+        # A column of which nothing was measured is still one of numbers.
+        numbers = [name for name in frame.columns if name in _NUMBERS or name.endswith("_bytes")]
+        frame[numbers] = frame[numbers].astype("float64")
+    return Frames(runs, steps, tuple(problems))
+
+
+def _chosen(store: ResultsStore, sweeps: Sequence[str]) -> list[RunRecord]:
+    records = list(store.records())
+    known = {one.status.sweep for one in records} | set(store.sweeps())
+    for sweep in sweeps:
+        if sweep not in known:
+            names = ", ".join(sorted(name for name in known if name)) or "none"
+            raise UsageError(f"no sweep {sweep!r} in {store.root}; it holds: {names}")
+    return [one for one in records if not sweeps or one.status.sweep in sweeps]
+
+
+def _run_row(record: RunRecord) -> dict[str, Any]:
+    status = record.status.model_dump()
+    summary = summarise(record)
+    row: dict[str, Any] = {"run_id": record.run_id}
+    row |= {name: status[name] for name in (*_STATUS, *_TIMES)}
+    row |= {name: value for name, value in summary.model_dump().items() if name not in _NOT_NUMBERS}
+    row["steady"] = None if summary.steady is None else summary.steady.stable
+    row["notes"] = "; ".join(summary.notes)
+    for name, size in sorted(summary.memory_by_category_bytes.items()):
+        row[f"memory.{name}_bytes"] = size
+    row["config_hash"] = record.resolved.config_hash
+    shape = record.resolved.shape
+    row["model"] = None if shape is None else shape.preset
+    row["parameters"] = None if shape is None else shape.parameters
+    row["strategy"] = record.resolved.strategy
+    row["tokens_per_step"] = record.resolved.tokens_per_step
+    row |= _settings(record)
+    row |= _machine(record.environment)
+    return row
+
+
+def _settings(record: RunRecord) -> dict[str, Any]:
+    document = record.resolved.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for section in _SECTIONS:
+        for name, value in document[section].items():
+            if name == "env":
+                found |= {f"env.{variable}": text for variable, text in redact(value).items()}
+            elif not isinstance(value, dict | list):
+                found[f"{section}.{name}"] = value
+    return found
+
+
+def _machine(environment: dict[str, Any]) -> dict[str, Any]:
+    git = environment.get("git")
+    commit = git.get("commit") if isinstance(git, dict) else None
+    return {"hostname": environment.get("hostname"), "git_commit": commit}
+
+
+def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:
+    status = record.status
+    for rank, samples in sorted(record.steps.items()):
+        for sample in samples:
+            yield {
+                "run_id": record.run_id,
+                "rank": rank,
+                "sweep": status.sweep,
+                "cell": status.cell,
+                "arm": status.arm,
+                "repeat": status.repeat,
+                **asdict(sample),
+            }

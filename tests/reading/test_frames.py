@@ -1,0 +1,107 @@
+"""A results folder as frames: the numbers of reports, one row per run and one per step."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import pandas as pd
+import pytest
+from recorded_runs import Recorded, record_run, resolved_run
+
+from bench.derive.summary import summarise
+from bench.errors import UsageError
+from bench.spec import LaunchSpec
+from bench.store import ResultsStore
+from reports.frames import read_frames
+
+
+def test_a_row_per_run_holds_the_numbers_of_its_summary(quickstart_root):
+    frames = read_frames(quickstart_root)
+    records = {one.run_id: one for one in ResultsStore.open(quickstart_root, False).records()}
+    assert set(frames.runs["run_id"]) == set(records)
+    for row in frames.runs.to_dict("records"):
+        summary = summarise(records[row["run_id"]])
+        for name in ("step_milliseconds_median", "tokens_per_second", "final_loss", "mfu"):
+            expected = getattr(summary, name)
+            assert row[name] == expected or (math.isnan(row[name]) and expected is None)
+        for category, size in summary.memory_by_category_bytes.items():
+            assert row[f"memory.{category}_bytes"] == size
+
+
+def test_a_row_per_step_of_a_rank_holds_the_raw_sample(store):
+    record_run(store, Recorded(resolved_run(), cell="a"))
+    record = next(iter(store.records()))
+    steps = read_frames(store.root).steps
+    assert len(steps) == 2 * 20
+    one = steps[(steps["rank"] == 1) & (steps["step"] == 7)].iloc[0]
+    sample = record.steps[1][6]
+    assert (one["milliseconds"], one["loss"], one["cell"]) == (
+        sample.milliseconds,
+        sample.loss,
+        "a",
+    )
+
+
+def test_what_was_not_measured_is_missing_and_its_column_is_one_of_numbers(store):
+    record_run(store, Recorded(resolved_run(), cell="a", state="crashed", reason="boom"))
+    frames = read_frames(store.root)
+    (row,) = frames.runs.to_dict("records")
+    assert (row["state"], row["reason"]) == ("crashed", "boom")
+    assert math.isnan(row["step_milliseconds_median"])
+    for name in ("mfu", "device_peak_bytes", "final_loss"):
+        assert frames.runs[name].dtype == "float64"
+    assert frames.steps["device_peak_bytes"].dtype == "float64"
+
+
+def test_settings_are_columns_and_secrets_are_not(store):
+    launch = LaunchSpec(ranks=2, env={"NCCL_PROTO": "LL", "HF_TOKEN": "hf_0123456789"})
+    record_run(store, Recorded(resolved_run(launch=launch), cell="a"))
+    (row,) = read_frames(store.root).runs.to_dict("records")
+    assert (row["engine.name"], row["train.steps"], row["env.NCCL_PROTO"]) == ("mfsdp", 20, "LL")
+    assert "hf_0123456789" not in str(row)
+
+
+def test_the_sweeps_that_are_asked_for(store):
+    for sweep in ("a", "b"):
+        record_run(store, Recorded(resolved_run(), cell="c", sweep=sweep))
+    assert set(read_frames(store.root, ["b"]).runs["sweep"]) == {"b"}
+    assert len(read_frames(store.root).runs) == 2
+    with pytest.raises(UsageError, match="it holds: a, b"):
+        read_frames(store.root, ["d"])
+
+
+def test_a_damaged_run_is_named_and_the_others_are_there(store):
+    for repeat in (0, 1):
+        record_run(store, Recorded(resolved_run(), cell="c", repeat=repeat))
+    broken = next(iter(store.records())).run_id
+    (store.root / "runs" / broken / "spec.json").write_text("{")
+    frames = read_frames(store.root)
+    assert len(frames.runs) == 1
+    assert any(broken in problem for problem in frames.problems)
+
+
+def test_a_notebook_groups_and_pivots_them(quickstart_root):
+    runs = read_frames(quickstart_root).runs
+    by_engine = runs.groupby("engine.name")["tokens_per_second"].median()
+    ddp = runs[runs["engine.name"] == "ddp"]["tokens_per_second"].dropna()
+    assert by_engine["ddp"] == median(ddp)
+    assert (runs["ended_utc"] >= runs["started_utc"]).all()
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_export_writes_the_same_frames(quickstart_root, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
+    from bench.cli.exporting import export
+
+    assert export(quickstart_root, [], form, tmp_path / "out", as_json=False) == 0
+    read = {"csv": pd.read_csv, "json": pd.read_json, "parquet": pd.read_parquet}[form]
+    frames = read_frames(quickstart_root)
+    for name, frame in (("runs", frames.runs), ("steps", frames.steps)):
+        back = read(tmp_path / "out" / f"{name}.{form}")
+        assert list(back.columns) == list(frame.columns)
+        numbers = frame.select_dtypes("float64").columns
+        pd.testing.assert_frame_equal(
+            back[numbers].astype("float64"), frame[numbers], rtol=1e-9, check_index_type=False
+        )

@@ -1,0 +1,36 @@
+"""What pyproject.toml promises is kept: required packages are used, and exemptions are needed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+IMPORTED_AS = {"ruamel.yaml": "ruamel"}
+
+
+def imported_packages() -> set[str]:
+    found = set()
+    for package in ("bench", "mfsdp_core", "reports", "sweeps"):
+        for source in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(source.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {name.name.partition(".")[0] for name in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_every_required_package_is_imported() -> None:
+    required = [re.split("[<>=]", one)[0] for one in PROJECT["project"]["dependencies"]]
+    unused = {IMPORTED_AS.get(name, name) for name in required} - imported_packages()
+    assert not unused
+
+
+def test_no_contract_ignores_exemptions_that_nothing_needs() -> None:
+    """import-linter fails on an exemption without a match unless told otherwise."""
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    assert not [one["id"] for one in contracts if "unmatched_ignore_imports_alerting" in one]
