@@ -15,6 +15,7 @@ from bench.spec import LaunchSpec
 
 _STACK_SECONDS = 0.5
 _RANKS_SHOWN = 8
+_STUCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,13 @@ class Watch:
             return Ending("crashed", "the folder of the run was removed while it was going on")
         if now - self._start_seconds > self._launch.timeout_seconds:
             limit = self._launch.timeout_seconds
+            silent_seconds = now - self._heartbeat.last_growth_seconds
             return Ending(
                 "timeout",
                 f"not finished within launch.timeout_seconds = {limit:g} {self._progress()};"
                 f" {self._circumstances(self._job.symptoms(), now)}",
-                self._heartbeat.rank_behind(),
+                # Ranks that still step are a step apart by chance.
+                self._heartbeat.rank_behind() if silent_seconds > _STUCK_SECONDS else None,
             )
         allowed = self._launch.hang_seconds
         if not self._heartbeat.started:
