@@ -24,11 +24,15 @@ from bench.validate.weight_spy import WeightSpy
 
 @dataclass(frozen=True)
 class RawStep:
-    """Gradients and losses by [rank][microbatch]; names of the weights that each rank reads."""
+    """Gradients and losses by [rank][microbatch]; names of the weights that each rank reads.
+
+    used: names of the parameters that a backward pass of any rank has reached.
+    """
 
     gradients: list[list[Named]]
     losses: list[list[float]]
     read: list[frozenset[str]]
+    used: frozenset[str]
 
     def contributions(self, name: str) -> list[list[Tensor]]:
         """Of one parameter, by [rank][microbatch], as autograd left them."""
@@ -77,22 +81,25 @@ class Reference:
         read: list[frozenset[str]] = []
         gradients: list[list[Named]] = []
         losses: list[list[float]] = []
+        used: set[str] = set()
         for rank in range(self.case.data_ranks):
             self._spy.begin(0)
             made = [self._microbatch(rank, index, step) for index in range(microbatches)]
-            gradients.append([gradient for gradient, _ in made])
-            losses.append([loss for _, loss in made])
+            gradients.append([gradient for gradient, _, _ in made])
+            losses.append([loss for _, loss, _ in made])
+            used.update(*(reached for _, _, reached in made))
             read.append(frozenset(self._spy.seen))
-        return RawStep(gradients, losses, read)
+        return RawStep(gradients, losses, read, frozenset(used))
 
-    def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float]:
+    def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float, set[str]]:
         def loss() -> Tensor:
             with self._computing():
                 value: Tensor = self._model(*microbatch(rank, index, step, self._device))
             return value
 
         gradients, value = gradient(self._model, loss)
-        return gradients, float(value)
+        reached = {n for n, p in self._model.named_parameters() if p.grad is not None}
+        return gradients, float(value), reached
 
     def _computing(self) -> AbstractContextManager[object]:
         if not self._autocasts:

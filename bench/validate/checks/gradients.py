@@ -19,10 +19,16 @@ from bench.validate.reference import clip_coefficient, norm_of
 from bench.verdict import CheckVerdict, Finding
 
 _NORM_SLACK = 10
+#: Engines that promise no gradient, rather than zeros, for a parameter that no rank used.
+_LEAVE_UNUSED_ALONE = ("mfsdp",)
 
 
 def gradients(evidence: CaseEvidence) -> CheckVerdict:
-    """Every parameter, step and rank against the mean over ranks of the sum over microbatches."""
+    """Every parameter, step and rank against the mean over ranks of the sum over microbatches.
+
+    A parameter that no rank used has no gradient, as in plain torch: momentum and weight decay
+    would move it with zeros. Engines that promise less may hand out zeros.
+    """
     check = "gradients"
     if evidence.seen[0].refusal and evidence.case.scenario == "again":
         return passed(check, f"the further pass was refused: {evidence.seen[0].refusal[:100]}")
@@ -31,6 +37,9 @@ def gradients(evidence: CaseEvidence) -> CheckVerdict:
         for name in evidence.trainable:
             expected, slack = evidence.expected_gradient(name, step)
             pieces = evidence.gradient_pieces(name, step)
+            unused = _unused(evidence, name, step)
+            if unused is not None:
+                return unused
             for rank in evidence.ranks:
                 excess = _excess(evidence, name, pieces, rank, (expected, slack))
                 if excess > 1 or excess != excess:  # noqa: PLR0124 - NaN
@@ -40,6 +49,29 @@ def gradients(evidence: CaseEvidence) -> CheckVerdict:
     if _rounds(evidence):
         rule = "rounding bound of the dtype policy"
     return passed(check, f"largest difference {worst:.2g} of the {rule}")
+
+
+def _unused(evidence: CaseEvidence, name: str, step: int) -> CheckVerdict | None:
+    """What is wrong where an engine that promises so has a gradient although nobody used `name`.
+
+    The other way round as well: what was used has one, be it of zeros.
+    """
+    if evidence.case.engine not in _LEAVE_UNUSED_ALONE:
+        return None
+    is_used = name in evidence.raw(step).used
+    for rank, piece in enumerate(evidence.gradient_pieces(name, step)):
+        if (piece is not None) == is_used:
+            continue
+        finding = at(
+            step,
+            parameter=name,
+            rank=rank,
+            expected="a gradient: a rank used it" if is_used else "no gradient: no rank used it",
+            found="none" if piece is None else f"a gradient, {numbers(piece.rows)}",
+            evidence=evidence.wire_lines(step, name, rank),
+        )
+        return failed("gradients", finding)
+    return None
 
 
 def _rounds(evidence: CaseEvidence) -> bool:
@@ -61,7 +93,7 @@ def _excess(
     piece = pieces[rank]
     size = float(expected.norm())
     if piece is None:
-        # Nobody used it: None and zero are both a gradient that is not there.
+        # For engines that promise neither, None and zero are both a gradient that is not there.
         return 0.0 if size == 0 else float("inf")
     rows, allowed = _rows(evidence, name, pieces, rank, expected), None
     if rows is None:

@@ -18,7 +18,10 @@ _STATE_SCALAR_BYTES = 4
 
 
 def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
-    """The engine's ledger after each step against the table of the strategies, to the byte."""
+    """The engine's ledger after each step against the table of the strategies, to the byte.
+
+    The optimizer has a state of what it was handed a gradient of, in this step or an earlier one.
+    """
     check = "memory at rest"
     if not evidence.updated_steps:
         return None
@@ -35,9 +38,12 @@ def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
         for rank, one in enumerate(evidence.seen):
             held = dict(one.steps[step].held_bytes or {})
             state = held.pop("optimizer_state", 0)
-            rows = [
-                p.rows for name, p in one.steps[step].weights.items() if name in evidence.trainable
+            stepped = [
+                name
+                for name in evidence.trainable
+                if any(s.gradients.get(name) is not None for s in one.steps[: step + 1])
             ]
+            rows = [one.steps[step].weights[name].rows for name in stepped]
             wanted_state = sum(2 * row.nbytes + _STATE_SCALAR_BYTES for row in rows)
             for what, found, expected in (
                 ("weights, gradients and communication", sum(held.values()), buffers),
