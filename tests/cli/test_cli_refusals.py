@@ -79,9 +79,10 @@ def test_what_other_tools_call_it_is_understood(in_process, setting, meant):
 
 def test_every_word_of_another_tool_leads_to_something_that_exists():
     from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, TrainSpec
+    from bench.spec.engine_lookup import engine_names
     from sweeps.definition import SweepFile
 
-    known = {*known_paths(), *SweepFile.model_fields}
+    known = {*known_paths(), *SweepFile.model_fields, *engine_names()}
     for model in (DtypeSpec, EngineSpec, LaunchSpec, TrainSpec):
         known |= set(re.findall("'(\\w+)'", str(model.model_json_schema())))
     for word, meant in _WORDS_ELSEWHERE.items():
@@ -131,7 +132,7 @@ def test_run_does_not_write_into_a_folder_of_something_else(in_process, tmp_path
 
 def test_names_that_mean_nothing_in_a_results_folder(in_process, tmp_path: Path):
     ResultsStore.open(tmp_path / "results", create=True)
-    refused(in_process("status", "nothing"), "no plan of sweep 'nothing'")
+    refused(in_process("status", "nothing"), "no sweep 'nothing'", "known sweeps: none")
     refused(in_process("status", "../.."), "cannot be a folder name")
     refused(in_process("show", "nothing"), "no run")
     refused(in_process("logs", "nothing"), "no run")

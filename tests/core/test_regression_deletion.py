@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,8 +30,6 @@ def live_tensor_bytes() -> int:
 
 def freed_by_deletion(strategy: str) -> tuple[int, int, int, bool]:
     """In a rank: bytes beyond those of the start (at rest, after `del`), ledger, model alive."""
-    # torch keeps some of what an earlier test left until the next model runs.
-    shard("frozen", strategy, 2).run_cycle(1)
     start = live_tensor_bytes()
     policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.bfloat16)
     toy = shard("frozen", strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
@@ -45,11 +44,19 @@ def freed_by_deletion(strategy: str) -> tuple[int, int, int, bool]:
     return at_rest, live_tensor_bytes() - start, held, model() is not None
 
 
+@pytest.fixture(scope="module")
+def fresh_ranks() -> Iterator[RankPool]:
+    """Ranks in which nothing else has run: what earlier tests left behind would be freed here."""
+    pool = RankPool()
+    yield pool
+    pool.close()
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_r20_deleting_the_model_frees_all_that_the_ledger_has_booked(
-    ranks: RankPool, strategy: str
+    fresh_ranks: RankPool, strategy: str
 ) -> None:
-    for at_rest, after, held, alive in ranks.run(freed_by_deletion, strategy):
+    for at_rest, after, held, alive in fresh_ranks.run(freed_by_deletion, strategy):
         assert at_rest == held
         assert after == 0
         assert not alive

@@ -113,13 +113,13 @@ def test_packages_of_an_arm_are_in_the_proof_and_must_stay_what_they_were(
 
 def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> None:
     checkout = copy_of_this_checkout(tmp_path / "copy")
-    spec = checkout / "bench" / "spec.py"
+    spec = checkout / "bench" / "spec" / "run.py"
     lines = spec.read_text().splitlines(keepends=True)
-    spec.write_text("".join(line for line in lines if "double_buffer" not in line))
+    spec.write_text("".join(line for line in lines if "master_weights:" not in line))
     record = run_in(tmp_path, arm_of(tmp_path, checkout=checkout))
     assert record.status.state in {"ok", "unstable"}, record.status.reason
     assert record.status.code_proof == "proven"
-    assert record.resolved.engine.setting("double_buffer") is False
+    assert record.resolved.train.master_weights is False
 
 
 def command_line(results: Path, sweep: Path, arms: list[str], *more: str) -> list[str]:
