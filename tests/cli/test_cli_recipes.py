@@ -19,7 +19,8 @@ RECIPES = ROOT / "docs" / "recipes"
 PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports", "docs", "pyproject.toml")
 
 # `mfsdp-bench` with runs that cost nothing: 10 ms per step, equal losses.
-COMMAND = """#!{python}
+COMMAND = """#!/bin/sh
+"exec" "{python}" "$0" "$@"
 import sys
 sys.path.insert(0, {root!r})
 from bench.cli import arm_preparation
