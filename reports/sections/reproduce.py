@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Any
 
 from bench.record import RunRecord
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Code, Facts, Paragraph, Section
-from reports.views.machine import describe_code, describe_hardware, describe_software, distinct
+from reports.views.machine import (
+    describe_code,
+    describe_hardware,
+    describe_software,
+    distinct,
+    entries,
+)
 
 _MOST_COMMANDS = 5
 
@@ -34,7 +39,7 @@ def reproduce(findings: Findings) -> Section | None:
         ("CPU affinity", distinct(map(_affinity, records))),
     ]
     blocks: list[Block] = [Facts(tuple(facts))]
-    if any(record.environment.get("git", {}).get("dirty") for record in records):
+    if any(entries(record.environment, "git").get("dirty") for record in records):
         text = "Files were changed on top of the commit: the commit alone does not repeat this."
         blocks.append(Paragraph(text, tone="warning"))
     blocks.append(Code("\n".join(_commands(records))))
@@ -48,7 +53,7 @@ def _commands(records: Iterable[RunRecord]) -> list[str]:
         argv = [str(word) for word in record.environment.get("argv") or ()]
         if argv:
             command = [PurePath(argv[0]).name, *argv[1:]]
-            variables = _mapping(record, "variables")
+            variables = entries(record.environment, "variables")
             settings = [f"{name}={shlex.quote(str(value))}" for name, value in variables.items()]
             known[" ".join([*settings, shlex.join(command)])] = None
     lines = list(known) or ["(the command was not recorded)"]
@@ -70,8 +75,3 @@ def _affinity(record: RunRecord) -> str:
     if len(allowed) == cores:
         return f"all {cores} cores"
     return f"cores {', '.join(map(str, allowed))} of {cores}"
-
-
-def _mapping(record: RunRecord, key: str) -> Mapping[str, Any]:
-    found = record.environment.get(key)
-    return found if isinstance(found, Mapping) else {}

@@ -25,7 +25,7 @@ def describe_hardware(record: RunRecord) -> str:
 
 def describe_code(record: RunRecord) -> str:
     """Commit, and whether files were changed on top of it: `1a2b3c4d5e6f (with local changes)`."""
-    git = _mapping(record.environment, "git")
+    git = entries(record.environment, "git")
     commit = git.get("commit")
     if not commit:
         return UNKNOWN
@@ -34,7 +34,7 @@ def describe_code(record: RunRecord) -> str:
 
 def describe_software(record: RunRecord) -> str:
     """Python, torch and, on GPUs, CUDA and NCCL as the ranks had loaded them."""
-    runtime = _mapping(record.environment, "runtime")
+    runtime = entries(record.environment, "runtime")
     names = {"python": "Python", "torch": "torch", "cuda": "CUDA", "nccl": "NCCL"}
     parts = [f"{title} {runtime[key]}" for key, title in names.items() if runtime.get(key)]
     return printable(", ".join(parts)) or UNKNOWN
@@ -71,6 +71,7 @@ def distinct(texts: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(texts)) or UNKNOWN
 
 
-def _mapping(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def entries(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What stands under `key`; empty where it is missing or no mapping."""
     value = environment.get(key)
     return value if isinstance(value, Mapping) else {}
