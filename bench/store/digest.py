@@ -22,6 +22,7 @@ _RAW = (
     layout.RUNTIME,
     layout.MEMORY,
     layout.CHECKPOINTS,
+    layout.COUNTS,
     layout.STEPS_GLOB,
     layout.FAILURE_GLOB,
     f"{layout.NCCL}/*",

@@ -8,6 +8,7 @@ results/
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     checkpoints.json     time and bytes of checkpoints, of runs that save them
+    counts.json          what one step did, of runs that count it
     steps.rank<N>.jsonl  one line per step, appended by rank N alone
     logs/                agent.log, agent.json, rank<N>.log,
                          expected_code.json, code_proof.rank<N>.json
@@ -45,6 +46,7 @@ ENVIRONMENT = "env.json"
 RUNTIME = "runtime.json"
 MEMORY = "memory.json"
 CHECKPOINTS = "checkpoints.json"
+COUNTS = "counts.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
 from reports.comparisons.parity import losses, tolerance_for
@@ -38,7 +39,7 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time.
+    finished runs without a time. counts: what a step of one of the runs did, None if none counted.
     """
 
     name: str
@@ -54,6 +55,7 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
+    counts: StepCounts | None = None
 
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
@@ -97,6 +99,7 @@ def cell_samples(
         loss_bound=tolerance_for(record.resolved).bound,
         interleaved=interleaved,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
+        counts=next((c for run in counted if (c := step_counts(run.record))), None),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import STEP_TIME, THROUGHPUT, Metric, Rule
+from bench.derive.metrics import STEP_TIME, Metric, Rule
 from reports.gates.cell_samples import CellSamples, shared_metric
+from reports.gates.count_gate import judge_count, unused
 from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values
 from reports.gates.loss_gate import judge_loss
 from reports.gates.noise import NoiseCalibration
@@ -72,6 +73,12 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
     for metric, rule in policy.active():
         if metric.judge == "interval":
             judgements += _intervals(sides.pairs, metric, rule, policy.alpha, calibrations)
+        elif metric.judge == "count":
+            judgements += [
+                judge_count(pair, metric, rule, policy.allowed)
+                for pair in sides.pairs
+                if rule.named or pair.base.counts or pair.head.counts
+            ]
         elif metric.judge == "curve":
             judgements += [_loss(pair, metric, rule) for pair in sides.pairs]
         else:
@@ -83,7 +90,7 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
         policy=policy,
         judgements=tuple(_passed_over(judgements, policy)),
         calibration=calibration,
-        notes=sides.notes,
+        notes=(*sides.notes, *unused(policy.allowed, sides.pairs)),
     )
 
 
@@ -131,8 +138,7 @@ def _intervals(
 
 def _case(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
     calibration = calibrations(pair.head.hardware)
-    is_speed = metric in (STEP_TIME, THROUGHPUT)  # of which alone the noise is known
-    floor = calibration.floor(pair.head.config_hash) if calibration and is_speed else 0.0
+    floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
     asked = max(rule.tolerance or 0.0, metric.least_tolerance)
     return Case(
         cell=pair.label,
