@@ -13,6 +13,7 @@ from statistics import median
 
 from bench.derive.counts import totals
 from bench.derive.flops import flops_per_global_batch, formula
+from bench.derive.gathers import broken_promise
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
 from bench.derive.steady import DROPPED_STEPS, steady_window
 from bench.derive.timeline import ledger_peak
@@ -50,6 +51,9 @@ def summarise(record: RunRecord) -> RunSummary:
     if record.resolved.shape is None:
         notes.append("no TFLOP/s: nothing is known about a model of the user's own")
     mfu = _mfu(record, tflops, notes)
+    broken = broken_promise(record)
+    if broken is not None:
+        notes.append(broken)
     ledger = ledger_peak(record.memory)
     cpu = _cpu_milliseconds(window)
     return RunSummary(

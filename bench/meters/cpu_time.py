@@ -55,4 +55,4 @@ def spent(
     """What was spent between two readings, by role."""
     if before is None or after is None:
         return None
-    return {role: max(0.0, now - before.get(role, 0.0)) for role, now in after.items()}
+    return {role: round(max(0.0, now - before.get(role, 0.0)), 3) for role, now in after.items()}

@@ -109,6 +109,8 @@ def _other_row(one: Judgement) -> Row:
         change, tolerance = f"{one.head - one.base:+,.0f}", "none"
     else:
         change, tolerance = quantity.change(one.change, 2), tolerance_text(one)
+        if one.interval is not None:
+            change = f"{change} ({interval_text(one.interval)})"
     texts = (
         one.cell,
         metric_text(one),
