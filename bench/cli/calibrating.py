@@ -90,6 +90,14 @@ def _show(found: list[NoiseCalibration], *, as_json: bool) -> None:
             )
             for cell in one.cells
         ]
-        head = ("cell", "metric", "blocks", "A/A change", "95 % interval", "spread of a block", "floor")
+        head = (
+            "cell",
+            "metric",
+            "blocks",
+            "A/A change",
+            "95 % interval",
+            "spread of a block",
+            "floor",
+        )
         console.data(f"{one.hardware.describe()}: {one.describe(now)}\n")
         console.data(console.columns(head, rows, left=2))

@@ -28,7 +28,7 @@ class CpuMeter:
         Roles: main, autograd, transport (gloo, NCCL), other. A thread that has ended is gone.
         """
         try:
-            threads = os.listdir(_TASKS)
+            threads = [task.name for task in _TASKS.iterdir()]
         except OSError:
             return None
         found: dict[str, float] = {}
