@@ -11,6 +11,7 @@ from bench.cli import console, exit_codes, running
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.budgeting import BlockBudget
 from bench.cli.planning import Request, find_sweep_file, requested_plan, sweep_file
+from bench.cli.policies import read_policy
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
@@ -27,8 +28,7 @@ from reports.gates.pairing import (
     sides_of_sweeps,
     two_arms,
 )
-from reports.gates.policy import Policy, parse_policy
-from sweeps.document import read_document as read_yaml
+from reports.gates.policy import Policy
 from sweeps.plan import Plan
 from sweeps.suggest import did_you_mean
 
@@ -95,18 +95,6 @@ def gate_code(result: GateResult, *, strict: bool) -> int:
     if strict and result.undecided:
         codes.append(exit_codes.INCONCLUSIVE)
     return exit_codes.worst(codes)
-
-
-def read_policy(path: Path | None) -> Policy:
-    """The policy of a file, or the default one.
-
-    Raises:
-        UsageError: the file cannot be read, or is wrong; with lines.
-    """
-    if path is None:
-        return Policy()
-    document = read_yaml(path)
-    return parse_policy(document.data, document.line, document.source)
 
 
 def sweep_id(store: ResultsStore, named: str, arms: tuple[str, ...]) -> str:

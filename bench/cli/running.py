@@ -79,7 +79,7 @@ def run_sweep(request: Request, options: Options) -> int:
     if options.budget_seconds is None:
         outcome = run_planned(plans, sides, store, options)
     else:
-        from bench.cli.gating import read_policy
+        from bench.cli.policies import read_policy
 
         policy = read_policy(options.policy)
         plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
