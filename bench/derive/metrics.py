@@ -195,6 +195,9 @@ COUNTS: tuple[Metric, ...] = tuple(
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
 
+UNASKED: tuple[Metric, ...] = (CPU_TIME, *COUNTS)
+"""Judged where they were measured; where they were not, only a policy that names them asks."""
+
 METRICS: list[Metric] = [
     STEP_TIME,
     STEP_TIME_P90,

@@ -112,6 +112,11 @@ class OperationCounter(TorchDispatchMode):
             for key, found in sorted(self._amounts.items())
         ]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the method below, and loads its compiler for that within the step.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count one operation; what a tensor subclass does with it comes back as its own."""
         if any(_dispatches(one) for one in types):

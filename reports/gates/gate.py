@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import STEP_TIME, Metric, Rule
+from bench.derive.metrics import STEP_TIME, UNASKED, Metric, Rule
 from reports.gates.cell_samples import CellSamples, shared_metric
 from reports.gates.count_gate import judge_count, unused
 from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values
@@ -71,18 +71,15 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
     calibration = calibrations(sides.pairs[0].head.hardware) if sides.pairs else None
     judgements: list[Judgement] = []
     for metric, rule in policy.active():
+        pairs = [pair for pair in sides.pairs if rule.named or _is_asked(metric, pair)]
         if metric.judge == "interval":
-            judgements += _intervals(sides.pairs, metric, rule, policy.alpha, calibrations)
+            judgements += _intervals(pairs, metric, rule, policy.alpha, calibrations)
         elif metric.judge == "count":
-            judgements += [
-                judge_count(pair, metric, rule, policy.allowed)
-                for pair in sides.pairs
-                if rule.named or pair.base.counts or pair.head.counts
-            ]
+            judgements += [judge_count(pair, metric, rule, policy.allowed) for pair in pairs]
         elif metric.judge == "curve":
-            judgements += [_loss(pair, metric, rule) for pair in sides.pairs]
+            judgements += [_loss(pair, metric, rule) for pair in pairs]
         else:
-            judgements += [_ratio(pair, metric, rule) for pair in sides.pairs]
+            judgements += [_ratio(pair, metric, rule) for pair in pairs]
     order = {pair.label: index for index, pair in enumerate(sides.pairs)}
     judgements.sort(key=lambda judgement: order[judgement.cell])
     return GateResult(
@@ -92,6 +89,10 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
         calibration=calibration,
         notes=(*sides.notes, *unused(policy.allowed, sides.pairs)),
     )
+
+
+def _is_asked(metric: Metric, pair: Pair) -> bool:
+    return metric not in UNASKED or bool(pair.base.of(metric) or pair.head.of(metric))
 
 
 def incomparable(base: CellSamples, head: CellSamples) -> str:
@@ -125,7 +126,7 @@ def _intervals(
 ) -> list[Judgement]:
     cases, without = [], []
     for pair in pairs:
-        case = _case(pair, metric, rule, calibrations)
+        case = case_of(pair, metric, rule, calibrations)
         usable = case.blocks if case.paired else case.base and case.head
         if usable:
             cases.append(case)
@@ -136,7 +137,8 @@ def _intervals(
     return judge_intervals(cases, metric, rule, alpha) + without
 
 
-def _case(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
+def case_of(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
+    """One metric of `pair` as it is to be judged: its numbers, and the tolerance that counts."""
     calibration = calibrations(pair.head.hardware)
     floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
     asked = max(rule.tolerance or 0.0, metric.least_tolerance)
@@ -148,6 +150,8 @@ def _case(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) ->
         tolerance=max(asked, floor),
         floor=floor > asked,
         tokens_ratio=pair.head.tokens_per_step / pair.base.tokens_per_step,
+        sequential=pair.sequential and pair.paired,
+        starts=pair.base.starts,
     )
 
 

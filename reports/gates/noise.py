@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -47,7 +47,7 @@ class CellNoise:
     """A/A of one cell; everything relative (0.01 is 1 %).
 
     change: apparent change of `metric`. low, high: its 95 % interval. spread: standard deviation
-    of one block's change.
+    of one block's change. block_seconds: what a block took, None where it was not kept.
     """
 
     cell: str
@@ -57,6 +57,7 @@ class CellNoise:
     low: _Relative
     high: _Relative
     spread: _Relative
+    block_seconds: float | None = None
     metric: str = STEP_TIME.name
 
     @property
@@ -210,8 +211,16 @@ def _calibrated(
         low=math.exp(estimate.interval[0]) - 1,
         high=math.exp(estimate.interval[1]) - 1,
         spread=stdev(differences),
+        block_seconds=_block_seconds(one, other),
         metric=metric.name,
     )
+
+
+def _block_seconds(one: CellSamples, other: CellSamples) -> float | None:
+    both = set(one.timing) & set(other.timing)
+    if not both:
+        return None
+    return fmean(one.timing[b].wall_seconds + other.timing[b].wall_seconds for b in both)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
