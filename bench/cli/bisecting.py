@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench.cli import console, exit_codes, gating, running
+from bench.cli import console, exit_codes, running
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.planning import Request, RequestedPlan, requested_plan
+from bench.cli.policies import read_policy
 from bench.derive.metrics import Metric, judged_metrics
 from bench.errors import BenchError, NothingMeasuredError, UsageError
 from bench.launch.arm.history import Commit, first_parents, merged
@@ -124,7 +125,7 @@ class _Looker:
         self._results = results
         self._good = ""
         self._verdict = ""
-        policy = gating.read_policy(asked.policy)
+        policy = read_policy(asked.policy)
         rules = {name: replace(rule, gate="off") for name, rule in policy.rules.items()}
         rules[metric.name] = replace(policy.rules[metric.name], gate="required", named=True)
         self._policy = replace(policy, rules=rules)

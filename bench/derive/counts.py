@@ -73,7 +73,9 @@ class Rates(BaseModel):
     seconds_per_call: float
 
     def milliseconds(self, row: CountRow) -> float:
-        """About how long `row` takes on one thread, if nothing hides it."""
+        """About how long `row` takes on one thread, if nothing hides it; 0 for waits: who knows."""
+        if row.kind == "wait":
+            return 0.0
         if row.kind == "python_call":
             return row.count * self.seconds_per_call * 1e3
         rate = self.copied_bytes_per_second

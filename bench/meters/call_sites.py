@@ -7,6 +7,7 @@ engine under test (`EngineRow.torch_code`).
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ class CallSites:
         """torch_code: patterns below the folder that holds torch, as in a row of engines."""
         self._patterns = tuple(pattern.removeprefix("torch/") for pattern in torch_code)
         self._known: dict[CodeType, str | None] = {}
+        # The code of an arm may lie in any folder that is imported from.
+        folders = {_CHECKOUT, *_PACKAGES, *(one.rstrip("/") for one in sys.path)} - {"", *_LIBRARY}
+        self._folders = sorted(folders, key=len, reverse=True)
 
     def of_code(self, code: CodeType) -> str | None:
         """The name of a function; None for one that is passed over."""
@@ -57,7 +61,7 @@ class CallSites:
             below = Path(file).relative_to(_TORCH)
             ours = any(_matches(below, pattern) for pattern in self._patterns)
             return f"torch/{below.as_posix()}:{name}" if ours else None
-        for folder in (_CHECKOUT, *_PACKAGES):
+        for folder in self._folders:
             if file.startswith(f"{folder}/"):
                 below = Path(file).relative_to(folder)
                 if below.parts[0].startswith("."):  # an environment inside of the checkout

@@ -18,6 +18,8 @@ from bench.validate.mutation import copy_of_core
 
 HERE = Path(__file__).parent
 UNCHANGED = "unchanged"
+_MOST_TELLING = ("collectives", "collective_bytes", "copies", "allocations", "waits")
+_MOST_TELLING += ("exposed_waits", "operations", "python_calls")
 _ARMS_PER_SWEEP = 7
 """Beside the base: a sweep may have eight."""
 
@@ -75,7 +77,8 @@ def main(arguments: list[str]) -> int:
     print("| slow-down | found by | first reason |\n|---|---|---|")
     for name, result in gated(Path(arguments[0]), names).items():
         reasons = found_by(result)
-        first = next((reason.partition(";")[0] for reason in reasons.values() if reason), "-")
+        telling = [reasons[metric] for metric in _MOST_TELLING if metric in reasons]
+        first = (telling or ["-"])[0].partition(";")[0]
         print(f"| {titles[name]} | {', '.join(reasons) or '-'} | {first} |")
     return 0
 

@@ -170,9 +170,9 @@ def calibrate(
             short.append(f"{one.name} has {len(blocks)}")
             continue
         cells += [
-            _calibrated(one, other, metric, found)
+            _calibrated(one, other, metric, both)
             for metric in _CALIBRATED
-            if len(found := sorted(set(one.of(metric)) & set(other.of(metric)))) >= FEWEST_BLOCKS
+            if len(both := sorted(set(one.of(metric)) & set(other.of(metric)))) >= FEWEST_BLOCKS
         ]
     if not cells:
         found = "; ".join(short) or "no cell was measured"
