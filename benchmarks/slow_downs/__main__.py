@@ -18,7 +18,13 @@ from bench.validate.mutation import copy_of_core
 
 HERE = Path(__file__).parent
 UNCHANGED = "unchanged"
-_MOST_TELLING = ("collectives", "collective_bytes", "copies", "allocations", "waits")
+_MOST_TELLING: tuple[str, ...] = (
+    "collectives",
+    "collective_bytes",
+    "copies",
+    "allocations",
+    "waits",
+)
 _MOST_TELLING += ("exposed_waits", "operations", "python_calls")
 _ARMS_PER_SWEEP = 7
 """Beside the base: a sweep may have eight."""
