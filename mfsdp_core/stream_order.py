@@ -172,7 +172,8 @@ class _Operations(TorchDispatchMode):
         aliases = [one.alias_info for one in schema.returns if one.alias_info is not None]
         if not all(alias.is_write for alias in aliases):
             return  # a view
-        reads, writes = [], []
+        reads: list[Span] = []
+        writes: list[Span] = []
         for index, argument in enumerate(schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write

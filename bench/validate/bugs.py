@@ -17,7 +17,6 @@ from pathlib import Path
 from bench.errors import UsageError
 
 PATCHES = Path(__file__).parent / "patches"
-_GPU_RACE = "a race between CUDA streams: needs a GPU"
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,6 @@ class Bug:
     title: str
     patch: Path | None = None
     without_patch: str = ""
-
-
-#: Historical bugs that no change of the source brings back on a CPU.
-_WITHOUT_PATCH = (
-    Bug(
-        "R16",
-        "buffers are freed before the stream that reads them has passed",
-        without_patch=_GPU_RACE,
-    ),
-    Bug(
-        "R17",
-        "a fused weight gradient overwrites a pooled bucket that is still being reduced",
-        without_patch=_GPU_RACE,
-    ),
-)
 
 
 def bug_of(patch: Path) -> Bug:
@@ -69,6 +53,6 @@ def _in(folder: str) -> list[Bug]:
 
 
 #: The historical bugs, in the order of their numbers.
-BUGS: tuple[Bug, ...] = tuple(sorted([*_in("historical"), *_WITHOUT_PATCH], key=_number))
+BUGS: tuple[Bug, ...] = tuple(sorted(_in("historical"), key=_number))
 BUG_BY_ID: dict[str, Bug] = {bug.id: bug for bug in BUGS}
 UNLISTED: tuple[Bug, ...] = tuple(_in("unlisted"))

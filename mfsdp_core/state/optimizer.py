@@ -65,8 +65,11 @@ def _step_method(
     base = LocalStep(optimizer, optimizer.step)
 
     def finish(*, wanted: bool) -> None:
-        for owner in _alive(owners) if wanted else ():
-            owner.finish_grad_sync()
+        for owner in _alive(owners):
+            # A gather ahead of need reads the weights that the step is about to write.
+            owner.synchronize_param_gather()
+            if wanted:
+                owner.finish_grad_sync()
 
     def install(*, wanted: bool = True) -> None:
         for owner in _alive(owners) if wanted else ():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from bench.validate.bugs import UNLISTED
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.stream_order import COMPUTE, Span, StreamOrder
+from mutants import is_noticed_by
 
 RANKS = 4
 #: Waited for when a rank has something to learn from it, and else before the next one.
@@ -69,7 +72,7 @@ class FusedBlock(nn.Module):
         return FusedLinear.apply(x, self.weight)
 
 
-def sharded(block=Block, blocks=5, *, hybrid="", policy=None, **options):
+def sharded(block=Block, blocks=5, *, hybrid="", policy=None, dtype=torch.float32, **options):
     options.setdefault("zero_dp_strategy", 3)
     if hybrid:
         mesh = init_device_mesh("cpu", (2, RANKS // 2), mesh_dim_names=("outer", "inner"))
@@ -77,21 +80,22 @@ def sharded(block=Block, blocks=5, *, hybrid="", policy=None, **options):
         options["hybrid_fsdp_group"] = dist.group.WORLD
         options["outer_dp_sharding_strategy"] = hybrid
     return fully_shard_model(
-        nn.Sequential(*(block() for _ in range(blocks))),
+        nn.Sequential(*(block() for _ in range(blocks))).to(dtype),
         fsdp_unit_modules=[block],
         mixed_precision_policy=policy or MixedPrecisionPolicy(),
         **options,
     )
 
 
-def recorded(model, *, steps=2, microbatches=2) -> StreamOrder:
-    """The order of training steps, the first of which shows the recorder which units follow."""
+def recorded(model, *, dtype=torch.float32, steps=2, microbatches=2) -> StreamOrder:
+    """The order of training steps; before each update, weights are gathered ahead as well."""
     optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))
     with model.streams.recording() as order:
         for _ in range(steps):
             for index in range(microbatches):
                 with model.sync() if index == microbatches - 1 else model.no_sync():
-                    model(torch.ones(2, 8)).sum().backward()
+                    model(torch.ones(2, 8, dtype=dtype)).sum().backward()
+            model.start_param_sync()
             optimizer.step()
             optimizer.zero_grad()
     return order
@@ -116,6 +120,10 @@ def test_training_has_no_race_under_any_strategy_and_allocator(strategy, memory)
     [
         {"hybrid": "no_shard"},
         {"hybrid": "optim", "policy": BF16, "allocator": "fixed_pool"},
+        {"zero_dp_strategy": "no_shard"},
+        {"zero_dp_strategy": "optim"},
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.bfloat16, "zero_dp_strategy": "optim_grads", "allocator": "max_pool"},
         {"transport": "point_to_point"},
         {"transport": "point_to_point", "zero_dp_strategy": "no_shard"},
         {"overlap_param_gather": False},
@@ -127,7 +135,7 @@ def test_training_has_no_race_under_any_strategy_and_allocator(strategy, memory)
     ids=str,
 )
 def test_training_has_no_race_in_other_schedules(options):
-    order = recorded(sharded(**options))
+    order = recorded(sharded(**options), dtype=options.get("dtype", torch.float32))
     assert [str(race) for race in order.races] == []
     assert set(order.unwaited) <= KEPT
 
@@ -138,9 +146,27 @@ def test_r16_memory_is_given_back_after_what_uses_it():
 
 
 def test_r17_a_fused_kernel_never_writes_into_a_bucket_that_is_being_reduced():
-    order = recorded(sharded(FusedBlock, allocator="fixed_pool"))
-    assert not [race for race in order.races if "mm" in race.second.name]
+    # On a group of their own gathers do not wait for reductions, and neither does who waits for them.
+    gathers = dist.new_group(range(RANKS))
+    order = recorded(sharded(FusedBlock, allocator="fixed_pool", fsdp_group_ag=gathers))
+    assert [str(race) for race in order.races if "mm" in race.second.name] == []
     assert order.races == []
+
+
+#: Bugs of order alone, in the folder of patches that are not historical.
+ORDERING = (
+    "weights-are-computed-with-before-their-gather-was-waited-for",
+    "the-cast-of-a-rank-s-own-part-comes-after-its-gather-was-issued",
+    "the-outer-stage-starts-before-the-inner-one-has-landed",
+    "an-optimizer-steps-while-a-gather-ahead-reads-its-weights",
+    "an-accumulator-is-read-before-its-reduction-in-place-has-ended",
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bug", [bug for bug in UNLISTED if bug.id in ORDERING], ids=lambda b: b.id)
+def test_a_bug_of_order_alone_is_noticed(bug, tmp_path):
+    assert is_noticed_by([Path(__file__)], "has_no_race", bug, tmp_path)
 
 
 # -- the checker itself ------------------------------------------------------------------------
