@@ -21,12 +21,11 @@ PATCHES = Path(__file__).parent / "patches"
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug. without_patch: why it cannot be put back here (then `patch` is None)."""
+    """One bug, and the file that puts it back."""
 
     id: str
     title: str
-    patch: Path | None = None
-    without_patch: str = ""
+    patch: Path
 
 
 def bug_of(patch: Path) -> Bug:

@@ -77,6 +77,9 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, scenario="unmarked", microbatches=2)
         yield replace(plain, scenario="redirected", policy="fp32")
         yield replace(plain, average=True, microbatches=2)
+        ordered = replace(plain, scenario="ordered", microbatches=2)
+        gathers = strategy in _SHARDING
+        yield replace(ordered, policy="bf16", allocator="fixed_pool", gather_group=gathers)
     sharded = replace(base, strategy="optim_grads_params")
     for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
         yield replace(sharded, model=model, microbatches=2)

@@ -17,9 +17,8 @@ def test_no_regression_test_of_a_known_bug_was_lost() -> None:
     assert {bug.id for bug in bugs_with_tests()} >= TESTED
 
 
-def test_every_bug_has_one_number_and_either_a_patch_or_a_reason_against_it() -> None:
+def test_every_bug_has_one_number() -> None:
     assert len({bug.id for bug in BUGS}) == len(BUGS)
-    assert all(bool(bug.patch) != bool(bug.without_patch) for bug in BUGS)
     assert [bug.id for bug in BUGS] == [f"R{n}" for n in range(1, 22)]
 
 

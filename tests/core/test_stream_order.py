@@ -146,7 +146,7 @@ def test_r16_memory_is_given_back_after_what_uses_it():
 
 
 def test_r17_a_fused_kernel_never_writes_into_a_bucket_that_is_being_reduced():
-    # On a group of their own gathers do not wait for reductions, and neither does who waits for them.
+    # On a group of their own, whoever waits for a gather does not wait for a reduction as well.
     gathers = dist.new_group(range(RANKS))
     order = recorded(sharded(FusedBlock, allocator="fixed_pool", fsdp_group_ag=gathers))
     assert [str(race) for race in order.races if "mm" in race.second.name] == []
