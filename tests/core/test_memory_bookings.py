@@ -19,7 +19,7 @@ from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
 from mfsdp_core.streams import Streams
 
-CPU = torch.device("cpu")
+CPU = Streams(torch.device("cpu"))
 KEY = BufferKey("layers.0/0", "grad_bucket", 6, torch.float32)
 
 
@@ -45,7 +45,7 @@ def test_every_acquisition_and_release_is_booked_under_the_buffers_name(kind: An
 
 def test_a_persistent_buffer_stays_alive() -> None:
     ledger, seen, _ = watched()
-    allocator = PersistentAllocator(Streams(CPU), ledger)
+    allocator = PersistentAllocator(CPU, ledger)
     allocator.acquire(KEY)
     allocator.release(KEY)
     assert [b.count_bytes for b in seen] == [24]
@@ -55,9 +55,9 @@ def test_a_persistent_buffer_stays_alive() -> None:
 def test_a_pool_is_booked_once_and_its_slots_are_noted_while_a_unit_uses_them() -> None:
     ledger, seen, _ = watched()
     requests = [BucketRequest(u, f"{u}/0", "float32", n, 4) for u, n in (("a", 6), ("b", 4))]
-    fallback = StorageResizeAllocator(Streams(CPU), ledger)
+    fallback = StorageResizeAllocator(CPU, ledger)
     plan = plan_pool("max_pool", requests, 2)
-    pool = SlotPool("grad_bucket", plan, fallback, streams=Streams(CPU), ledger=ledger)
+    pool = SlotPool("grad_bucket", plan, fallback, streams=CPU, ledger=ledger)
     key = BufferKey("b/0", "grad_bucket", 4, torch.float32)
     pool.acquire(key)
     assert ledger.bytes_by_category()["communication_buffers"] == 2 * 24
@@ -77,5 +77,5 @@ def test_who_has_left_is_told_nothing() -> None:
     leave()
     leave()
     assert not ledger.is_watched
-    StorageResizeAllocator(Streams(CPU), ledger).acquire(KEY)
+    StorageResizeAllocator(CPU, ledger).acquire(KEY)
     assert seen == []

@@ -17,7 +17,7 @@ from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
 from mfsdp_core.streams import Streams
 
-CPU = torch.device("cpu")
+CPU = Streams(torch.device("cpu"))
 
 
 def key(unit: str, elements: int, bucket: int = 0, dtype: torch.dtype = torch.float32) -> BufferKey:
@@ -30,7 +30,7 @@ def pool(sizes: dict[str, int], slots: int = 2, kind="max_pool", persistent: boo
     requests = [BucketRequest(u, f"{u}/0", "float32", n, 4) for u, n in sizes.items()]
     fallback = (PersistentAllocator if persistent else StorageResizeAllocator)(CPU, ledger)
     plan = plan_pool(kind, requests, slots)
-    return SlotPool("compute_weights", plan, fallback, streams=Streams(CPU), ledger=ledger), ledger
+    return SlotPool("compute_weights", plan, fallback, streams=CPU, ledger=ledger), ledger
 
 
 def test_all_slots_exist_from_the_start_and_hold_finite_numbers():
@@ -103,8 +103,8 @@ def test_a_slot_is_idle_only_when_all_buckets_of_its_unit_are():
     allocator = SlotPool(
         "compute_weights",
         plan,
-        StorageResizeAllocator(Streams(CPU), ledger),
-        streams=Streams(CPU),
+        StorageResizeAllocator(CPU, ledger),
+        streams=CPU,
         ledger=ledger,
     )
     small, large = allocator.acquire(key("a", 4, 0)), allocator.acquire(key("a", 5, 1))
@@ -143,7 +143,7 @@ def test_another_dtype_or_size_is_never_answered_with_a_planned_area():
 
 def test_temporary_weights_stay_on_the_ledger_until_their_last_view_is_gone():
     ledger = MemoryLedger()
-    allocator = TemporaryAllocator(Streams(CPU), ledger)
+    allocator = TemporaryAllocator(CPU, ledger)
     view = allocator.acquire(key("a", 4))[1:3]
     allocator.release(key("a", 4))
     assert ledger.bytes_by_category()["compute_weights"] == 16
