@@ -12,18 +12,14 @@ Operations are those of torch's dispatcher, on the stream `compute`, and the col
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-if TYPE_CHECKING:
-    from mfsdp_core.streams import Streams
 
 COMPUTE = "compute"
 
@@ -148,7 +144,7 @@ def span_of(tensor: Tensor) -> Span:
     return Span(start, start + (last + 1) * tensor.element_size() if start else 0)
 
 
-class _Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):
     """Tells a `StreamOrder` what every operation reads and writes."""
 
     def __init__(self, order: StreamOrder) -> None:
@@ -188,11 +184,3 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [one for one in value if isinstance(one, Tensor)]
     return []
-
-
-@contextmanager
-def recording(streams: Streams) -> Iterator[StreamOrder]:
-    """Record what happens on this thread and in its backward passes; see the module."""
-    order = StreamOrder()
-    with streams.observed(order), _Operations(order):
-        yield order

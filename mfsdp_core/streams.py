@@ -19,7 +19,7 @@ the wait orders it, and memory never crosses from one stream's allocator to anot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -127,11 +127,14 @@ class Streams:
         finally:
             self._observer = before
 
-    def recording(self) -> AbstractContextManager[StreamOrder]:
-        """Record all operations inside the block, and check their order."""
-        from mfsdp_core.stream_order import recording
+    @contextmanager
+    def recording(self) -> Iterator[StreamOrder]:
+        """Record what happens on this thread and in its backward passes, and check its order."""
+        from mfsdp_core.stream_order import Operations, StreamOrder
 
-        return recording(self)
+        order = StreamOrder()
+        with self.observed(order), Operations(order):
+            yield order
 
 
 class CudaStreams(Streams):
