@@ -76,7 +76,12 @@ def optimizer_milliseconds(resolved: ResolvedRun) -> float:
     """One optimizer step on the whole weights of `resolved`, as its threads do it; best of several.
 
     fp32 weights and gradients, by the optimizer that torch's engines are given.
+
+    Raises:
+        NothingMeasuredError: the model is the user's own.
     """
+    if resolved.shape is None:
+        raise NothingMeasuredError("no floor: the weights of a model of one's own are not known")
     threads = torch.get_num_threads()
     torch.set_num_threads(resolved.launch.threads_per_rank)
     facts = parameter_facts(resolved.shape, resolved.dtypes.compute)
