@@ -69,9 +69,8 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time. starts: block -> start of the ranks, where blocks
-    share one. timing: by block, for interleaved runs. counts: what a step of one of the runs did,
-    None if none counted.
+    finished runs without a time. timing: by block, for interleaved runs. counts: what a step of one
+    of the runs did, None if none counted.
     """
 
     name: str
@@ -88,7 +87,6 @@ class CellSamples:
     interleaved: bool = False
     not_steady: int = 0
     counts: StepCounts | None = None
-    starts: Mapping[int, str] = field(default_factory=dict)
     timing: Mapping[int, RunTiming] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Mapping[int, float]:
