@@ -24,6 +24,8 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "fine_grained_gather": (None, False),
         "recipe": ("none",),
         "gather_precision": ("recipe",),
+        "symmetric_registration": (True,),
+        "manual_registration": (False,),
     },
     "train": {"state_dtype": ("fp32",), "master_weights": (False,), "checkpoint_every": (None,)},
 }
