@@ -72,14 +72,14 @@ def test_r7_recomputation_gathers_each_unit_once_more_and_leaves_none(
 
 
 class TiedSegment(nn.Module):
-    """A unit under reentrant checkpointing whose weight layers of the root share."""
+    """A unit under reentrant checkpointing shares its weight with the first layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, 8)
         self.block = Block(width=8, hidden=8)
         self.last = nn.Linear(8, 8)
-        self.block.up.weight = self.last.weight
+        self.block.up.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

@@ -69,9 +69,7 @@ def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_pat
     )
     copy_of_core(tmp_path, bug.patch)
     plain = Cycle((Pass("micro", ("rr",)),))
-    program = Program(
-        "mfsdp", ranks=1, strategy=0, units=(UnitShape("Rows"),) * 2, cycles=(plain,) * 3
-    )
+    program = Program("mfsdp", ranks=1, units=(UnitShape("Rows"),) * 2, cycles=(plain,) * 3)
     with Fuzzer(fork_server, core=tmp_path) as fuzzer:
         outcome = fuzzer.outcome(program)
         assert outcome.kind == "differs", outcome

@@ -16,11 +16,17 @@ MIXED_LETTERS = "rspdc"
 _LETTERS = "rrrspdtck"
 _HIDDEN = (1, 3, 4, 7, 10)
 _MOST_UNITS = 5
+_ATTEMPTS = 50
+_REFUSED_ANYWAY = 0.02
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What programs for an engine may hold. options: (name, values other than the default)."""
+    """What programs for an engine may hold. options: (name, values other than the default).
+
+    mixed: share of programs in which ranks take different paths. refuses: features that the engine
+    refuses in words, which few programs have.
+    """
 
     strategies: tuple[int, ...]
     modes: tuple[str, ...]
@@ -33,6 +39,7 @@ class Scope:
     gathers_ahead: bool = False
     resumes: bool = False
     mixed: float = 0.3
+    refuses: frozenset[str] = frozenset()
 
 
 _PASSES = ("micro", "micro", "micro", "double", "pair", "evaluate", "unused", "failing")
@@ -72,6 +79,7 @@ SCOPES: dict[str, Scope] = {
         _PASSES,
         options=(("sync_every_pass", (True,)), ("reduce_scatter_unused_params", (True,))),
         mixed=0.1,
+        refuses=frozenset({"kind Gain", "tie root", "tie unit"}),
     ),
     "ddp": Scope(
         (0,),
@@ -91,8 +99,16 @@ OUTSIDE = Scope((0, 2, 3), ("flat",), ("micro", "micro", "evaluate", "failing"),
 
 def draw(engine: str, seed: int, number: int) -> Program:
     """Program `number` of `seed`: the same for ever, whatever was drawn before."""
-    random = Random(f"{seed}:{number}")
     scope = SCOPES.get(engine, OUTSIDE)
+    for attempt in range(_ATTEMPTS):
+        random = Random(f"{seed}:{number}:{attempt}")
+        program = _drawn(engine, scope, random)
+        if not program.features() & scope.refuses or random.random() < _REFUSED_ANYWAY:
+            break
+    return program
+
+
+def _drawn(engine: str, scope: Scope, random: Random) -> Program:
     ranks = random.choice((2, 2, 2, 3, 4, 1))
     strategy = random.choice(scope.strategies)
     mode = random.choice(scope.modes) if ranks % 2 == 0 else "flat"

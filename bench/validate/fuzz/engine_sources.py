@@ -88,7 +88,7 @@ def resume(model, optimizer, module):
 
 FSDP2 = """
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 
@@ -112,6 +112,9 @@ def finish(model, end):
 
 
 def sharded(model):
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # the root keeps whole weights after an evaluation
     return dict(model.named_parameters())
 
 
