@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from bench.validate.bugs import UNLISTED
 from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.script import script
-from bench.validate.fuzz.session import MODULES, Fuzzer, Tally
+from bench.validate.fuzz.session import MODULES, Fuzzer, Outcome, Tally
 from bench.validate.fuzz.shrinking import shrunk
 from bench.validate.mutation import copy_of_core
 
@@ -50,9 +51,17 @@ def test_thousands_of_random_programs_agree_with_plain_torch(fork_server: ForkSe
     fuzzed(fork_server, "mfsdp", seed=2, count=3000)
 
 
-def test_any_engine_runs_the_programs(fork_server: ForkServer) -> None:
-    tally = fuzzed(fork_server, OUTSIDE, seed=1, count=8)
-    assert tally.counts["equal"], tally.refusals
+def test_an_engine_of_ones_own_runs_the_programs(fork_server: ForkServer) -> None:
+    passes = tuple(Pass(kind, ("rc",)) for kind in ("micro", "evaluate", "failing", "micro"))
+    passes = (*passes[:2], replace(passes[2], fails=("forward", 1)), passes[3])
+    program = Program(OUTSIDE, strategy=0, units=(UnitShape(),) * 2, cycles=(Cycle(passes),) * 2)
+    with Fuzzer(fork_server) as fuzzer:
+        assert fuzzer.outcome(program) == Outcome("equal")
+        wrong = fuzzer.outcome(replace(program, engine="validate_engines:Summing"))
+        refused = fuzzer.outcome(replace(program, strategy=3))
+    assert wrong.kind == "differs"
+    assert wrong.text.startswith("cycle 1, pass 4: gradient of ")
+    assert refused.kind == "refused"
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", OUTSIDE])

@@ -61,11 +61,11 @@ def _plainer_passes(program: Program) -> Iterator[Program]:
 
 
 def _plainer_settings(program: Program) -> Iterator[Program]:
-    plain = Program(program.engine)
-    for name in ("mode", "root", "dtype", "ranks", "strategy"):
+    plain = Program(program.engine, ranks=min(2, program.ranks))
+    names = ["mode", "root", "dtype", "ranks"] + ["strategy"] * (program.engine == "mfsdp")
+    for name in names:
         wanted = getattr(plain, name)
-        known = name != "strategy" or program.engine == "mfsdp"
-        if known and getattr(program, name) != wanted:
+        if getattr(program, name) != wanted:
             yield replace(program, **{name: wanted})
 
 
