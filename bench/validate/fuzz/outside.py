@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.engines.inspection import Piece
+from bench.engines.inspection import LocalRows
 from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine
 from bench.spec import StrategyName
@@ -46,12 +46,12 @@ class _Parameter:
     def __init__(self, model: OutsideModel, name: str) -> None:
         self.model, self.name = model, name
 
-    def whole(self, pieces: Mapping[str, Piece | None]) -> Tensor | None:
+    def whole(self, shards: Mapping[str, LocalRows | None]) -> Tensor | None:
         """Put together from all ranks. Collective."""
-        held = pieces.get(self.name)
+        held = shards.get(self.name)
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, held)
-        if any(piece is None for piece in every):
+        if any(shard is None for shard in every):
             return None
         return joined(self.name, every, self.model.shapes[self.name])
 
