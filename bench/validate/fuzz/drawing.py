@@ -13,7 +13,7 @@ KINDS = ("Block", "Block", "Conv", "Gain", "Rows", "Adapter", "Table", "Outer")
 _RESET_KINDS = ("Block", "Conv", "Rows", "Adapter")
 #: Letters that ranks may mix freely in one pass (docs/core-limits.md).
 MIXED_LETTERS = "rspdc"
-_LETTERS = "rrrspdtck"
+_LETTERS = "rrrrspdtckCK"
 _HIDDEN = (1, 3, 4, 7, 10)
 _MOST_UNITS = 5
 _ATTEMPTS = 50

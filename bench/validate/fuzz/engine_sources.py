@@ -63,7 +63,9 @@ def forget(model, optimizer):
 def held(model):
     """Bytes by category; weights are visible as shards whenever no pass runs."""
     assert all(hasattr(p.data, "device_mesh") for p in model.module.parameters()), "whole weights"
-    return model.ledger.bytes_by_category() | {"optimizer_state": 0}  # it comes with the first step
+    used = sum(one.count_bytes for one in model.ledger.alive() if one.in_pool)
+    changes = {"optimizer_state": 0, "in_pools": used}  # the state comes with the first step
+    return model.ledger.bytes_by_category() | changes
 
 
 def send_gradients_in(model, dtype):

@@ -77,7 +77,8 @@ _PROGRAMS: dict[str, Program] = {
         options=(("check_for_nan_in_grad", True), ("report_nan_in_param_grad", True)),
         dtype="float32",
         cycles=(_cycle("r", optimizes=False),),
-        loss_scale=1e38,
+        units=(UnitShape("Rows"),),
+        loss_scale=1.4e38,
     ),
     "recomputed in nested graphs": Program(
         "mfsdp", strategy=1, root="tied", units=(_TIED, _TIED), cycles=(_cycle("kk", "kc"),)
@@ -85,6 +86,10 @@ _PROGRAMS: dict[str, Program] = {
     "nested graphs, one microbatch": Program(
         "mfsdp", strategy=0, root="tied", units=(_TIED, _TIED), cycles=(_cycle("kk"),)
     ),
+    "nested graphs, gradients sharded": Program(
+        "mfsdp", strategy=2, root="tied", units=(_TIED, _TIED), cycles=(_cycle("kk", "ck"),)
+    ),
+    "recomputed twice": Program("mfsdp", strategy=1, units=(UnitShape(),), cycles=(_cycle("K"),)),
     "no_sync inside sync": Program(
         "mfsdp", strategy=1, units=(UnitShape(),), cycles=(_cycle("r", kind="double"),)
     ),

@@ -18,6 +18,8 @@ LETTERS = {
     "t": "runs twice",
     "c": "runs with its activations recomputed",
     "k": "the same in torch's reentrant way",
+    "C": "runs twice, each time as with c",
+    "K": "runs twice, each time as with k",
 }
 #: Passes that add to the gradient: once; twice from one graph; two graphs, the later one first.
 META = "init_model_with_meta_device"

@@ -188,9 +188,10 @@ class Model(nn.Module):
 
 
 def _forward(used: set[str], loss_scale: float) -> str:
-    twice = ["        for _ in range(2 if letter == 't' else 1):"] if "t" in used else []
+    several = "".join(sorted(used & set("tCK")))
+    twice = [f'        for _ in range(2 if letter in "{several}" else 1):'] if several else []
     indented = "    " if twice else ""
-    recomputed = "".join(sorted(used & set("ck")))
+    recomputed = "".join(sorted(used & set("ckCK")))
     lines = [
         "",
         "",
@@ -209,7 +210,7 @@ def _forward(used: set[str], loss_scale: float) -> str:
     if recomputed:
         lines += [
             f'    if letter in "{recomputed}" and torch.is_grad_enabled():',
-            '        return checkpoint(unit, x, True, use_reentrant=letter == "k")',
+            '        return checkpoint(unit, x, True, use_reentrant=letter in "kK")',
         ]
     branch = 'letter != "p"' if "p" in used else "True"
     if "d" in used:
