@@ -16,6 +16,7 @@ from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "shape": {"hybrid": (None,)},
+    "launch": {"ranks_per_device": (1,)},
     "measure": {"nccl": ("none",)},
     "engine": {
         "decoupled_grad": (False,),
