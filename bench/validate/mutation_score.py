@@ -26,6 +26,7 @@ from bench.validate.cases import Case
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.script import script
+from bench.validate.injection import Control
 from bench.validate.matrix import cases
 from bench.validate.mutants import Mutant, sample, write
 from bench.validate.mutation import CORE, copy_of_core
@@ -61,6 +62,7 @@ def scored(
 ) -> Iterator[dict[str, object]]:
     """What came of each mutant, as plain data; ends early after `deadline`."""
     by_id = {case.id: case for case in wanted}
+    control = Control(fork_server, WorkerSettings(case_seconds=_CASE_SECONDS))
     for mutant in mutants:
         if time.monotonic() > deadline:
             return
@@ -71,7 +73,7 @@ def scored(
             if not mutant.function[0] or (mutant.file, *mutant.function) in functions
         ]
         chosen = [by_id[name] for _, name in sorted(calling)]
-        told = _first_failure(fork_server, mutant, chosen)
+        told = _first_failure(fork_server, mutant, chosen, control)
         yield {
             "mutant": mutant.id,
             "room": mutant.room,
@@ -86,14 +88,18 @@ def scored(
 
 
 def _first_failure(
-    fork_server: ForkServer, mutant: Mutant, chosen: Sequence[Case | ProgramCase]
+    fork_server: ForkServer,
+    mutant: Mutant,
+    chosen: Sequence[Case | ProgramCase],
+    control: Control,
 ) -> dict[str, str]:
-    workers = WorkerSettings(case_seconds=_CASE_SECONDS)
+    """Case, check and finding; empty where nothing fails that passes without the change."""
+    by_id = {case.id: case for case in chosen}
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
         copy_of_core(Path(folder))
         write(mutant, Path(folder) / CORE.name)
-        for verdict in verdicts(fork_server, chosen, workers, core=Path(folder)):
-            if verdict.state == "failed":
+        for verdict in verdicts(fork_server, chosen, control.workers, core=Path(folder)):
+            if verdict.state == "failed" and control.passes(by_id[verdict.case]):
                 failure = verdict.failures[0]
                 said = failure.finding.found if failure.finding else ""
                 return {"case": verdict.case, "check": failure.check, "found": said[:160]}
