@@ -95,11 +95,13 @@ class LaunchSpec(Frozen):
 class MeasureSpec(Frozen):
     """What is measured beside time. A profiled run is not comparable in time.
 
-    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps.
+    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps. counts:
+    count what a few more steps do, behind the last timed one, so that times stand.
     """
 
     profile: Profile = "none"
     nccl: NcclRecord = "none"
+    counts: bool = False
 
     @property
     def comparable_in_time(self) -> bool:
