@@ -79,6 +79,19 @@ class BlockLost:
 
 
 @dataclass(frozen=True)
+class QueueSeen:
+    """The jobs of the sweep that are left: waiting and running, and what those that wait wait for.
+
+    adopted: how many of all jobs an earlier runner has submitted.
+    """
+
+    waiting: int
+    running: int
+    reason: str
+    adopted: int
+
+
+@dataclass(frozen=True)
 class Stopping:
     """Somebody asked to stop: the current run is being ended. `hint`: what can be done now."""
 
@@ -92,7 +105,16 @@ class SweepStopped:
     reason: str
 
 
-Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Stopping | SweepStopped
+Progress = (
+    SweepStarted
+    | RunStarted
+    | StepReached
+    | RunEnded
+    | BlockLost
+    | QueueSeen
+    | Stopping
+    | SweepStopped
+)
 Subscriber = Callable[[Progress], None]
 
 

@@ -17,6 +17,7 @@ from reports.renderers.printable import printable
 from sweeps.progress import (
     BlockLost,
     Progress,
+    QueueSeen,
     RunEnded,
     RunStarted,
     StepReached,
@@ -183,6 +184,14 @@ def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
             f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
             f" (attempt {event.attempt}): {what}"
         )
+    return _remark(event)
+
+
+def _remark(event: Progress) -> str | None:
+    if isinstance(event, QueueSeen):
+        adopted = f" ({event.adopted} found in the queue)" if event.adopted else ""
+        why = f": {event.reason}" if event.reason else ""
+        return f"jobs: {event.running} running, {event.waiting} waiting{adopted}{why}"
     if isinstance(event, Stopping | SweepStopped):
         return event.hint if isinstance(event, Stopping) else f"stopped: {event.reason}"
     return None

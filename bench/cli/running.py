@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
+from bench.cli.launchers import PRINT, cancel_hint, job_request
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
 from bench.errors import UsageError
+from bench.launch.slurm.queue import SlurmQueue
+from bench.launch.slurm.settings import SlurmSettings
+from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
 from sweeps.execution import Sides
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
+from sweeps.queued import run_queued, write_scripts
 from sweeps.resume import PastRun
 from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
+from sweeps.submitting import Submission
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
+_JOBS_GO_ON = "leaving; the jobs go on"
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,13 @@ class Options:
     block_retries: int = DEFAULT_BLOCK_RETRIES
     seed: int | None = None
 
+    @property
+    def of_runs(self) -> RunOptions:
+        """What to repeat, and when to give up."""
+        return RunOptions(
+            self.force, self.retry_failed, self.max_failures, self.block_retries, self.seed
+        )
+
 
 def run_sweep(request: Request, options: Options) -> int:
     """Plan, run what is missing, and say what came out."""
@@ -45,12 +60,18 @@ def run_sweep(request: Request, options: Options) -> int:
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
+    if plans.launcher == PRINT:
+        return _write_scripts(plans, sides, store, options)
     outcome = run_planned(plans, sides, store, options)
     code = outcome_code(plans.chosen, outcome)
     if not options.as_json:
         _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
+    if outcome.interrupted and plans.slurm is not None:
+        console.note(
+            f"the jobs are left alone; to end them: {cancel_hint(plans.chosen.id, options.results)}"
+        )
     report: str | None = None
     if options.report and not outcome.interrupted:
         from bench.cli.reporting import write_sweep_report
@@ -80,6 +101,8 @@ def _check_options(plans: RequestedPlan, options: Options) -> None:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
+    if options.max_failures is not None and plans.slurm is not None:
+        raise UsageError("--max-failures ends a sweep on this machine; jobs do not know each other")
 
 
 def run_planned(
@@ -89,27 +112,61 @@ def run_planned(
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
+    make = run_sides if plans.slurm is None else partial(run_queued, _submission(plans, sides))
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
-            stop, lambda hint: publish(Stopping(hint)), last_seconds=_SECONDS_AFTER_THE_SECOND
+            stop,
+            lambda hint: publish(Stopping(hint if plans.slurm is None else _JOBS_GO_ON)),
+            last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
-        return run_sides(
+        return make(
             plans.chosen,
             store,
             sides=sides,
-            options=RunOptions(
-                options.force,
-                options.retry_failed,
-                options.max_failures,
-                options.block_retries,
-                options.seed,
-            ),
+            options=options.of_runs,
             whole=plans.whole,
             stop=stop,
             publish=publish,
         )
+
+
+def _submission(plans: RequestedPlan, sides: Sides) -> Submission:
+    settings = plans.slurm or SlurmSettings()
+    return Submission(
+        SlurmQueue(settings),
+        {arm: side.code for arm, side in sides.items()},
+        settings.model_dump(mode="json"),
+        job_request,
+        settings.poll_seconds,
+    )
+
+
+def _write_scripts(
+    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
+) -> int:
+    """`--launcher print`: paths to stdout, one per script."""
+    settings = plans.slurm or SlurmSettings()
+    scripts = write_scripts(
+        _submission(plans, sides),
+        plans.chosen,
+        store,
+        script=lambda request, count: batch_script(request, settings, count),
+        sides=sides,
+        options=options.of_runs,
+        whole=plans.whole,
+    )
+    if options.as_json:
+        console.data_json({"sweep": plans.chosen.id, "scripts": [str(path) for path in scripts]})
+    else:
+        for path in scripts:
+            console.data(str(path))
+    console.note(
+        f"{len(scripts)} scripts for sbatch; once submitted, the same command with --launcher slurm"
+        " finds their jobs and follows them"
+    )
+    return exit_codes.OK
 
 
 def outcome_code(plan: Plan, outcome: SweepOutcome) -> int:

@@ -73,15 +73,22 @@ class TrainSpec(Frozen):
 class LaunchSpec(Frozen):
     """Processes and their environment. The two limits do not change a result and are not hashed.
 
+    ranks: of the whole run, the same number on each of its `nodes`.
     Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
     """
 
     ranks: int = Field(default=2, ge=1)
+    nodes: int = Field(default=1, ge=1)
     device: DeviceType = "cpu"
     threads_per_rank: int = Field(default=1, ge=1)
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
     hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node: `resolve` refuses what does not divide."""
+        return self.ranks // self.nodes
 
     @field_serializer("env", when_used="json")
     def _without_credentials(self, env: dict[str, str]) -> Any:
@@ -211,4 +218,6 @@ class ResolvedRun(Frozen):
         if self.dtypes.grad_comm != self.dtypes.compute:
             parts.append(f"comm_{self.dtypes.grad_comm}")
         parts.append(f"{self.launch.ranks}x{self.launch.device}")
+        if self.launch.nodes > 1:
+            parts.append(f"{self.launch.nodes}nodes")
         return "-".join(parts)

@@ -65,6 +65,11 @@ class RunFolder:
             raise
         return folder
 
+    @classmethod
+    def left_behind(cls, path: Path, run_id: str, status: RunStatus) -> RunFolder:
+        """The folder of a run whose processes are known to be gone, to write how it ended."""
+        return cls(path, run_id, status, FileLock(path / layout.OWNER_LOCK))
+
     def steps_path(self, rank: int) -> Path:
         """File to which rank `rank` appends its samples."""
         return self.path / layout.steps_name(rank)
