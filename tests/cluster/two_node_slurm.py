@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -182,32 +182,34 @@ class TwoNodeSlurm:
         for name in [*NODES, "slurmctld", "munged"]:
             if name in self._daemons:
                 self.kill(name)
-        left = [process for node in NODES for process in self._of_node(node)]
+        left = [
+            process
+            for process, environment in self._ours()
+            if "SLURMD_NODENAME" in environment or process.name() == "slurmstepd"
+        ]
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=10)
 
     def _of_node(self, node: str) -> list[psutil.Process]:
-        """Step daemons of a node and all below them, found by its name and this configuration."""
-        found = []
+        """Everything that a node has started: tasks by their environment, and who started those."""
+        found: set[psutil.Process] = set()
+        for process, environment in self._ours():
+            with contextlib.suppress(psutil.Error):
+                if environment.get("SLURMD_NODENAME") == node:
+                    parent = process.parent()
+                    by_step = parent is not None and parent.name() == "slurmstepd"
+                    found |= {process, parent} if parent is not None and by_step else {process}
+        return list(found)
+
+    def _ours(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+        """Processes of this cluster, and their environments."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 environment = process.environ()
-                ours = environment.get("SLURM_CONF") == self.environment["SLURM_CONF"]
-                if not ours and str(self.folder) not in " ".join(process.cmdline()):
-                    continue
-                if process.name() == "slurmstepd" and not self._step_of(process, node):
-                    continue
-                if process.name() == "slurmstepd" or environment.get("SLURMD_NODENAME") == node:
-                    found += [process, *process.children(recursive=True)]
-        return found
-
-    def _step_of(self, process: psutil.Process, node: str) -> bool:
-        return (
-            any(child.environ().get("SLURMD_NODENAME") == node for child in process.children())
-            or process.environ().get("SLURMD_NODENAME") == node
-        )
+                if environment.get("SLURM_CONF") == self.environment["SLURM_CONF"]:
+                    yield process, environment
 
     def _start(self, program: str, *arguments: str, name: str = "") -> None:
         path = _found(program)
@@ -288,6 +290,7 @@ def _free_ports(count: int) -> list[int]:
 def main(arguments: list[str]) -> int:
     """Run a command with the two nodes up; its exit code."""
     folder = Path(tempfile.mkdtemp(prefix="two-nodes-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with TwoNodeSlurm(folder) as slurm:
             return subprocess.run(
