@@ -1,12 +1,15 @@
 # Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
 #
-#   make demo | test | check | bench | gpu-check | nightly | faults | venv | clean
+#   make demo | test | check | bench | gpu-check | gpu-wheels | nightly | faults | venv | clean
 #
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
 # WORKERS=2                 processes that `make test` spreads the test files over
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
+# DEVICE=cpu                tries `make gpu-check` out without a GPU; PARTS="core speed" runs some parts
+# GPU_PYTHON=python3        the GPU image's own Python, which has torch with CUDA
+# WHEELS_FOR=3.12           Python that `make gpu-wheels` fetches wheels for
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,6 +20,10 @@ PYTHON ?=
 TORCH ?=
 BLOCKS ?= 6
 WORKERS ?= 2
+DEVICE ?= cuda
+PARTS ?=
+GPU_PYTHON ?= python3
+WHEELS_FOR ?= 3.12
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,10 +34,10 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
   fsdp2-optim_grads_params-bf16-2xcpu:mfsdp-optim_grads_params-bf16-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
-.PHONY: help venv demo test check bench gpu-check nightly faults clean
+.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly faults clean
 
 help:
-	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+	@sed -n '2,13s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -98,10 +105,18 @@ bench: venv
 faults: venv
 	@$(BIN)/python tests/run/faults/hundred_faults.py
 
+# On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
+ifeq ($(DEVICE),cpu)
 gpu-check: venv
-	@$(BIN)/python -c 'import sys, torch; \
-	  torch.cuda.is_available() or sys.exit("make gpu-check: torch sees no CUDA device on this machine (is a CUDA build of torch installed? make venv TORCH=torch==$(TORCH_VERSION))")'
-	@$(BIN)/python -m pytest -m "gpu or multigpu"
+	@$(BIN)/python -m benchmarks.gpu_check --device cpu $(PARTS:%=--part %)
+else
+gpu-check:
+	@$(GPU_PYTHON) benchmarks/gpu_wheels.py install
+	@PYTHONPATH=.gpu-packages $(GPU_PYTHON) -m benchmarks.gpu_check $(PARTS:%=--part %)
+endif
+
+gpu-wheels: venv
+	@$(BIN)/python -m benchmarks.gpu_wheels download --python $(WHEELS_FOR)
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

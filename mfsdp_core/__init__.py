@@ -12,6 +12,7 @@ from typing import Any
 _HOMES = {
     "DistributedDataParallelConfig": "mfsdp_core.ddp_config",
     "FSDPDistributedIndex": "mfsdp_core.dist_index",
+    "Float8Reference": "mfsdp_core.precision.float8_reference",
     "MegatronFSDP": "mfsdp_core.wrapper",
     "MixedPrecisionPolicy": "mfsdp_core.precision.policy",
     "clip_grad_norm_": "mfsdp_core.state.grad_norm",
@@ -31,6 +32,7 @@ _HOMES = {
 __all__ = [
     "DistributedDataParallelConfig",
     "FSDPDistributedIndex",
+    "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
     "clip_grad_norm_",

@@ -9,7 +9,7 @@ from bench.launch.slurm.controller import ControllerSilentError
 from bench.record import RunStatus
 from sweeps.execution import RunMaker
 from sweeps.jobs import JobsSeen, see_jobs, settle
-from sweeps.progress import QueueSeen, RunEnded
+from sweeps.progress import Remark, RunEnded
 from sweeps.submitting import Submission
 
 
@@ -39,28 +39,29 @@ class Follower:
         self._told = set(told)
         self._total = total
         self._position = 0
-        self._last: QueueSeen | None = None
+        self._said = ""
 
     def follow(self, adopted: int) -> None:
         """Until no job is left, or somebody asks to stop. adopted: of the jobs, for the display."""
         sweep, store, stop = self._maker.sweep, self._maker.store, self._maker.stop
-        self._say(QueueSeen(len(self._jobs), 0, "", adopted))
+        found = f", {adopted} of them found in the queue" if adopted else ""
+        self._say(f"jobs: {len(self._jobs)} to wait for{found}")
         while self._jobs and not stop.wait(self._submission.poll_seconds):
             try:
                 seen = see_jobs(store, sweep, self._submission.queue)
             except ControllerSilentError as error:
                 # It restarts, or this node lost it: jobs do not need it to go on.
-                self._say(QueueSeen(len(self._jobs), 0, str(error), adopted))
+                self._say(f"jobs: {len(self._jobs)} to wait for; {error}")
                 continue
             settle(store, sweep, seen)
             self._tell_endings()
             self._jobs &= seen.alive.keys()
-            self._say(_counted(seen, self._jobs, adopted))
+            self._say(_counted(seen, self._jobs))
 
-    def _say(self, event: QueueSeen) -> None:
-        if event != self._last:
-            self._last = event
-            self._maker.publish(event)
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._maker.publish(Remark(text))
 
     def _tell_endings(self) -> None:
         for run_id, _, status in self._maker.store.statuses(self._maker.sweep):
@@ -93,8 +94,9 @@ def _seconds(status: RunStatus) -> float:
     return (ended - datetime.fromisoformat(status.started_utc)).total_seconds()
 
 
-def _counted(seen: JobsSeen, jobs: set[str], adopted: int) -> QueueSeen:
+def _counted(seen: JobsSeen, jobs: set[str]) -> str:
     looks = [seen.looks[job] for job in jobs]
     waiting = Counter(look.reason for look in looks if look.phase == "queued")
-    reason = ", ".join(f"{why} {count}" for why, count in waiting.most_common())
-    return QueueSeen(waiting.total(), len(looks) - waiting.total(), reason, adopted)
+    why = ", ".join(f"{reason} {count}" for reason, count in waiting.most_common())
+    count = waiting.total()
+    return f"jobs: {len(looks) - count} running, {count} waiting" + (f" ({why})" if why else "")

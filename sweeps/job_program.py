@@ -83,9 +83,9 @@ def make_cell(
     maker = RunMaker(plan.id, store, _sides(array.codes, settings), stop, _say)
     records = list(store.records(sweep=plan.id))
     if plan.interleaved:
-        return run_blocks(
-            maker, _missing_blocks(plan, maker, records, array), retries=array.block_retries
-        ).ended
+        blocks = _missing_blocks(plan, maker, records, array)
+        total = sum(len(one.block.order) for one in blocks)
+        return run_blocks(maker, blocks, total=total, retries=array.block_retries).ended
     counted = _that_count(records, array)
     missing = compare_with_records(plan, counted, maker.code_before()).missing
     return run_one_by_one(maker, missing, None)

@@ -11,11 +11,12 @@ from pathlib import Path
 class SweepStarted:
     """The lock is held and the plan written. Counts are runs, not cells.
 
+    to_run: None where that is decided on the way.
     again: why runs that have a record are run again, a line per reason.
     """
 
     sweep: str
-    to_run: int
+    to_run: int | None
     done_before: int
     failed_before: int
     again: tuple[str, ...] = ()
@@ -79,19 +80,6 @@ class BlockLost:
 
 
 @dataclass(frozen=True)
-class QueueSeen:
-    """The jobs of the sweep that are left: waiting and running, and what those that wait wait for.
-
-    adopted: how many of all jobs an earlier runner has submitted.
-    """
-
-    waiting: int
-    running: int
-    reason: str
-    adopted: int
-
-
-@dataclass(frozen=True)
 class Stopping:
     """Somebody asked to stop: the current run is being ended. `hint`: what can be done now."""
 
@@ -105,13 +93,20 @@ class SweepStopped:
     reason: str
 
 
+@dataclass(frozen=True)
+class Remark:
+    """Something that whoever chooses the runs wants to be known."""
+
+    text: str
+
+
 Progress = (
     SweepStarted
     | RunStarted
     | StepReached
     | RunEnded
     | BlockLost
-    | QueueSeen
+    | Remark
     | Stopping
     | SweepStopped
 )

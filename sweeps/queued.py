@@ -24,9 +24,9 @@ from sweeps.runner import (
     RunOptions,
     SweepOutcome,
     again_lines,
+    as_recorded,
     look_at_blocks,
     look_at_runs,
-    seed_of,
 )
 from sweeps.submitting import Submission, Submitter
 
@@ -104,11 +104,11 @@ def write_scripts(
 
 
 def _kept(plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions) -> Plan:
-    """The plan with the seed of its blocks, once it stands in the results folder."""
+    """The plan with what was decided for good, once it stands in the results folder."""
     without_secrets(plan)
-    seed = seed_of(plan, store, options)
-    store.write_plan(plan.id, replace(whole, seed=seed).to_document())
-    return replace(plan, seed=seed)
+    plan, whole = as_recorded(plan, whole, store, options)
+    store.write_plan(plan.id, whole.to_document())
+    return plan
 
 
 def _look(plan: Plan, maker: RunMaker, options: RunOptions) -> _Found:

@@ -20,9 +20,11 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
             "run quickstart --report",
             "run my.yaml --repeat 3",
             "run my.yaml --arm base=main --arm head=. --interleave --repeat 8",
+            "run my.yaml --launcher slurm --slurm partition=gpu --max-jobs 8",
         ),
     ),
     (read.status, ("status", "status quickstart")),
+    (measure.cancel, ("cancel my-sweep", "cancel my-sweep --results /shared/results")),
     (read.show, ("show 8f3a", "show mfsdp-optim-bf16 --json")),
     (read.logs, ("logs 8f3a --rank 1",)),
     (read.report, ("report quickstart", "report quickstart speed --out /tmp/report")),
@@ -41,7 +43,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
     (judge.noise, ("noise quickstart", "noise")),
     (check.validate, ("validate", "validate fsdp2 ddp --full", "validate --inject all")),
     (check.nccl, ("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml")),
-    (check.doctor, ("doctor",)),
+    (check.doctor, ("doctor", "doctor --cluster --ranks 4")),
     (check.schema, ("schema sweep > sweep.schema.json",)),
 )
 _BASELINE_VERBS: tuple[tuple[str, Verb, Examples], ...] = (

@@ -95,9 +95,3 @@ def job_request(name: str, file: Path, launch: LaunchSpec, minutes: int) -> JobR
     environment = [f"PYTHONPATH={os.pathsep.join(path)}", "PYTHONSAFEPATH=1"]
     command = ["env", *environment, sys.executable, "-m", "sweeps.job_program", str(file)]
     return JobRequest(name, file.parent, command, launch, minutes)
-
-
-def cancel_hint(sweep: str, results: Path) -> str:
-    """How to end jobs that are left alone."""
-    where = "" if results == Path("results") else f" --results {results}"
-    return f"mfsdp-bench cancel {sweep}{where}"

@@ -66,6 +66,14 @@ SlurmOption = Annotated[
     list[str] | None,
     typer.Option("--slurm", metavar="KEY=VALUE", help="A setting of jobs, as partition=gpu."),
 ]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Add blocks until all is decided, at most so long, as 10m or 90s.",
+    ),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, or a part of one that is unique.")
 ]

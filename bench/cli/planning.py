@@ -12,6 +12,7 @@ from bench.cli.launchers import LOCAL, LauncherRequest, machine_for
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.launch.slurm.settings import SlurmSettings
+from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import ResolvedRun
 from sweeps.arms import parse_arm_options
@@ -122,8 +123,11 @@ def show_plan(request: Request, *, as_json: bool) -> int:
     plan = asked.chosen
     if as_json:
         arms = [{"name": arm.name, "description": arm.described()} for arm in asked.arms]
-        sizes = {cell.id: _state_bytes(cell.resolved) for cell in plan.cells}
-        console.data_json(plan.to_document() | {"arms": arms, "state_bytes_per_rank": sizes})
+        predicted = {
+            "state_bytes_per_rank": {c.id: _state_bytes(c.resolved) for c in plan.cells},
+            "gather_bytes": {c.id: gather_bytes(c.resolved) for c in plan.cells},
+        }
+        console.data_json(plan.to_document() | {"arms": arms} | predicted)
     else:
         parts = [arms_text(asked)] if asked.arms else []
         console.data("\n\n".join([plan_text(plan), *parts]))
@@ -133,6 +137,11 @@ def show_plan(request: Request, *, as_json: bool) -> int:
 def _state_bytes(resolved: ResolvedRun) -> int:
     """Weights, gradients and optimizer state of the rank that holds most of them."""
     return sum(state_bytes_by_category(resolved).values())
+
+
+def _gather_text(resolved: ResolvedRun) -> str:
+    predicted = sum(gather_bytes(resolved).values())
+    return f"{predicted / 2**20:,.1f} MiB" if predicted else "-"
 
 
 def arms_text(asked: RequestedPlan) -> str:
@@ -158,10 +167,11 @@ def plan_text(plan: Plan) -> str:
                 str(cell.resolved.train.steps),
                 str(cell.repeats),
                 f"{_state_bytes(cell.resolved) / 2**20:,.1f} MiB",
+                _gather_text(cell.resolved),
             )
             for cell in plan.cells
         ]
-        titles = ("cell", "config", "steps", "runs", "state per rank")
+        titles = ("cell", "config", "steps", "runs", "state per rank", "one gather")
         parts.append(console.columns(titles, rows, left=2))
     if plan.pruned:
         parts.append(pruned_text(plan))

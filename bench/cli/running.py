@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.launchers import PRINT, cancel_hint, job_request
+from bench.cli.launchers import PRINT, job_request
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
+from bench.cli.remaining_time import parsed_seconds
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
-from sweeps.execution import Sides
+from sweeps.execution import RunMaker, Sides
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
 from sweeps.queued import run_queued, write_scripts
 from sweeps.resume import PastRun
 from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
 from sweeps.submitting import Submission
+from sweeps.until_decided import run_until_decided
+
+if TYPE_CHECKING:
+    from bench.cli.budgeting import BlockBudget
+    from reports.gates.policy import Policy
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
@@ -43,6 +51,8 @@ class Options:
     as_json: bool
     block_retries: int = DEFAULT_BLOCK_RETRIES
     seed: int | None = None
+    budget_seconds: float | None = None
+    policy: Path | None = None
 
     @property
     def of_runs(self) -> RunOptions:
@@ -50,6 +60,26 @@ class Options:
         return RunOptions(
             self.force, self.retry_failed, self.max_failures, self.block_retries, self.seed
         )
+
+
+def budget_seconds(
+    until_decided: bool, budget: str | None, policy: Path | None, repeat: int | None
+) -> float | None:
+    """The time that `--until-decided` may take; None without it.
+
+    Raises:
+        UsageError: one of the options without the others that it needs.
+    """
+    if not until_decided:
+        for name, given in (("--budget", budget), ("--policy", policy)):
+            if given is not None:
+                raise UsageError(f"{name} says when blocks decide; add --until-decided")
+        return None
+    if budget is None:
+        raise UsageError("--until-decided may take for ever; say how long, as in --budget 10m")
+    if repeat is not None:
+        raise UsageError("--until-decided finds the number of blocks itself; leave --repeat out")
+    return parsed_seconds(budget, "--budget")
 
 
 def run_sweep(request: Request, options: Options) -> int:
@@ -62,29 +92,46 @@ def run_sweep(request: Request, options: Options) -> int:
         console.note(f"{pruned_text(plans.chosen)}\n")
     if plans.launcher == PRINT:
         return _write_scripts(plans, sides, store, options)
-    outcome = run_planned(plans, sides, store, options)
+    budget = None
+    if options.budget_seconds is None:
+        outcome = run_planned(plans, sides, store, options)
+    else:
+        from bench.cli.policies import read_policy
+
+        policy = read_policy(options.policy)
+        plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
     code = outcome_code(plans.chosen, outcome)
     if not options.as_json:
         _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
-    if outcome.interrupted and plans.slurm is not None:
-        console.note(
-            f"the jobs are left alone; to end them: {cancel_hint(plans.chosen.id, options.results)}"
-        )
-    report: str | None = None
-    if options.report and not outcome.interrupted:
-        from bench.cli.reporting import write_sweep_report
-
-        report = str(write_sweep_report(store, plans.chosen.id).html)
-    elif not outcome.interrupted and outcome.good:
-        where = "" if options.results == Path("results") else f" --results {options.results}"
-        console.note(f"report: mfsdp-bench report {plans.chosen.id}{where}")
+    report = _report_or_hint(plans, outcome, store, options)
     if options.as_json:
-        console.data_json(_outcome_document(plans.chosen, outcome, code) | {"report": report})
+        document = _outcome_document(plans.chosen, outcome, code) | {"report": report}
+        if budget is not None:
+            document["budget"] = budget.to_data()
+        console.data_json(document)
     elif report is not None:
         console.data(report)
     return code
+
+
+def _report_or_hint(
+    plans: RequestedPlan, outcome: SweepOutcome, store: ResultsStore, options: Options
+) -> str | None:
+    """The report that was asked for; else what can be done next, to stderr."""
+    sweep = plans.chosen.id
+    where = "" if options.results == Path("results") else f" --results {options.results}"
+    if outcome.interrupted:
+        if plans.slurm is not None:
+            console.note(f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}")
+    elif options.report:
+        from bench.cli.reporting import write_sweep_report
+
+        return str(write_sweep_report(store, sweep).html)
+    elif outcome.good:
+        console.note(f"report: mfsdp-bench report {sweep}{where}")
+    return None
 
 
 def _show_results(store: ResultsStore, plan: Plan) -> None:
@@ -101,14 +148,81 @@ def _check_options(plans: RequestedPlan, options: Options) -> None:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
-    if options.max_failures is not None and plans.slurm is not None:
-        raise UsageError("--max-failures ends a sweep on this machine; jobs do not know each other")
+    if plans.slurm is not None:
+        for name, given in (
+            ("--max-failures", options.max_failures),
+            ("--until-decided", options.budget_seconds),
+        ):
+            if given is not None:
+                raise UsageError(
+                    f"{name} looks at each run before the next; jobs do not wait for each other:"
+                    " leave it out, or use --launcher local"
+                )
+    if options.budget_seconds is not None and options.force:
+        raise UsageError(
+            "--until-decided adds blocks to those that are there, and --force sets them aside; "
+            "name another results folder to begin anew"
+        )
+
+
+def run_within(
+    plans: RequestedPlan,
+    sides: Sides,
+    store: ResultsStore,
+    options: Options,
+    *,
+    policy: Policy,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> tuple[RequestedPlan, SweepOutcome, BlockBudget]:
+    """Add blocks until every required comparison is decided or the budget is spent.
+
+    Args:
+        plans: interleaved, with prepared arms.
+        sides: how each arm's runs are started.
+        store: the results folder.
+        options: `budget_seconds` is set.
+        policy: what is required.
+        pairs: (base, head) of every comparison; None is every other arm against the base.
+
+    Returns:
+        The plans with as many repeats as there are blocks now, what was run, and where it stands.
+    """
+    from bench.cli.budgeting import Asked, BlockBudget
+    from reports.gates.noise import calibrations
+    from reports.gates.pairing import two_arms
+
+    chosen, names = plans.chosen, [arm.name for arm in plans.chosen.arms]
+    base, _ = two_arms(chosen.id, names, None, None)
+    asked = Asked(
+        chosen.id,
+        chosen.cells,
+        tuple(pairs or [(base, name) for name in names if name != base]),
+        policy,
+        calibrations(store),
+        options.budget_seconds or 0.0,
+    )
+    budget = BlockBudget(asked, store)
+    for line in budget.opening_lines():
+        console.note(line)
+    outcome = run_planned(plans, sides, store, options, budget)
+    for line in budget.closing_lines():
+        console.note(line)
+    grown = Plan.from_document(store.read_plan(chosen.id)) if chosen.cells else plans.whole
+    ids = [cell.id for cell in chosen.cells]
+    return replace(plans, whole=grown, chosen=grown.selected(ids)), outcome, budget
 
 
 def run_planned(
-    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
+    plans: RequestedPlan,
+    sides: Sides,
+    store: ResultsStore,
+    options: Options,
+    budget: BlockBudget | None = None,
 ) -> SweepOutcome:
-    """Run what is missing, with progress on stderr; Ctrl-C ends the current run and the rest."""
+    """Run what is missing, or what `budget` chooses, with progress on stderr.
+
+    Ctrl-C ends the current run and the rest.
+    """
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
@@ -121,14 +235,24 @@ def run_planned(
             last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
-        return make(
+        if budget is None:
+            return make(
+                plans.chosen,
+                store,
+                sides=sides,
+                options=options.of_runs,
+                whole=plans.whole,
+                stop=stop,
+                publish=publish,
+            )
+        budget.publish = publish
+        return run_until_decided(
             plans.chosen,
-            store,
-            sides=sides,
+            RunMaker(plans.chosen.id, store, sides, stop, publish),
+            budget,
             options=options.of_runs,
             whole=plans.whole,
-            stop=stop,
-            publish=publish,
+            expected_runs=budget.expected_blocks * len(plans.chosen.arms),
         )
 
 

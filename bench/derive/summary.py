@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from bench.derive.flops import flops_per_global_batch, formula
+from bench.derive.gathers import broken_promise
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
 from bench.derive.steady import DROPPED_STEPS, steady_window
 from bench.derive.timeline import ledger_peak
@@ -49,6 +50,9 @@ def summarise(record: RunRecord) -> RunSummary:
     if record.resolved.shape is None:
         notes.append("no TFLOP/s: nothing is known about a model of the user's own")
     mfu = _mfu(record, tflops, notes)
+    broken = broken_promise(record)
+    if broken is not None:
+        notes.append(broken)
     ledger = ledger_peak(record.memory)
     return RunSummary(
         formula=summary_formula(record.resolved),

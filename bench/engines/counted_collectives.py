@@ -6,6 +6,7 @@ a private module of torch, plus a counter.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch.distributed as dist
@@ -19,11 +20,12 @@ from bench.engines.ring_bytes import RingBytes
 
 
 class CountedAllGather(DefaultAllGather):
-    """Counts each gather; `largest_bytes` is the largest full buffer it was asked for."""
+    """Counts each gather. largest_bytes: of full buffers. sent_bytes: by dtype on the wire."""
 
     def __init__(self, ring: RingBytes) -> None:
         self._ring = ring
         self.largest_bytes = 0
+        self.sent_bytes: Counter[str] = Counter()
 
     def __call__(
         self,
@@ -33,7 +35,10 @@ class CountedAllGather(DefaultAllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Count, then gather."""
+        before = self._ring.sent_bytes
         self._ring.scatter_or_gather(output_tensor.nbytes)
+        dtype = str(output_tensor.dtype).removeprefix("torch.")
+        self.sent_bytes[dtype] += self._ring.sent_bytes - before
         self.largest_bytes = max(self.largest_bytes, output_tensor.nbytes)
         work: dist.Work | None = super().__call__(output_tensor, input_tensor, group, async_op)
         return work

@@ -95,6 +95,10 @@ class Fsdp2Engine(StockEngine):
         """Counted in the collectives that fully_shard calls."""
         return self._ring.sent_bytes
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Counted as `wire_bytes`."""
+        return dict(self._all_gather.sent_bytes)
+
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
         return StockInspection(self.model, "fsdp2", autocast=False)

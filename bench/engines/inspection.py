@@ -23,11 +23,11 @@ from bench.spec import DtypeName
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalRows:
     """Rows of dim 0 that this rank holds of a parameter-shaped tensor.
 
-    Pieces 0 to `parts - 1`, one after another, are the whole tensor; ranks with the same `order`
-    hold replicas. A whole tensor is piece 0 of 1. A piece may be empty.
+    Shards 0 to `parts - 1`, one after another, are the whole tensor; ranks with the same `order`
+    hold replicas. A whole tensor is shard 0 of 1. A shard may be empty.
     """
 
     rows: Tensor
@@ -69,11 +69,11 @@ class Inspection(Protocol):
 
     autocast: bool
 
-    def gradients(self) -> dict[str, Piece | None]:
+    def gradients(self) -> dict[str, LocalRows | None]:
         """Of every trainable parameter, what the next optimizer step would be handed."""
         ...
 
-    def weights(self) -> dict[str, Piece]:
+    def weights(self) -> dict[str, LocalRows]:
         """Of every parameter, the weights that the optimizer updates."""
         ...
 
@@ -131,13 +131,13 @@ class Inspectable(Protocol):
         ...
 
 
-def piece_of(tensor: Tensor) -> Piece:
-    """The piece behind a plain tensor or a DTensor sharded along dim 0, on one axis or on two.
+def local_rows(tensor: Tensor) -> LocalRows:
+    """The shard behind a plain tensor or a DTensor sharded along dim 0, on one axis or on two.
 
     On two axes the strided shard is the finer one: its parts lie within the other's.
     """
     if not isinstance(tensor, DTensor):
-        return Piece(tensor.detach())
+        return LocalRows(tensor.detach())
     mesh = tensor.device_mesh
     sharded = [
         dim
@@ -150,7 +150,7 @@ def piece_of(tensor: Tensor) -> Piece:
     for dim in sharded:
         order = order * mesh.size(dim) + mesh.get_local_rank(dim)
         parts *= mesh.size(dim)
-    return Piece(tensor.to_local().detach(), order, parts)
+    return LocalRows(tensor.to_local().detach(), order, parts)
 
 
 def lacks(engine: str, what: str) -> UnsupportedError:

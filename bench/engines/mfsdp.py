@@ -49,7 +49,7 @@ class MfsdpEngine:
             fsdp_unit_modules=unit_classes(model),
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
-            mixed_precision_policy=_policy(resolved.dtypes),
+            mixed_precision_policy=_policy(resolved.dtypes, settings_of(resolved.engine)),
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
             **_switches(settings_of(resolved.engine)),
@@ -121,6 +121,10 @@ class MfsdpEngine:
         sent: int = self._model.wire_log.sent_bytes
         return sent
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """From the core's log of collectives."""
+        return dict(self._model.wire_log.gathered_bytes)
+
     def inspection(self) -> MfsdpInspection:
         """For `mfsdp-bench validate`."""
         return MfsdpInspection(self._model)
@@ -140,7 +144,7 @@ def settings_of(engine: EngineSpec) -> MfsdpSettings:
     return settings if isinstance(settings, MfsdpSettings) else MfsdpSettings()
 
 
-def _policy(dtypes: ResolvedDtypes) -> mfsdp_core.MixedPrecisionPolicy:
+def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPrecisionPolicy:
     def torch_dtype(name: DtypeName | None) -> torch.dtype | None:
         return None if name is None else TORCH_DTYPES[name]
 
@@ -148,6 +152,9 @@ def _policy(dtypes: ResolvedDtypes) -> mfsdp_core.MixedPrecisionPolicy:
         main_params_dtype=torch_dtype(dtypes.main_params),
         main_grads_dtype=torch_dtype(dtypes.main_grads),
         grad_comm_dtype=torch_dtype(dtypes.grad_comm),
+        weight_codec=None
+        if engine.recipe == "none"
+        else mfsdp_core.Float8Reference(engine.recipe, engine.gather_precision),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.inspection import BucketContents, Piece, WireEntry, piece_of
+from bench.engines.inspection import BucketContents, LocalRows, WireEntry, local_rows
 from bench.spec import DtypeName
 
 _PREFIX = "module."
@@ -29,17 +29,17 @@ class MfsdpInspection:
         for name, parameter in self._model.named_parameters():
             yield name.removeprefix(_PREFIX), parameter
 
-    def gradients(self) -> dict[str, Piece | None]:
+    def gradients(self) -> dict[str, LocalRows | None]:
         """`.grad` of the sharded parameters."""
         return {
-            name: None if p.grad is None else piece_of(p.grad)
+            name: None if p.grad is None else local_rows(p.grad)
             for name, p in self._parameters()
             if p.requires_grad
         }
 
-    def weights(self) -> dict[str, Piece]:
+    def weights(self) -> dict[str, LocalRows]:
         """Main weights."""
-        return {name: piece_of(p.data) for name, p in self._parameters()}
+        return {name: local_rows(p.data) for name, p in self._parameters()}
 
     def whole_weights(self) -> dict[str, Tensor]:
         """`gather_full` of every parameter."""

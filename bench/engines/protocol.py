@@ -62,6 +62,13 @@ class Engine(Protocol):
         """Bytes this rank has sent since it was built (`RingBytes` convention); None if unknown."""
         ...
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Of `wire_bytes`, what gathers of weights sent, by torch's name of the dtype on the wire.
+
+        None where the engine does not say; one that was written before may lack the method.
+        """
+        ...
+
     def save_checkpoint(self, folder: Path) -> None:
         """Write weights and optimizer state to `folder`, which does not exist yet. Collective."""
         ...

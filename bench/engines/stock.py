@@ -61,6 +61,10 @@ class StockEngine:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Nothing is gathered, unless a subclass does."""
+        return {}
+
     def pool_plan(self) -> dict[str, Any] | None:
         """Torch's engines do not say how they allocate."""
         return None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from bench.engines.inspection import BucketContents, Piece, WireEntry, lacks, piece_of
+from bench.engines.inspection import BucketContents, LocalRows, WireEntry, lacks, local_rows
 from bench.spec import DtypeName
 
 
@@ -31,17 +31,17 @@ class StockInspection:
         named = self._model.named_parameters()
         return {name.removeprefix(self._prefix): parameter for name, parameter in named}
 
-    def gradients(self) -> dict[str, Piece | None]:
+    def gradients(self) -> dict[str, LocalRows | None]:
         """`.grad` of every trainable parameter."""
         return {
-            name: None if p.grad is None else piece_of(p.grad)
+            name: None if p.grad is None else local_rows(p.grad)
             for name, p in self._parameters().items()
             if p.requires_grad
         }
 
-    def weights(self) -> dict[str, Piece]:
+    def weights(self) -> dict[str, LocalRows]:
         """The parameters themselves."""
-        return {name: piece_of(p.data) for name, p in self._parameters().items()}
+        return {name: local_rows(p.data) for name, p in self._parameters().items()}
 
     def whole_weights(self) -> dict[str, Tensor]:
         """`full_tensor()` of sharded parameters."""

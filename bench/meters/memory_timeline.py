@@ -180,6 +180,10 @@ class MarkedEngine:
         """As the engine's."""
         return self._engine.pool_plan()
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """As the engine's."""
+        return self._engine.gathered_bytes()
+
     def wire_bytes(self) -> int | None:
         """As the engine's."""
         return self._engine.wire_bytes()

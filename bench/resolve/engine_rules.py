@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from bench.resolve.machine import Machine
 from bench.spec import (
     EngineSpec,
     MfsdpSettings,
-    ResolvedDtypes,
     ResolvedRun,
     RunSpec,
     TrainSpec,
@@ -20,6 +20,7 @@ from bench.spec import (
 )
 from bench.spec.engine_table import TABLE
 from mfsdp_core.plan.fine_grained import gathers_by_module
+from mfsdp_core.plan.recipes import QuantisedWeights
 from mfsdp_core.plan.strategy import INNER, OUTER, AxisPlacements
 
 
@@ -29,7 +30,17 @@ def core_settings(engine: EngineSpec) -> MfsdpSettings | None:
     return engine.settings if type(engine.settings) is MfsdpSettings else None
 
 
-def resolve_engine(spec: RunSpec, dtypes: ResolvedDtypes) -> EngineSpec:
+def codec_of(engine: EngineSpec) -> QuantisedWeights | None:
+    """How the core's weights are quantised on their way; None where they are not."""
+    settings = core_settings(engine)
+    if settings is None or settings.recipe == "none":
+        return None
+    codec = QuantisedWeights(settings.recipe)
+    # With two directions there is one way; `gather_precision_without_recipe` says so.
+    return codec if codec.has_two_directions else replace(codec, gathers=settings.gather_precision)
+
+
+def resolve_engine(spec: RunSpec) -> EngineSpec:
     """The engine with its strategy and its way of gathering chosen.
 
     Raises:
@@ -42,7 +53,7 @@ def resolve_engine(spec: RunSpec, dtypes: ResolvedDtypes) -> EngineSpec:
     if settings is None or settings.fine_grained_gather is not None:
         return engine
     recomputes = spec.model.recompute != "none"
-    by_module = gathers_by_module(dtypes.compute, recomputes=recomputes)
+    by_module = gathers_by_module(settings.recipe, recomputes=recomputes)
     return engine.with_settings(fine_grained_gather=by_module)
 
 

@@ -74,6 +74,19 @@ def _shapes() -> tuple[ModelShape, ...]:
             tie_embeddings=True,
             rope_theta=_LLAMA3_THETA,
         ),
+        # config.json of meta-llama/Llama-3.2-3B: 3,212,749,824 parameters.
+        ModelShape(
+            preset="3b",
+            layers=28,
+            hidden=3072,
+            ffn_hidden=8192,
+            heads=24,
+            kv_heads=8,
+            head_dim=128,
+            vocab=_LLAMA3_VOCAB,
+            tie_embeddings=True,
+            rope_theta=_LLAMA3_THETA,
+        ),
         # config.json of meta-llama/Meta-Llama-3-8B: 8,030,261,248 parameters.
         ModelShape(
             preset="llama3-8b",

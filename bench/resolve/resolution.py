@@ -40,13 +40,12 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     check_evidence_environment(spec)
     data_parallel = 1 if known_engine(spec.engine.name).one_process else spec.launch.ranks
     check_spec(spec, shape, data_parallel)
-    dtypes = resolve_dtypes(spec.dtypes)
     return ResolvedRun(
         shape=shape,
         recompute=spec.model.recompute,
         data=spec.data,
-        engine=resolve_engine(spec, dtypes),
-        dtypes=dtypes,
+        engine=resolve_engine(spec),
+        dtypes=resolve_dtypes(spec.dtypes),
         train=evidence_steps(spec),
         launch=spec.launch,
         measure=spec.measure,

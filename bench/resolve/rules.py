@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.resolve import device_rules, dtype_rules, engine_rules, nccl_rules
+from bench.resolve import device_rules, dtype_rules, engine_rules, nccl_rules, recipe_rules
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 
@@ -36,6 +36,8 @@ RULES: tuple[Rule, ...] = (
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
     Rule("decoupled-gradients-need-a-reader", engine_rules.decoupled_gradients_need_a_reader),
     Rule("optimizer-has-no-such-state", engine_rules.optimizer_has_no_such_state),
+    Rule("gather-precision-without-recipe", recipe_rules.gather_precision_without_recipe),
+    Rule("recompute-inside-of-a-unit", recipe_rules.recompute_inside_of_a_unit),
     Rule("dtypes-not-in-engine", dtype_rules.dtypes_not_in_engine),
     Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),
     Rule("nccl-ub-needs-sum", nccl_rules.nccl_ub_needs_sum),
@@ -43,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     Rule("pool-slots-need-pool", nccl_rules.pool_slots_need_pool),
     Rule("double-buffer-needs-pool", nccl_rules.double_buffer_needs_pool),
     Rule("not-built", engine_rules.not_built),
+    Rule("recipe-not-built", recipe_rules.recipe_not_built),
     Rule("engine-not-here", engine_rules.engine_not_here),
     Rule("too-few-nodes", device_rules.too_few_nodes),
     Rule("too-few-devices", device_rules.too_few_devices),

@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from bench.resolve.engine_rules import core_settings
+from bench.resolve.engine_rules import codec_of, core_settings
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
 from bench.spec import (
     EngineSpec,
@@ -38,6 +38,7 @@ from mfsdp_core.plan.memory_model import (
     PolicyNames,
     memory_of_buckets,
 )
+from mfsdp_core.plan.recipes import QuantisedWeights
 from mfsdp_core.plan.strategy import INNER, parse_strategy
 
 
@@ -106,8 +107,9 @@ def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
         has_outer_axis=run.engine.outer_size > 1,
     )
     dtypes = run.dtypes
+    codec = codec_of(run.engine)
     model = memory_of_buckets(
-        _plans(run.shape, dtypes.compute, coordinate.sub_shards(strategy)),
+        bucket_plans(run.shape, dtypes.compute, coordinate.sub_shards(strategy), codec),
         strategy,
         coordinate,
         PolicyNames(
@@ -119,13 +121,17 @@ def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
         optimizer=run.optimizer,
         gradients_attached=True,
         allocation=AllocationConfig(settings.allocator, settings.pool_slots),
+        codec=codec,
     )
     return {name: count for name, count in model.bytes_by_category().items() if count}
 
 
 @lru_cache(maxsize=32)
-def _plans(shape: ModelShape, compute: str, pieces: int) -> tuple[BucketPlan, ...]:
-    return tuple(plan_buckets(parameter_facts(shape, compute), pieces))
+def bucket_plans(
+    shape: ModelShape, compute: str, slices: int, codec: QuantisedWeights | None
+) -> tuple[BucketPlan, ...]:
+    """The buckets of the core. compute: bench's name of a dtype."""
+    return tuple(plan_buckets(parameter_facts(shape, compute), slices, codec=codec))
 
 
 def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:

@@ -15,14 +15,16 @@ from typing import Final
 from pydantic import Field
 
 from bench.spec.engine_row import DtypePolicies, EngineRow, EngineSettings
-from bench.spec.names import AllocatorName, TransportName
+from bench.spec.names import AllocatorName, GatherPrecisionName, RecipeName, TransportName
 
 
 class MfsdpSettings(EngineSettings):
     """Switches of `mfsdp_core`, under the names of this harness.
 
     fine_grained_gather: gather module by module; None: by the rule of
-    `mfsdp_core.plan.fine_grained`.
+    `mfsdp_core.plan.fine_grained`. recipe: how matrices are quantised on their way.
+    gather_precision: what travels then, codes of the recipe, or weights in the compute dtype that
+    are quantised on arrival.
     """
 
     allocator: AllocatorName = "storage_resize"
@@ -36,6 +38,8 @@ class MfsdpSettings(EngineSettings):
     separate_gather_group: bool = False
     pool_slots: int = Field(default=2, ge=2)
     fine_grained_gather: bool | None = None
+    recipe: RecipeName = "none"
+    gather_precision: GatherPrecisionName = "recipe"
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on

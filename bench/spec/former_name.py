@@ -1,7 +1,8 @@
 """Hashes of runs as they were until November 2026, by which baselines of that time know them.
 
 Frozen: the rule hashed every setting of every engine, but for those of `_LATER` at their default.
-No setting is added here.
+What came later is named here, since an
+engine's settings are hashed whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "separate_gather_group": (False,),
         "pool_slots": (2,),
         "fine_grained_gather": (None, False),
+        "recipe": ("none",),
+        "gather_precision": ("recipe",),
     },
     "train": {"state_dtype": ("fp32",), "master_weights": (False,), "checkpoint_every": (None,)},
 }

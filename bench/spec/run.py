@@ -215,6 +215,8 @@ class ResolvedRun(Frozen):
         if self.engine.outer_size > 1:
             parts.append(f"{HYBRID_NAMES[self.engine.outer_strategy]}{self.engine.outer_size}")
         parts.append(self.dtypes.compute)
+        if self.engine.setting("recipe") not in (None, "none"):
+            parts.append(self.engine.setting("recipe"))
         if self.dtypes.grad_comm != self.dtypes.compute:
             parts.append(f"comm_{self.dtypes.grad_comm}")
         parts.append(f"{self.launch.ranks}x{self.launch.device}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.inspection import Piece
+from bench.engines.inspection import LocalRows
 from bench.spec import DtypeName
 from bench.testing import rounding
 from bench.testing.reference import Named
@@ -28,7 +28,7 @@ class CaseEvidence:
     """A case, what its ranks saw, and the reference.
 
     Raises (from its properties):
-        JoiningError: pieces that do not fit together.
+        JoiningError: shards that do not fit together.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class CaseEvidence:
         model = rounding.Model(grads, wire, self.case.inner, outer, self.reduces_every_microbatch)
         return rounding.expected(self.raw(step).contributions(name), model)
 
-    def gradient_pieces(self, name: str, step: int) -> list[Piece | None]:
+    def gradient_shards(self, name: str, step: int) -> list[LocalRows | None]:
         """Before clipping, of all ranks."""
         return [one.steps[step].gradients.get(name) for one in self.seen]
 
@@ -114,20 +114,20 @@ class CaseEvidence:
                 (one.steps[step].clipped or {} if clipped else one.steps[step].gradients).get(name)
                 for one in self.seen
             ]
-            pieces = [piece for piece in per_rank if piece is not None]
-            complete = len(pieces) == len(per_rank)
+            shards = [shard for shard in per_rank if shard is not None]
+            complete = len(shards) == len(per_rank)
             shape = self.reference.shapes[name]
-            found[name] = joining.joined(name, pieces, shape) if complete else None
+            found[name] = joining.joined(name, shards, shape) if complete else None
         return found
 
-    def whole(self, pieces: Sequence[dict[str, Piece]]) -> Named:
+    def whole(self, shards: Sequence[dict[str, LocalRows]]) -> Named:
         """Every parameter, put together."""
         shapes = self.reference.shapes
-        absent = [name for name in shapes if any(name not in of_rank for of_rank in pieces)]
+        absent = [name for name in shapes if any(name not in of_rank for of_rank in shards)]
         if absent:
             raise joining.JoiningError(f"no weights of {', '.join(absent)} on some rank")
         return {
-            name: joining.joined(name, [of_rank[name] for of_rank in pieces], shape)
+            name: joining.joined(name, [of_rank[name] for of_rank in shards], shape)
             for name, shape in shapes.items()
         }
 

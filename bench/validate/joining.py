@@ -1,4 +1,4 @@
-"""Whole tensors from the pieces of all ranks, in the order that the pieces themselves claim."""
+"""Whole tensors from the shards of all ranks, in the order that the shards themselves claim."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bench.engines.inspection import Piece
+from bench.engines.inspection import LocalRows
 
-Pieces = Mapping[str, Piece | None]
+RowsByName = Mapping[str, LocalRows | None]
 
 
 class JoiningError(Exception):
-    """The pieces of a parameter do not make up one tensor of its shape; says why."""
+    """The shards of a parameter do not make up one tensor of its shape; says why."""
 
 
-def joined(name: str, pieces: Sequence[Piece], shape: tuple[int, ...]) -> Tensor:
-    """The whole tensor behind `pieces`, one per rank.
+def joined(name: str, shards: Sequence[LocalRows], shape: tuple[int, ...]) -> Tensor:
+    """The whole tensor behind `shards`, one per rank.
 
     Raises:
-        JoiningError: a piece is missing, or together they have another shape.
+        JoiningError: a shard is missing, or together they have another shape.
     """
-    by_order: dict[int, Piece] = {}
-    for piece in pieces:
-        by_order.setdefault(piece.order, piece)
-    parts = {piece.parts for piece in pieces}
+    by_order: dict[int, LocalRows] = {}
+    for shard in shards:
+        by_order.setdefault(shard.order, shard)
+    parts = {shard.parts for shard in shards}
     if len(parts) != 1 or sorted(by_order) != list(range(parts.copy().pop())):
-        raise JoiningError(f"{name}: pieces {sorted(by_order)} of {sorted(parts)} on all ranks")
+        raise JoiningError(f"{name}: shards {sorted(by_order)} of {sorted(parts)} on all ranks")
     rows = [by_order[order].rows for order in sorted(by_order)]
     if not shape:
         rows = [row.reshape(-1) for row in rows]
     whole = torch.cat(rows) if len(rows) > 1 else rows[0]
     if whole.numel() != _elements(shape) or tuple(whole.shape) not in {shape, (1,)}:
         raise JoiningError(
-            f"{name}: pieces of {[tuple(r.shape) for r in rows]} do not make up {shape}"
+            f"{name}: shards of {[tuple(r.shape) for r in rows]} do not make up {shape}"
         )
     return whole.reshape(shape)
 
 
-def first_row(name: str, pieces: Sequence[Piece], rank: int) -> int:
-    """Row of the whole tensor at which the piece of `rank` begins."""
+def first_row(name: str, shards: Sequence[LocalRows], rank: int) -> int:
+    """Row of the whole tensor at which the shard of `rank` begins."""
     del name
-    own = pieces[rank]
-    before = {p.order: len(_as_rows(p.rows)) for p in pieces if p.order < own.order}
+    own = shards[rank]
+    before = {p.order: len(_as_rows(p.rows)) for p in shards if p.order < own.order}
     return sum(before.values())
 
 
-def cut(whole: Tensor, start: int, piece: Piece) -> Tensor:
-    """The rows of `whole` that `piece`, which begins at row `start`, stands for."""
-    if piece.parts == 1:
-        return whole.reshape(piece.rows.shape)
-    rows = _as_rows(whole)[start : start + len(_as_rows(piece.rows))]
-    return rows.reshape(piece.rows.shape)
+def cut(whole: Tensor, start: int, shard: LocalRows) -> Tensor:
+    """The rows of `whole` that `shard`, which begins at row `start`, stands for."""
+    if shard.parts == 1:
+        return whole.reshape(shard.rows.shape)
+    rows = _as_rows(whole)[start : start + len(_as_rows(shard.rows))]
+    return rows.reshape(shard.rows.shape)
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

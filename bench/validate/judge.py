@@ -78,7 +78,7 @@ def _asked(check: Check, evidence: CaseEvidence) -> CheckVerdict | None:
     try:
         return check(evidence)
     except JoiningError as error:
-        finding = Finding(expected="pieces that make up the parameter", found=str(error))
+        finding = Finding(expected="shards that make up the parameter", found=str(error))
         name = check.__name__.replace("_", " ")
         return CheckVerdict(check=name, state="failed", finding=finding)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bench.engines.inspection import BucketContents, Piece, WireEntry
+from bench.engines.inspection import BucketContents, LocalRows, WireEntry
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class StepSeen:
     """
 
     losses: list[float] = field(default_factory=list)
-    gradients: dict[str, Piece | None] = field(default_factory=dict)
+    gradients: dict[str, LocalRows | None] = field(default_factory=dict)
     norm: float | None = None
-    clipped: dict[str, Piece | None] | None = None
-    weights: dict[str, Piece] = field(default_factory=dict)
+    clipped: dict[str, LocalRows | None] | None = None
+    weights: dict[str, LocalRows] = field(default_factory=dict)
     computed: dict[str, Tensor] = field(default_factory=dict)
     changed: list[tuple[int, str]] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Seen:
     """
 
     rank: int
-    initial: dict[str, Piece] = field(default_factory=dict)
+    initial: dict[str, LocalRows] = field(default_factory=dict)
     steps: list[StepSeen] = field(default_factory=list)
     whole: dict[str, Tensor] | None = None
     buckets: list[BucketContents] = field(default_factory=list)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from bench.engines.inspection import Inspectable, Inspection, Piece
+from bench.engines.inspection import Inspectable, Inspection, LocalRows
 from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, EXPERT, TENSOR
@@ -138,9 +138,9 @@ class Bench:
         """What was sent so far belongs to no step."""
         self.look_at_rest(StepSeen())
 
-    def weights(self) -> dict[str, Piece]:
+    def weights(self) -> dict[str, LocalRows]:
         """Copies of this rank's rows of the main weights."""
-        return {name: copied_piece(piece) for name, piece in self.inspection.weights().items()}
+        return {name: copied_shard(shard) for name, shard in self.inspection.weights().items()}
 
     def look_once(self) -> None:
         """What does not change from step to step."""
@@ -288,14 +288,14 @@ _SCENARIOS: dict[str, Callable[[Bench], None]] = {
 # -- copies and bytes --------------------------------------------------------------------------
 
 
-def copied_piece(piece: Piece) -> Piece:
+def copied_shard(shard: LocalRows) -> LocalRows:
     """On the CPU, in memory of its own."""
-    return Piece(piece.rows.detach().to("cpu", copy=True), piece.order, piece.parts)
+    return LocalRows(shard.rows.detach().to("cpu", copy=True), shard.order, shard.parts)
 
 
-def copied(pieces: dict[str, Piece | None]) -> dict[str, Piece | None]:
-    """Every piece by `copied_piece`."""
-    return {name: None if p is None else copied_piece(p) for name, p in pieces.items()}
+def copied(shards: dict[str, LocalRows | None]) -> dict[str, LocalRows | None]:
+    """Every shard by `copied_shard`."""
+    return {name: None if p is None else copied_shard(p) for name, p in shards.items()}
 
 
 def set_aside() -> None:
@@ -343,7 +343,7 @@ def _tensors_in(kept: object) -> Iterator[Tensor]:
     elif isinstance(kept, list | tuple):
         for value in kept:
             yield from _tensors_in(value)
-    elif isinstance(kept, Seen | StepSeen | Piece):
+    elif isinstance(kept, Seen | StepSeen | LocalRows):
         yield from _tensors_in(
-            list(vars(kept).values()) if not isinstance(kept, Piece) else kept.rows
+            list(vars(kept).values()) if not isinstance(kept, LocalRows) else kept.rows
         )

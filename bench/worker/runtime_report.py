@@ -16,7 +16,10 @@ from bench.worker.place import Place, backend
 def runtime_report(
     engine: Engine, resolved: ResolvedRun, place: Place, cost: MeterCost | None = None
 ) -> dict[str, Any]:
-    """Facts of this process; `meters` (their cost over the whole run) once the run has ended."""
+    """Facts of this process; `meters` (their cost over the whole run) once the run has ended.
+
+    gathered_bytes: sent by this rank in gathers of weights so far, by dtype on the wire.
+    """
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -29,6 +32,8 @@ def runtime_report(
         "device_names": _device_names(place.device),
         "engine": resolved.engine.name,
         "engine_code_path": engine.code_path(),
+        # An engine of others may have been written before the method was.
+        "gathered_bytes": getattr(engine, "gathered_bytes", lambda: None)(),
     }
     if cost is not None:
         report["meters"] = {

@@ -36,12 +36,17 @@ class WireRecord:
 
 
 class WireLog:
-    """Subscribe an instance to an `EventBus`; it keeps the last `capacity` collectives."""
+    """Subscribe an instance to an `EventBus`; it keeps the last `capacity` collectives.
+
+    Totals of all: sent_bytes; counts, by operation; gathered_bytes, what this rank has sent in
+    all-gathers, by dtype on the wire.
+    """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._records: deque[WireRecord] = deque(maxlen=capacity)
         self.sent_bytes = 0
         self.counts: Counter[str] = Counter()
+        self.gathered_bytes: Counter[str] = Counter()
 
     def __call__(self, event: Event) -> None:
         """Record `event` if it is a collective."""
@@ -58,6 +63,8 @@ class WireLog:
         self._records.append(record)
         self.sent_bytes += record.sent_bytes
         self.counts[record.operation] += 1
+        if record.operation == "all_gather":
+            self.gathered_bytes[record.dtype] += record.sent_bytes
 
     def __iter__(self) -> Iterator[WireRecord]:
         return iter(self._records)
@@ -70,3 +77,4 @@ class WireLog:
         self._records.clear()
         self.sent_bytes = 0
         self.counts.clear()
+        self.gathered_bytes.clear()

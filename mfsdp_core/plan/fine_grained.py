@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from mfsdp_core.plan.recipes import RECIPES, QuantisedWeights
+
 #: Formats whose weights have a row-wise payload, for forward passes, and a column-wise one, for
 #: backward passes, which cannot be derived from each other.
-TWO_PAYLOADS = frozenset({"mxfp8"})
+TWO_PAYLOADS = frozenset(name for name in RECIPES if QuantisedWeights(name).has_two_directions)
 
 
 def gathers_by_module(weights: str, *, recomputes: bool) -> bool:

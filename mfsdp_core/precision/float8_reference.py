@@ -1,12 +1,6 @@
-"""FP8 weights in plain torch: four recipes that run wherever torch does, as a codec.
+"""FP8 weights in plain torch, as a codec that runs wherever torch does.
 
-    recipe    one scale per      scale                               scales on the wire
-    delayed   tensor             of the largest maximum of earlier   none
-                                 steps; 1 in the first
-    current   tensor             of the maximum                      none
-    block     128 x 128          of the block's maximum              none
-    mxfp8     1 x 32 of rows,    a power of two (E8M0)               the rows', a byte each
-              32 x 1 of columns
+The table of `mfsdp_core.plan.recipes` has the recipes; this runs the four of 8 bits.
 
 A matrix is [shape[0], the rest]; blocks at its edges are smaller. Codes are E4M3, a byte each. The
 maxima of blocks that a shard may cut are MAX-reduced over the ranks in FP32: every rank then knows
@@ -28,17 +22,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, get_args
 
 import torch
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
+from mfsdp_core.plan.recipes import CODES, VALUES, Codes, QuantisedWeights, most_in_a_slice
 from mfsdp_core.precision.codec import BucketCodec, Shard
 
-Recipe = Literal["delayed", "current", "block", "mxfp8"]
 Grid = torch.Tensor
 
 #: Largest finite E4M3 number.
@@ -49,65 +41,26 @@ _SMALLEST_EXPONENT, _LARGEST_EXPONENT = -126, 127
 
 
 @dataclass(frozen=True)
-class Codes:
-    """One array of codes. block: rows and columns under one scale, None for all of them.
-
-    scales: the payload that carries its scales; None where every rank knows them.
-    """
-
-    payload: str
-    block: tuple[int | None, int | None]
-    scales: str | None = None
-    directions: frozenset[Direction] = BOTH
-
-
-_CODES: Mapping[Recipe, tuple[Codes, ...]] = {
-    "delayed": (Codes("codes", (None, None)),),
-    "current": (Codes("codes", (None, None)),),
-    "block": (Codes("codes", (128, 128)),),
-    "mxfp8": (
-        Codes("row_codes", (1, 32), "row_scales", frozenset({"forward"})),
-        Codes("column_codes", (32, 1), None, frozenset({"backward"})),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Float8Reference:
+class Float8Reference(QuantisedWeights):
     """A `Codec` of matrices; vectors travel as they are.
 
     margin: powers of two of headroom. history: steps whose maxima delayed scaling looks back at.
 
     Raises:
-        ConfigurationError: an unknown recipe.
+        ConfigurationError: an unknown recipe, or one that only plans.
     """
 
-    recipe: Recipe
     margin: int = 0
     history: int = 16
 
     def __post_init__(self) -> None:
-        """Check the name."""
-        if self.recipe not in get_args(Recipe):
+        """Check the names."""
+        super().__post_init__()
+        if any(codes.per_byte > 1 for codes in CODES[self.recipe]):
             raise ConfigurationError(
-                f"recipe={self.recipe!r}: expected one of {', '.join(get_args(Recipe))}."
+                f"recipe={self.recipe!r}: FP8 in plain torch runs delayed, current, block and "
+                "mxfp8; 4-bit weights need the kernels of Transformer Engine."
             )
-
-    def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Matrices, and what has more dimensions."""
-        del name
-        return len(shape) > 1 and prod(shape) > 0
-
-    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
-        """A byte per weight and direction, and the scales that travel."""
-        del compute
-        found = []
-        for codes in _CODES[self.recipe]:
-            found.append(Payload(codes.payload, "uint8", layout.slice_elements, codes.directions))
-            if codes.scales is not None:
-                size = _scale_elements(layout)
-                found.append(Payload(codes.scales, "uint8", size, codes.directions))
-        return tuple(found)
 
     def for_bucket(self, shard: Shard) -> BucketCodec:
         """The codec of one bucket, which keeps its scales."""
@@ -135,38 +88,55 @@ class _Bucket:
         self._recipe = recipe
         self._shard = shard
         self._maxima: deque[torch.Tensor] = deque(maxlen=recipe.history)
+        self._all_codes = CODES[recipe.recipe]
         self._scales: dict[str, list[Grid]] = {}
 
     def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
-        """Write this rank's codes, and the scales that travel."""
+        """Write this rank's codes, and the scales that travel; or its weights."""
         values = main.to(self._shard.compute)
-        for codes in _CODES[self._recipe.recipe]:
+        if VALUES in parts:
+            parts[VALUES].copy_(values)
+        for codes in self._all_codes:
             scales = self._scales_of(values, codes)
-            for part in self._own():
-                scale = _spread(scales[part.index], codes.block, part, part.of(values))
-                scaled = (part.of(values).float() / scale).clamp_(-LARGEST, LARGEST)
-                part.of(parts[codes.payload]).copy_(_as_bytes(scaled))
+            if codes.payload in parts:
+                for part in self._own():
+                    part.of(parts[codes.payload]).copy_(
+                        self._quantised(part, values, scales, codes)
+                    )
             if codes.scales is None:
                 self._scales[codes.payload] = scales
-            else:
+            elif codes.scales in parts:
                 self._send(scales, parts[codes.scales])
 
     def decode(
         self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor
     ) -> None:
-        """Codes times scales."""
+        """Codes times scales. Weights that have arrived as such are made into codes first."""
         layout = self._shard.layout
-        for codes in _CODES[self._recipe.recipe]:
+        for codes in self._all_codes:
             if direction not in codes.directions:
                 continue
+            values = gathered.get(VALUES)
             if codes.scales is None:
                 scales = self._scales[codes.payload]
             else:
                 scales = self._received(gathered[codes.scales])
             for part in _parts(layout, 0, layout.slices):
-                numbers = part.of(gathered[codes.payload]).view(torch.float8_e4m3fn).float()
+                if values is None:
+                    found = part.of(gathered[codes.payload])
+                else:
+                    found = self._quantised(part, values, scales, codes)
+                numbers = found.view(torch.float8_e4m3fn).float()
                 scale = _spread(scales[part.index], codes.block, part, numbers)
                 part.of(weights).copy_(numbers * scale)
+
+    def _quantised(
+        self, part: _Part, values: torch.Tensor, scales: list[Grid], codes: Codes
+    ) -> torch.Tensor:
+        """Codes of the rows of `part` in `values`, uint8."""
+        scale = _spread(scales[part.index], codes.block, part, part.of(values))
+        scaled = (part.of(values).float() / scale).clamp_(-LARGEST, LARGEST)
+        return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
 
     def _own(self) -> Iterator[_Part]:
         shard = self._shard
@@ -175,8 +145,9 @@ class _Bucket:
     def _scales_of(self, values: torch.Tensor, codes: Codes) -> list[Grid]:
         """Scales of all blocks; of blocks in rows of other ranks only where no scale travels."""
         sizes = [_grid(slot.shape, codes.block) for slot in self._shard.layout.slots]
-        flat = torch.zeros(sum(map(prod, sizes)), device=values.device)
-        grids = [g.view(s) for g, s in zip(flat.split([*map(prod, sizes)]), sizes, strict=True)]
+        counts = [*map(prod, sizes)]
+        flat = torch.zeros(sum(counts), device=values.device)
+        grids = [g.view(s) for g, s in zip(flat.split(counts), sizes, strict=True)]
         for part in self._own():
             _enter_maxima(grids[part.index], codes.block, part, part.of(values))
         if codes.scales is None:
@@ -185,11 +156,12 @@ class _Bucket:
             earlier = [*self._maxima]
             self._maxima.append(flat.clone())
             # No step before: a scale of 1, which is what maxima of 448 without headroom give.
-            flat = torch.stack(earlier).amax(0) if earlier else torch.zeros_like(flat)
-        scale = torch.where(flat > 0, flat / LARGEST * 2.0**self._recipe.margin, 1.0)
-        if self._recipe.recipe == "mxfp8":
-            scale = _power_of_two(scale)
-        return [g.view(s) for g, s in zip(scale.split([*map(prod, sizes)]), sizes, strict=True)]
+            flat.copy_(torch.stack(earlier).amax(0) if earlier else torch.zeros_like(flat))
+        return [self._scale(grid) for grid in grids]
+
+    def _scale(self, maxima: Grid) -> Grid:
+        scale = torch.where(maxima > 0, maxima / LARGEST * 2.0**self._recipe.margin, 1.0)
+        return _power_of_two(scale) if self._recipe.recipe == "mxfp8" else scale
 
     def _send(self, scales: list[Grid], payload: torch.Tensor) -> None:
         shard = self._shard
@@ -265,27 +237,14 @@ def _power_of_two(scale: Grid) -> Grid:
     return torch.ldexp(torch.ones_like(scale), exponent)
 
 
-def _as_bytes(scaled: torch.Tensor) -> torch.Tensor:
-    return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
-
-
-def _scale_elements(layout: Layout) -> int:
-    """Scales of rows in the slice that has the most of them."""
-    ends = [0] * layout.slices
-    for part in range(layout.slices):
-        for _, _, where in _scale_places(layout, part, 1, elements=0):
-            ends[part] = where.stop
-    return max(ends)
-
-
 def _scale_places(
-    layout: Layout, first_slice: int, slices: int, *, elements: int | None = None
+    layout: Layout, first_slice: int, slices: int
 ) -> Iterator[tuple[int, slice, slice]]:
     """Matrix, its rows, and where in a payload over these slices their scales lie.
 
     Slice by slice, since every slice has as many elements; within one, matrix by matrix.
     """
-    size = _scale_elements(layout) if elements is None else elements
+    size = most_in_a_slice(layout, 32)
     for number in range(slices):
         cursor = number * size
         for index, slot in enumerate(layout.slots):

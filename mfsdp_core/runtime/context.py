@@ -169,6 +169,12 @@ class ShardedContext:
             self.params.release(unit)
         unit.show_sharded()
 
+    def end_recomputation(self, point: GatherPoint) -> None:
+        """A module has run again inside a backward pass, which now needs its own payload of it."""
+        if inside_backward():
+            with torch.no_grad():
+                self.gathering.backward(point)
+
     def before_backward(
         self, point: GatherPoint, call: Call | None, *, counts: bool, epoch: int
     ) -> None:

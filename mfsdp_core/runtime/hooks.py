@@ -6,6 +6,7 @@ gradient of any output       -> before_backward (also of tensors that it leaves 
 gradient of a gradient       -> before_backward_again
 gradients of all inputs      -> after_backward (never, where no input requires a gradient: the
                                 end of the backward pass releases the unit then)
+module forward hook, always  -> end_recomputation, where passes read different payloads
 post-accumulate-grad hook    -> gradient_ready, once per backward pass and parameter, also for
                                 tied parameters and modules called several times
 """
@@ -14,17 +15,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.runtime.call_hooks import CallHooks, LeafInputs
 from mfsdp_core.runtime.call_tensors import LeftTensors, differentiable, refuse_unfinished
-from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.context import ShardedContext, inside_backward
 from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 
 #: Attribute of the runtime's own hooks on modules.
@@ -38,6 +42,7 @@ def attach_hooks(context: ShardedContext) -> None:
         _hook_module(context, point, leaves)
     for unit in (context.root, *context.units):
         _hook_parameters(context, unit)
+    _hook_two_payloads(context)
 
 
 def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs) -> None:
@@ -79,6 +84,41 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
     # entries). Disabled, they break the graph: what lies between them is compiled.
     point.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
     point.module.register_forward_hook(_untraced(after), with_kwargs=True)
+
+
+def _hook_two_payloads(context: ShardedContext) -> None:
+    """See [Note: two payloads] of `runtime/weight_buffers.py`."""
+    points = context.gathering.points
+    seen = {id(point.module) for point in points}
+    for point in points:
+        groups = [group for group in point.groups if group.weights.has_two_payloads]
+        if not groups:
+            continue
+
+        def ended(_module: nn.Module, _args: Any, _output: Any, point: GatherPoint = point) -> None:
+            context.end_recomputation(point)
+
+        # Recomputation may be stopped, by an exception, once it has saved what is wanted.
+        point.module.register_forward_hook(_untraced(ended), always_call=True)
+        for group in groups:
+            holders = {id(m): m for p in group.parameters for m, _ in p.holders}
+            for holder in (m for key, m in holders.items() if key not in seen):
+                holder.register_forward_pre_hook(_untraced(partial(_refuse_inner, group)))
+
+
+def _refuse_inner(group: ParameterGroup, module: nn.Module, _args: Any) -> None:
+    """Recomputation inside of a unit must not read what a backward pass reads.
+
+    Raises:
+        CapabilityNotBuiltError: it would.
+    """
+    if inside_backward() and group.weights.is_for_backward:
+        raise CapabilityNotBuiltError(
+            f"activations of a {type(module).__name__} in {group.plan.name} are recomputed under a "
+            "weight_codec with one payload for forward passes and another for backward passes, and "
+            "its unit as a whole is not. Pass enable_fine_grained_param_gather=True, recompute the "
+            "whole unit, or make that module a unit."
+        )
 
 
 def _hook_parameters(context: ShardedContext, unit: Unit) -> None:

@@ -17,10 +17,17 @@ Residency of the compute weights:
 
     EMPTY ---------issue-------> COMMUNICATING --complete--> READY
     READY ---------issue-------> COMMUNICATING   for the other direction, where codecs send another
-                                                 payload
+                                                 payload; see [Note: two payloads]
     READY ---------release-----> EMPTY           (persistent buckets stay READY)
     READY ---------invalidate--> PRESERVED       storage is there, the contents are of last step
     PRESERVED -----issue-------> COMMUNICATING   refreshed in place
+
+[Note: two payloads] Where forward and backward passes read different payloads (rows and columns of
+MXFP8), there is still one full buffer, and autograd has saved views of it. While activations are
+recomputed it holds what a forward pass reads; once the module has run again, whichever way it
+ended, what a backward pass reads is gathered into the same memory. So a recomputed unit gathers
+columns, rows and columns again. Recomputation that starts inside of a unit is seen only where its
+modules gather for themselves, and refused elsewhere.
 
 Where the outer axis shards the optimizer, the source is refreshed from the outer sub-shards before
 the first inner gather that follows an update: once per cycle and bucket, in any microbatch.
@@ -37,7 +44,7 @@ import torch
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import Done, Pending
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
@@ -126,6 +133,16 @@ class WeightBuffers:
         return not self._persistent
 
     @property
+    def has_two_payloads(self) -> bool:
+        """Whether a forward pass reads another payload than a backward pass."""
+        return not self._serves_both
+
+    @property
+    def is_for_backward(self) -> bool:
+        """Whether what is gathered now, or was last, is what a backward pass reads."""
+        return self._direction == "backward"
+
+    @property
     def is_gathered(self) -> bool:
         """Whether the compute weights are there or under way."""
         return self.state in (Residency.READY, Residency.COMMUNICATING)
@@ -163,7 +180,6 @@ class WeightBuffers:
         if self.state in (Residency.READY, Residency.COMMUNICATING):
             if direction == self._direction or self._serves_both:
                 return False
-            self._check_can_turn(direction)
             self.complete()
         if self.state is Residency.EMPTY:
             self._allocate()
@@ -302,19 +318,6 @@ class WeightBuffers:
         """Let the parameters be views of `data`; None: of nothing."""
         self.full = FullBuffer(self._spec.layout, self._nothing if data is None else data)
         self._on_move(None if data is None else self.full)
-
-    def _check_can_turn(self, direction: Direction) -> None:
-        """Refuse to replace what a backward pass reads by what a forward pass reads.
-
-        Raises:
-            CapabilityNotBuiltError: activations are recomputed under a codec with two payloads.
-        """
-        if direction == "forward" and torch._C._current_graph_task_id() != _NO_BACKWARD:
-            raise CapabilityNotBuiltError(
-                f"{self._spec.name}: activations are recomputed under a weight_codec that gathers "
-                "one payload for the forward pass and another for the backward pass. Both at once "
-                "are not built; use a codec with one payload, or do not recompute this unit."
-            )
 
     def _enter(self, event: str) -> None:
         following = _TRANSITIONS.get((self.state, event))

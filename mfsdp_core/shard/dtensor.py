@@ -8,6 +8,7 @@ wrong places without an error (R13): use `gather_full`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -85,7 +86,7 @@ def without_offset(shard: DTensor) -> DTensor:
     return fresh
 
 
-def local_tensor(value: torch.Tensor) -> torch.Tensor:
+def local_tensor(value: Any) -> Any:
     """This rank's part of a DTensor itself, not a view of it that autograd follows.
 
     Anything else is returned as it is.

@@ -22,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
 
+from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
@@ -140,10 +141,10 @@ class _Swapped:
     ) -> None:
         self._parameter = parameter
         self._states = optimizer.state
-        self._local: torch.Tensor = _local(parameter)
-        self._gradient: torch.Tensor = _local(parameter.grad)
+        self._local: torch.Tensor = local_tensor(parameter)
+        self._gradient: torch.Tensor = local_tensor(parameter.grad)
         self._before: State | None = self._states.get(parameter)
-        local_state = {name: _local(value) for name, value in (self._before or {}).items()}
+        local_state = {name: local_tensor(value) for name, value in (self._before or {}).items()}
         self._cut = {
             name: value
             for name, value in local_state.items()
@@ -204,7 +205,7 @@ class _Swapped:
 
     def _as_before(self, name: str, value: Any) -> Any:
         before = None if self._before is None else self._before.get(name)
-        if before is not None and _local(before) is value:
+        if before is not None and local_tensor(before) is value:
             return before
         parameter = self._parameter
         # The count of steps is a scalar, which a scalar parameter has the shape of.
@@ -227,8 +228,3 @@ def _own(value: Any, *, is_first: bool) -> Any:
 
 def _swaps(parameter: torch.Tensor) -> TypeGuard[DTensor]:
     return isinstance(parameter, DTensor) and parameter.grad is not None
-
-
-def _local(value: Any) -> Any:
-    """The tensor behind a DTensor itself, not a view of it that autograd follows."""
-    return value._local_tensor if isinstance(value, DTensor) else value

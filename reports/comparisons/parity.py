@@ -222,6 +222,7 @@ def _group_key(resolved: ResolvedRun) -> str:
         "model": resolved.factory if shape is None else shape.model_dump(mode="json"),
         "data": resolved.data.model_dump(mode="json"),
         "dtypes": resolved.dtypes.model_dump(mode="json"),
+        "recipe": resolved.engine.setting("recipe") or "none",
         "device": resolved.launch.device,
         "train": train,
     }

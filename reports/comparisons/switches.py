@@ -16,6 +16,7 @@ SWITCHES: Final = {
     "allocator": ("allocator", "double_buffer", "pool_slots"),
     "transport": ("transport",),
     "fine_grained_gather": ("fine_grained_gather",),
+    "gather_precision": ("gather_precision",),
 }
 
 
@@ -46,7 +47,7 @@ class SwitchGroup:
     @property
     def must_agree(self) -> bool:
         """Whether the switch may not change a single bit of any loss."""
-        return self.switch in {"allocator", "fine_grained_gather"}
+        return self.switch != "transport"
 
 
 def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.derive.gathers import broken_promise
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
 from reports.comparisons.change import Change
@@ -38,6 +39,7 @@ def headline(findings: Findings) -> Section:
             "one version throughout."
         )
         blocks.append(Paragraph(text, tone="warning"))
+    blocks.extend(Paragraph(text, tone="warning") for text in _broken_promises(findings))
     busy = busiest_start(records)
     if busy:
         blocks.append(Paragraph(busy, tone="warning"))
@@ -145,6 +147,15 @@ def _sentences(findings: Findings) -> list[str]:
             f"Failed or damaged runs: {quantity.counted(len(failed), 'cell')}; see Not measured."
         )
     return sentences
+
+
+def _broken_promises(findings: Findings) -> list[str]:
+    """Cells that asked for low-precision gathers and have not shown them, by what they have."""
+    cells: dict[str, list[str]] = {}
+    for cell in findings.cells:
+        for text in {broken_promise(run.record) for run in cell.runs} - {None}:
+            cells.setdefault(str(text), []).append(cell.name)
+    return [f"{', '.join(names)}: {text}." for text, names in cells.items()]
 
 
 def _of_arms(change: Change) -> str:

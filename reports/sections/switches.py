@@ -21,6 +21,11 @@ _EXPLANATIONS = {
         "exact sum: that point_to_point is the FP32 sum of the BF16 contributions, bit by bit, on "
         "2, 3 and 4 ranks, is what tests/core/test_reducers_exact.py checks."
     ),
+    "gather_precision": (
+        "Weights gathered as codes of their recipe, or in the compute dtype and quantised on "
+        "arrival with the same scales, are the same weights: losses and gradient norms must have "
+        "the same bits in every cell. What differs is what travels."
+    ),
     "fine_grained_gather": (
         "Gathering by module or by unit decides when weights arrive, never what is in them: losses "
         "and gradient norms must have the same bits in every cell."
@@ -30,6 +35,7 @@ _TITLES = {
     "allocator": "Allocators",
     "transport": "Reducers",
     "fine_grained_gather": "Gathering by module",
+    "gather_precision": "Gathers of quantised weights",
 }
 
 

@@ -140,6 +140,9 @@ def dtype_policy(resolved: ResolvedRun) -> str:
         words.append(f"grads {dtypes.main_grads}")
     if dtypes.grad_comm != dtypes.main_grads:
         words.append(f"comm {dtypes.grad_comm}")
+    recipe = resolved.engine.setting("recipe") or "none"
+    if recipe != "none":
+        words.append(f"{recipe} weights")
     return ", ".join(words)
 
 

@@ -12,7 +12,9 @@ ENGINE_PREFERENCE = tuple(row.name for row in sorted(TABLE, key=lambda row: not 
 """Established engines first, in the order of the table; the one under test behind them."""
 
 RULE = (
-    "the widest dtypes first, then the engines in the order " + ", ".join(ENGINE_PREFERENCE) + ", "
+    "the widest dtypes first, then weights that are not quantised, then the engines in the order "
+    + ", ".join(ENGINE_PREFERENCE)
+    + ", "
     "then the order of the sweep"
 )
 
@@ -44,11 +46,13 @@ def choose_reference(
     return min(candidates, key=_rank, default=None)
 
 
-def _rank(cell: Cell) -> tuple[int, int]:
+def _rank(cell: Cell) -> tuple[int, bool, int]:
     """Small is preferred; `min` keeps the first of equals, which is the sweep's order."""
     dtypes = cell.resolved.dtypes
     names = (dtypes.compute, dtypes.main_grads, dtypes.grad_comm, dtypes.main_params)
     width = sum(_BYTES[name or dtypes.compute] for name in names)
     engine = cell.resolved.engine.name
     known = engine in ENGINE_PREFERENCE
-    return -width, ENGINE_PREFERENCE.index(engine) if known else len(ENGINE_PREFERENCE)
+    quantised = (cell.resolved.engine.setting("recipe") or "none") != "none"
+    place = ENGINE_PREFERENCE.index(engine) if known else len(ENGINE_PREFERENCE)
+    return -width, quantised, place

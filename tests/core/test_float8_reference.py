@@ -15,8 +15,9 @@ from mfsdp_core import (
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
+from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.plan.strategy import parse_strategy
-from mfsdp_core.precision.float8_reference import Float8Reference, Recipe
+from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.facts import facts_of
 from oracle.float8_by_hand import decoded
 from oracle.hybrid import hybrid
@@ -205,7 +206,7 @@ def test_it_trains(ranks: RankPool, recipe: Recipe) -> None:
 
 
 def test_an_unknown_recipe_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="delayed, current, block, mxfp8"):
+    with pytest.raises(ConfigurationError, match="delayed, current, block and mxfp8"):
         Float8Reference("nvfp4")  # type: ignore[arg-type]
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mfsdp_core.plan.layout import Layout, build_layout
+from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.precision.codec import BucketCodec, Shard
-from mfsdp_core.precision.float8_reference import Float8Reference, Recipe
+from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.float8_by_hand import decoded
 
 #: Blocks that are whole, that the edge cuts and that shards cut; a kernel; some shards are empty.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
+from bench.testing.toy_models import Stack
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
@@ -19,7 +23,7 @@ from oracle.models import TOYS
 from oracle.ranks import WORLD, RankPool, mesh
 from oracle.seen_weights import weights_seen
 from oracle.sharded import STRATEGIES, Sharded, shard
-from oracle.toy_codecs import Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
+from oracle.toy_codecs import DoubledBack, Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
 pytestmark = pytest.mark.processes
 
@@ -199,16 +203,66 @@ def test_an_object_that_is_no_codec_is_refused() -> None:
         MixedPrecisionPolicy(weight_codec=Matrices())  # type: ignore[arg-type]
 
 
-def recomputing() -> str:
-    """In a rank: what it says about two payloads under recomputation."""
-    toy = shard("recomputed", "optim_grads_params", 2, mixed_precision_policy=policy(TwoPayloads()))
-    try:
-        toy.run_cycle(1)
-    except CapabilityNotBuiltError as error:
-        return str(error)
-    return "no error"
+def recomputed_differs(strategy: str, codec: Any, arguments: dict[str, Any]) -> list[str]:
+    """In a rank: what recomputation changes, of losses and gradients of two cycles."""
+    found = []
+    results = []
+    for recomputes in (True, False):
+        toy = shard("recomputed", strategy, 2, mixed_precision_policy=policy(codec), **arguments)
+        if not recomputes:
+            toy.model.module.hidden = MethodType(Stack.hidden, toy.model.module)
+        results.append(trained(toy, cycles=2))
+    if not equal(*results):
+        found.append(strategy)
+    return found
 
 
-def test_two_payloads_under_recomputation_are_refused(ranks: RankPool) -> None:
-    for said in ranks.run(recomputing):
-        assert "do not recompute this unit" in said
+@pytest.mark.parametrize("by_module", [False, True])
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads", "optim_grads_params"])
+def test_recomputation_reads_the_rows_and_the_backward_pass_the_columns(
+    ranks: RankPool, strategy: str, by_module: bool
+) -> None:
+    arguments = {"enable_fine_grained_param_gather": by_module}
+    assert ranks.run(recomputed_differs, strategy, DoubledBack(), arguments) == [[]] * WORLD
+
+
+class Inner(nn.Module):
+    """A unit that recomputes a part of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 64), nn.Linear(64, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(checkpoint(self.first, x, use_reentrant=False).tanh())
+
+
+def recomputing_inside(by_module: bool) -> tuple[str, bool]:
+    """In a rank: what it says, and whether gradients are those without recomputation."""
+    gradients = []
+    for recomputes in (True, False):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 6), Inner())
+        if not recomputes:
+            module[1].forward = lambda x, m=module[1]: m.second(m.first(x).tanh())
+        model = fully_shard_model(
+            module,
+            device_mesh=mesh(2),
+            dp_shard_dim="dp",
+            fsdp_unit_modules=[Inner],
+            mixed_precision_policy=policy(DoubledBack()),
+            enable_fine_grained_param_gather=by_module,
+        )
+        try:
+            model(torch.linspace(-1, 1, 12).view(2, 6)).square().mean().backward()
+        except CapabilityNotBuiltError as error:
+            return str(error), False
+        model.finish_grad_sync()
+        gradients.append([p.grad.to_local().clone() for p in model.parameters()])
+    return "", equal(*gradients)
+
+
+def test_recomputation_inside_of_a_unit_is_refused_unless_modules_gather(ranks: RankPool) -> None:
+    assert ranks.run(recomputing_inside, True) == [("", True)] * WORLD
+    for said, _ in ranks.run(recomputing_inside, False):
+        assert "enable_fine_grained_param_gather=True" in said

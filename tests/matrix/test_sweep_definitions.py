@@ -163,6 +163,36 @@ def test_master_weights_of_the_optimizer_cost_the_twin_four_bytes_per_parameter_
     assert wasteful - plain == pytest.approx(4 * run.shape.parameters / 4, rel=0.01)
 
 
+def test_every_recipe_gathers_as_codes_and_as_bf16_unless_a_reason_is_given():
+    plan = plan_of("low_precision_cpu")
+    assert {c.id for c in plan.cells} == {
+        "none-recipe",
+        "mxfp8-recipe",
+        *(f"{r}-{g}" for r in ("delayed", "current", "block") for g in ("recipe", "compute")),
+    }
+    assert {c.id: c.rule for c in plan.pruned} == {
+        "none-compute": "gather-precision-without-recipe",
+        "mxfp8-compute": "gather-precision-without-recipe",
+        "nvfp4-recipe": "recipe-not-built",
+        "nvfp4-compute": "recipe-not-built",
+    }
+
+
+def test_the_twin_of_pr4181_runs_its_matrix_but_for_what_needs_gathers_by_module():
+    original, twin = plan_of("pr4181_fine_grained"), plan_of("pr4181_fine_grained_cpu")
+    assert {c.id for c in original.pruned} == {c.id for c in (*twin.cells, *twin.pruned)}
+    cell = "mxfp8-selective-fine_grained_gather=false"
+    assert [(c.id, c.rule) for c in twin.pruned] == [(cell, "recompute-inside-of-a-unit")]
+    rules = {c.id: c.rule for c in original.pruned}
+    assert rules.pop(cell) == "recompute-inside-of-a-unit"
+    assert set(rules.values()) == {"too-few-devices"}
+
+
+def test_the_twin_of_pr4133_has_the_cells_of_the_original():
+    original, twin = plan_of("pr4133_decoupled"), plan_of("pr4133_decoupled_cpu")
+    assert {c.id for c in original.pruned} == {c.id for c in (*twin.cells, *twin.pruned)}
+
+
 def test_the_optim_fix_sweep_holds_optim_against_ddp_under_two_optimizers():
     plan = plan_of("pr3067_optim_fix_cpu")
     assert not plan.pruned

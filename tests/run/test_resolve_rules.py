@@ -98,6 +98,19 @@ CASES = {
         RunSpec(train=PRECISION_AWARE.model_copy(update={"master_weights": True})),
         "the optimizer adamw has no master_weights=True",
     ),
+    "gather-precision-without-recipe": Case(
+        engine(recipe="mxfp8", gather_precision="compute"),
+        engine(recipe="block", gather_precision="compute"),
+        "set gather_precision to recipe",
+    ),
+    "recompute-inside-of-a-unit": Case(
+        RunSpec(
+            model=ModelSpec(recompute="selective"),
+            engine=EngineSpec(recipe="mxfp8", fine_grained_gather=False),
+        ),
+        RunSpec(model=ModelSpec(recompute="selective"), engine=EngineSpec(recipe="mxfp8")),
+        "set engine.fine_grained_gather to true",
+    ),
     "dtypes-not-in-engine": Case(
         ddp_dtypes(compute="bf16", main_grads="bf16"),
         ddp_dtypes(compute="bf16", main_grads="fp32", grad_comm="bf16"),
@@ -129,6 +142,9 @@ CASES = {
         on_cuda(double_buffer=True, allocator="max_pool"),
         "mfsdp does not have NCCL user buffers",
         SERVER,
+    ),
+    "recipe-not-built": Case(
+        engine(recipe="nvfp4"), engine(recipe="mxfp8"), "planned only (one gather: "
     ),
     "engine-not-here": Case(
         engine("validate_engines:Replicatng"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
@@ -11,19 +13,23 @@ from bench.models.build import empty_model
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.parameter_facts import parameter_facts
 from bench.resolve.presets import PRESETS
+from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.resolution import resolve_anywhere
 from bench.resolve.state_bytes import state_bytes_by_category, state_bytes_of_all_ranks
 from bench.spec import (
     DtypeSpec,
     EngineSpec,
+    GatherPrecisionName,
     LaunchSpec,
     ModelShape,
     ModelSpec,
+    RecipeName,
     ResolvedRun,
     RunSpec,
     TrainSpec,
 )
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
+from mfsdp_core.plan.recipes import RECIPES, GatherPrecision
 
 SHAPES = [*PRESETS.values(), resolve_shape(ModelSpec(tie_embeddings=True, kv_heads=1))]
 GIB = 2**30
@@ -157,3 +163,31 @@ def test_the_bytes_of_optimizer_state_are_those_that_the_optimizer_makes(train: 
 def test_a_plan_of_llama_70b_on_a_thousand_ranks_takes_no_time() -> None:
     run = run_of(EngineSpec(name="mfsdp"), 1024, "llama3-70b", compute="bf16")
     assert 0.5 * GIB < sum(state_bytes_by_category(run).values()) < 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision", "of_matrices"),
+    [
+        ("current", "recipe", {"uint8": 1.0}),
+        ("block", "compute", {"bfloat16": 2.0}),
+        ("mxfp8", "recipe", {"uint8": 1 + 1 / 32}),
+        ("nvfp4", "recipe", {"uint8": 0.5 + 1 / 16}),
+    ],
+)
+def test_a_plan_predicts_the_bytes_of_a_gather(
+    recipe: str, precision: str, of_matrices: dict[str, float]
+) -> None:
+    run = run_of(
+        EngineSpec(name="mfsdp", recipe=recipe, gather_precision=precision), 2, compute="bf16"
+    )
+    shapes = [fact.shape for fact in parameter_facts(run.shape, "bf16")]
+    matrices = sum(s[0] * s[1] for s in shapes if len(s) > 1)
+    vectors = sum(s[0] for s in shapes if len(s) == 1)
+    expected = {dtype: int(each * matrices) for dtype, each in of_matrices.items()}
+    expected["bfloat16"] = expected.get("bfloat16", 0) + 2 * vectors
+    assert gather_bytes(run) == expected
+
+
+def test_names_of_recipes_are_those_of_the_core() -> None:
+    assert get_args(RecipeName) == ("none", *RECIPES)
+    assert get_args(GatherPrecisionName) == get_args(GatherPrecision)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.engines.inspection import Piece
+from bench.engines.inspection import LocalRows
 from bench.testing.serialization import packed, unpacked
 from bench.validate.observation import Seen
 from bench.validate.scenario import live_bytes, set_aside
@@ -32,7 +32,7 @@ def bits(tensor: Tensor) -> list[int]:
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_arrives_as_it_was_sent(name: str) -> None:
     sent = TENSORS[name]
-    found = unpacked(packed(Seen(1, whole={"w": sent}, initial={"p": Piece(sent, 1, 2)})))
+    found = unpacked(packed(Seen(1, whole={"w": sent}, initial={"p": LocalRows(sent, 1, 2)})))
     for tensor in (found.whole["w"], found.initial["p"].rows):
         assert (tensor.dtype, tensor.shape, tensor.layout) == (sent.dtype, sent.shape, sent.layout)
         assert bits(tensor) == bits(sent)

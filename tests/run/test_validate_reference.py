@@ -1,11 +1,11 @@
-"""The arithmetic of the checker, without ranks: attribution, rounding, pieces, the set of cases."""
+"""The arithmetic of the checker, without ranks: attribution, rounding, shards, the set of cases."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bench.engines.inspection import Piece
+from bench.engines.inspection import LocalRows
 from bench.errors import UsageError
 from bench.testing import rounding
 from bench.validate import joining
@@ -64,16 +64,18 @@ def test_the_slack_of_a_half_precision_wire_covers_its_roundings_and_not_a_lost_
 
 def test_pieces_are_put_together_in_the_order_that_they_claim() -> None:
     whole = torch.arange(10.0).view(5, 2)
-    pieces = [Piece(whole[3:], 1, 2), Piece(whole[:3], 0, 2)]
-    assert torch.equal(joining.joined("w", pieces, (5, 2)), whole)
-    assert [joining.first_row("w", pieces, rank) for rank in (0, 1)] == [3, 0]
+    shards = [LocalRows(whole[3:], 1, 2), LocalRows(whole[:3], 0, 2)]
+    assert torch.equal(joining.joined("w", shards, (5, 2)), whole)
+    assert [joining.first_row("w", shards, rank) for rank in (0, 1)] == [3, 0]
 
 
-def test_pieces_that_leave_a_row_out_are_refused() -> None:
+def test_shards_that_leave_a_row_out_are_refused() -> None:
     with pytest.raises(joining.JoiningError, match="do not make up"):
-        joining.joined("w", [Piece(torch.ones(2, 2), 0, 2), Piece(torch.ones(2, 2), 1, 2)], (5, 2))
-    with pytest.raises(joining.JoiningError, match="pieces"):
-        joining.joined("w", [Piece(torch.ones(5, 2), 1, 2)] * 2, (5, 2))
+        joining.joined(
+            "w", [LocalRows(torch.ones(2, 2), 0, 2), LocalRows(torch.ones(2, 2), 1, 2)], (5, 2)
+        )
+    with pytest.raises(joining.JoiningError, match="shards"):
+        joining.joined("w", [LocalRows(torch.ones(5, 2), 1, 2)] * 2, (5, 2))
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -7,6 +7,7 @@ import mfsdp_core
 PUBLIC_NAMES = [
     "DistributedDataParallelConfig",
     "FSDPDistributedIndex",
+    "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
     "clip_grad_norm_",

@@ -9,10 +9,12 @@ import typer
 from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
+    BudgetOption,
     InterleaveOption,
     JsonOption,
     LauncherOption,
     OnlyOption,
+    PolicyOption,
     ProfileOption,
     RepeatOption,
     ResultsOption,
@@ -73,6 +75,14 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
             help="How often a block is started again after a fault.",
         ),
     ] = 2,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided", help="Add blocks of the arms until --budget decides or is spent."
+        ),
+    ] = False,
+    budget: BudgetOption = None,
+    policy: PolicyOption = None,
     force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run failed cells again.")
@@ -101,11 +111,37 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     from bench.cli import launchers, planning, running
 
     arms = tuple(arm or ())
+    seconds = running.budget_seconds(until_decided, budget, policy, repeat)
+    interleave = interleave or until_decided
     jobs = launchers.LauncherRequest(launcher, profile, tuple(slurm or ()), max_jobs)
     request = planning.Request(
         sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
     )
     options = running.Options(
-        results, force, retry_failed, max_failures, report, json, block_retries, seed
+        results,
+        force,
+        retry_failed,
+        max_failures,
+        report,
+        json,
+        block_retries,
+        seed,
+        seconds,
+        policy,
     )
     return running.run_sweep(request, options)
+
+
+def cancel(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep id.")],
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """End the jobs of a sweep on a cluster, those that wait and those that run.
+
+    Waits until they are gone and every run has its record. What runs here is ended by Ctrl-C.
+    """
+    from bench.cli import cancelling
+
+    return cancelling.cancel_jobs(results, sweep, as_json=json)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.engines.inspection import Piece
+from bench.engines.inspection import LocalRows
 from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
@@ -36,12 +36,12 @@ def gradients(evidence: CaseEvidence) -> CheckVerdict:
     for step in evidence.steps:
         for name in evidence.trainable:
             expected, slack = evidence.expected_gradient(name, step)
-            pieces = evidence.gradient_pieces(name, step)
+            shards = evidence.gradient_shards(name, step)
             unused = _unused(evidence, name, step)
             if unused is not None:
                 return unused
             for rank in evidence.ranks:
-                excess = _excess(evidence, name, pieces, rank, (expected, slack))
+                excess = _excess(evidence, name, shards, rank, (expected, slack))
                 if excess > 1 or excess != excess:  # noqa: PLR0124 - NaN
                     return _told(evidence, name, step, rank)
                 worst = max(worst, excess)
@@ -59,15 +59,15 @@ def _unused(evidence: CaseEvidence, name: str, step: int) -> CheckVerdict | None
     if evidence.case.engine not in _LEAVE_UNUSED_ALONE:
         return None
     is_used = name in evidence.raw(step).used
-    for rank, piece in enumerate(evidence.gradient_pieces(name, step)):
-        if (piece is not None) == is_used:
+    for rank, shard in enumerate(evidence.gradient_shards(name, step)):
+        if (shard is not None) == is_used:
             continue
         finding = at(
             step,
             parameter=name,
             rank=rank,
             expected="a gradient: a rank used it" if is_used else "no gradient: no rank used it",
-            found="none" if piece is None else f"a gradient, {numbers(piece.rows)}",
+            found="none" if shard is None else f"a gradient, {numbers(shard.rows)}",
             evidence=evidence.wire_lines(step, name, rank),
         )
         return failed("gradients", finding)
@@ -84,25 +84,25 @@ def _rounds(evidence: CaseEvidence) -> bool:
 def _excess(
     evidence: CaseEvidence,
     name: str,
-    pieces: list[Piece | None],
+    shards: list[LocalRows | None],
     rank: int,
     wanted: tuple[Tensor, Tensor | None],
 ) -> float:
     """Difference in units of what is allowed; more than 1 is wrong."""
     expected, slack = wanted
-    piece = pieces[rank]
+    shard = shards[rank]
     size = float(expected.norm())
-    if piece is None:
+    if shard is None:
         # For engines that promise neither, None and zero are both a gradient that is not there.
         return 0.0 if size == 0 else float("inf")
-    rows, allowed = _rows(evidence, name, pieces, rank, expected), None
+    rows, allowed = _rows(evidence, name, shards, rank, expected), None
     if rows is None:
         return float("inf")
     if slack is not None:
-        allowed = _rows(evidence, name, pieces, rank, slack)
+        allowed = _rows(evidence, name, shards, rank, slack)
     if allowed is None:
-        return relative(piece.rows, rows, size) / evidence.tolerance
-    difference = (piece.rows.double() - rows).abs()
+        return relative(shard.rows, rows, size) / evidence.tolerance
+    difference = (shard.rows.double() - rows).abs()
     if not torch.isfinite(difference).all():
         return float("inf")
     # What 32 bits cannot tell apart is no difference either.
@@ -111,12 +111,12 @@ def _excess(
 
 
 def _rows(
-    evidence: CaseEvidence, name: str, pieces: list[Piece | None], rank: int, whole: Tensor
+    evidence: CaseEvidence, name: str, shards: list[LocalRows | None], rank: int, whole: Tensor
 ) -> Tensor | None:
-    """The rows of `whole` that the piece of `rank` stands for; None if the pieces do not fit."""
-    own = pieces[rank]
-    there = [piece for piece in pieces if piece is not None]
-    if own is None or len(there) != len(pieces):
+    """The rows of `whole` that the shard of `rank` stands for; None if the shards do not fit."""
+    own = shards[rank]
+    there = [shard for shard in shards if shard is not None]
+    if own is None or len(there) != len(shards):
         return None
     try:
         joining.joined(name, there, evidence.reference.shapes[name])
@@ -127,22 +127,22 @@ def _rows(
 
 def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> CheckVerdict:
     expected, slack = evidence.expected_gradient(name, step)
-    pieces = evidence.gradient_pieces(name, step)
-    piece = pieces[rank]
-    rows = _rows(evidence, name, pieces, rank, expected)
+    shards = evidence.gradient_shards(name, step)
+    shard = shards[rank]
+    rows = _rows(evidence, name, shards, rank, expected)
     lines = evidence.wire_lines(step, name, rank)
-    if piece is None or rows is None:
-        there = [None if p is None else tuple(p.rows.shape) for p in pieces]
+    if shard is None or rows is None:
+        there = [None if p is None else tuple(p.rows.shape) for p in shards]
         finding = at(
             step, parameter=name, rank=rank, evidence=lines,
             expected=f"a gradient of shape {evidence.reference.shapes[name]} over all ranks",
-            found=f"pieces {there}",
+            found=f"shards {there}",
         )  # fmt: skip
         return failed("gradients", finding)
     explained = _explained(evidence, step, rank, name)
     moved = _rows_of_another(evidence, name, step, rank)
-    where = _worst_element(piece.rows, rows)
-    off = relative(piece.rows, rows, float(expected.norm()))
+    where = _worst_element(shard.rows, rows)
+    off = relative(shard.rows, rows, float(expected.norm()))
     finding = at(
         step,
         parameter=name,
@@ -151,7 +151,7 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> CheckVerdi
         if explained is None or explained.microbatch is None
         else explained.microbatch + 1,
         expected=numbers(rows, where),
-        found=numbers(piece.rows, where),
+        found=numbers(shard.rows, where),
         evidence=(*(explained.lines if explained else ()), *moved, *lines),
     )
     allowed = "the rounding bound" if slack is not None else f"{evidence.tolerance:g}"
@@ -170,18 +170,18 @@ def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attri
         ]
         before: list[Tensor] = []
         for one in names:
-            pieces = evidence.gradient_pieces(one, step)
-            piece = pieces[rank]
-            if piece is None or _rows(evidence, one, pieces, rank, raw.mean(one)) is None:
+            shards = evidence.gradient_shards(one, step)
+            shard = shards[rank]
+            if shard is None or _rows(evidence, one, shards, rank, raw.mean(one)) is None:
                 continue
-            found.append(piece.rows)
+            found.append(shard.rows)
             for r, row in enumerate(raw.contributions(one)):
                 for j, gradient in enumerate(row):
-                    rows = _rows(evidence, one, pieces, rank, gradient)
+                    rows = _rows(evidence, one, shards, rank, gradient)
                     contributions[r][j].append(gradient if rows is None else rows)
             if step > 0:
-                rows = _rows(evidence, one, pieces, rank, evidence.raw(step - 1).mean(one))
-                before.append(piece.rows if rows is None else rows)
+                rows = _rows(evidence, one, shards, rank, evidence.raw(step - 1).mean(one))
+                before.append(shard.rows if rows is None else rows)
         others = [("the gradient of the step before", before)] if step > 0 else []
         explained = attribute(found, contributions, others) if found else None
         if explained is not None and explained.lines:
@@ -192,13 +192,13 @@ def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attri
 def _rows_of_another(evidence: CaseEvidence, name: str, step: int, rank: int) -> tuple[str, ...]:
     """Whether these are another rank's rows."""
     expected, _ = evidence.expected_gradient(name, step)
-    pieces = evidence.gradient_pieces(name, step)
-    own = pieces[rank]
+    shards = evidence.gradient_shards(name, step)
+    own = shards[rank]
     if own is None or own.parts == 1 or own.rows.numel() == 0:
         return ()
     for other in evidence.ranks:
-        theirs = _rows(evidence, name, pieces, other, expected)
-        same_place = pieces[other] is None or pieces[other].order == own.order  # type: ignore[union-attr]
+        theirs = _rows(evidence, name, shards, other, expected)
+        same_place = shards[other] is None or shards[other].order == own.order  # type: ignore[union-attr]
         if same_place or theirs is None or theirs.shape != own.rows.shape:
             continue
         if relative(own.rows, theirs, float(expected.norm())) <= 1e3 * evidence.tolerance:
@@ -255,8 +255,8 @@ def _norm(evidence: CaseEvidence, step: int) -> Finding | None:
     return None
 
 
-def _squares(piece: Piece | None) -> float:
-    return 0.0 if piece is None else float(piece.rows.double().square().sum())
+def _squares(shard: LocalRows | None) -> float:
+    return 0.0 if shard is None else float(shard.rows.double().square().sum())
 
 
 def _clipped(evidence: CaseEvidence, step: int) -> Finding | None:

@@ -32,7 +32,7 @@ def initial_weights(evidence: CaseEvidence) -> CheckVerdict:
 
 
 def replicas(evidence: CaseEvidence) -> CheckVerdict | None:
-    """Ranks that hold the same piece of a main weight hold the same bits, after every step."""
+    """Ranks that hold the same shard of a main weight hold the same bits, after every step."""
     check = "replicas"
     compared = 0
     for step in (-1, *evidence.updated_steps):
@@ -42,12 +42,12 @@ def replicas(evidence: CaseEvidence) -> CheckVerdict | None:
                 held = one.initial if step < 0 else one.steps[step].weights
                 other = first.setdefault(held[name].order, rank)
                 theirs = evidence.seen[other]
-                piece = theirs.initial if step < 0 else theirs.steps[step].weights
+                shard = theirs.initial if step < 0 else theirs.steps[step].weights
                 compared += other != rank
-                if not torch.equal(held[name].rows, piece[name].rows):
+                if not torch.equal(held[name].rows, shard[name].rows):
                     finding = at(
                         step, parameter=name, rank=rank,
-                        expected=f"the bits of rank {other}: {numbers(piece[name].rows)}",
+                        expected=f"the bits of rank {other}: {numbers(shard[name].rows)}",
                         found=numbers(held[name].rows),
                     )  # fmt: skip
                     return failed(check, finding)

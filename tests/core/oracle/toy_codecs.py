@@ -86,3 +86,11 @@ class TwoPayloads(Matrices):
     def decode(self, direction: str, gathered: Mapping[str, Tensor], weights: Tensor) -> None:
         (payload,) = gathered.values()
         weights.copy_((payload if direction == "forward" else ~payload).view(torch.float32))
+
+
+class DoubledBack(TwoPayloads):
+    """Backward passes read weights twice as large: whoever reads the wrong payload is seen."""
+
+    def decode(self, direction: str, gathered: Mapping[str, Tensor], weights: Tensor) -> None:
+        super().decode(direction, gathered, weights)
+        weights.mul_(1 if direction == "forward" else 2)

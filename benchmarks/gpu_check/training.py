@@ -1,0 +1,63 @@
+"""Short training runs in forked ranks, for every part that compares or measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bench.errors import UnsupportedError
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve
+from bench.spec import RunSpec
+from bench.testing.workers import ForkServer, Workers
+from benchmarks.gpu_check.record import ROOT, Device, Findings, State
+from benchmarks.gpu_check.trained import Trained, train
+
+_SECONDS = 200.0
+
+
+@contextmanager
+def ranks(device: Device, count: int) -> Iterator[Workers]:
+    """Up to `count` forked ranks."""
+    with (
+        ForkServer(device, (str(ROOT),), ("benchmarks.gpu_check.trained",)) as server,
+        server.workers(count) as workers,
+    ):
+        yield workers
+
+
+def run(
+    workers: Workers, spec: dict[str, Any], findings: Findings, name: str
+) -> list[Trained] | None:
+    """Train as `spec` says, on its ranks; None, with the reason in `findings`, where it cannot."""
+    try:
+        resolved = resolve(RunSpec.model_validate(spec), Machine.detect())
+    except UnsupportedError as refusal:
+        state: State = "not_built" if refusal.rule == "not-built" else "skipped"
+        findings.note(name, state, f"{refusal.rule}: {refusal.reason}")
+        return None
+    document = resolved.model_dump(mode="json")
+    count = resolved.launch.ranks
+    trained: list[Trained] = workers.run(train, document, seconds=_SECONDS, ranks=count)
+    return trained
+
+
+def rank_count(device: Device) -> int:
+    """Two CPU ranks, or one on each CUDA device."""
+    return 2 if device == "cpu" else max(1, torch.cuda.device_count())
+
+
+def small_run(device: Device, engine: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """A spec of the smallest model in FP32; `single` consumes the batch of all ranks."""
+    count = rank_count(device)
+    alone = engine["name"] == "single"
+    return {
+        "model": {"preset": "debug"},
+        "data": {"kind": "markov"},
+        "engine": engine,
+        "train": {"steps": 4, "global_batch": 2 * count, "micro_batch": 1, "seq_len": 16} | train,
+        "launch": {"ranks": 1 if alone else count, "device": device},
+    }

@@ -1,0 +1,135 @@
+"""Recipes of quantised weights, as sizes: what each sends when weights are gathered. Pure.
+
+    recipe    bits   one scale per       codes travel for             scales on the wire
+    delayed   8      tensor              both passes                  none
+    current   8      tensor              both passes                  none
+    block     8      128 x 128           both passes                  none
+    mxfp8     8      1 x 32 of rows,     forward,                     a byte per block of a row,
+                     32 x 1 of columns   backward (as many again)     none
+    nvfp4     4      16 x 16             both passes, two to a byte   a byte per 16 of a row
+
+Scales that do not travel are known to every rank, which takes part in a maximum over the ranks.
+NVFP4 stores a block's scale once per row of it, as Transformer Engine does; it plans here, and
+`mfsdp_core.precision.float8_reference` runs the others.
+
+Sources: Transformer Engine's documentation of its recipes; OCP Microscaling Formats 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal, get_args
+
+from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.layout import Layout, Shape, row_elements
+from mfsdp_core.plan.payload import BOTH, Payload
+from mfsdp_core.plan.prefetch import Direction
+
+Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)
+
+#: What travels: the codes of the recipe, or weights in the compute dtype, quantised on arrival.
+GatherPrecision = Literal["recipe", "compute"]
+
+#: The payload of `gathers="compute"`.
+VALUES = "values"
+
+
+@dataclass(frozen=True)
+class Codes:
+    """One array of codes. block: rows and columns under one scale, None for all of them.
+
+    scales: the payload that carries its scales, a byte each; None where every rank knows them.
+    per_byte: codes in one byte of a row.
+    """
+
+    payload: str
+    block: tuple[int | None, int | None]
+    scales: str | None = None
+    directions: frozenset[Direction] = BOTH
+    per_byte: int = 1
+
+
+CODES: Mapping[Recipe, tuple[Codes, ...]] = {
+    "delayed": (Codes("codes", (None, None)),),
+    "current": (Codes("codes", (None, None)),),
+    "block": (Codes("codes", (128, 128)),),
+    "mxfp8": (
+        Codes("row_codes", (1, 32), "row_scales", frozenset({"forward"})),
+        Codes("column_codes", (32, 1), None, frozenset({"backward"})),
+    ),
+    "nvfp4": (Codes("codes", (16, 16), "scales", BOTH, per_byte=2),),
+}
+
+
+@dataclass(frozen=True)
+class QuantisedWeights:
+    """A `PayloadPlan`: matrices are quantised by a recipe, vectors travel as they are.
+
+    gathers: `compute` sends weights in the compute dtype, and quantises what has arrived, with the
+    scales of the recipe: the same weights at other bytes. Both passes then read the same.
+
+    Raises:
+        ConfigurationError: an unknown name, or `compute` where passes read different codes.
+    """
+
+    recipe: Recipe
+    gathers: GatherPrecision = "recipe"
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for said, expected in (
+            (("recipe", self.recipe), RECIPES),
+            (("gathers", self.gathers), get_args(GatherPrecision)),
+        ):
+            if said[1] not in expected:
+                raise ConfigurationError(
+                    f"{said[0]}={said[1]!r}: expected one of {', '.join(expected)}."
+                )
+
+        if self.gathers == "compute" and self.has_two_directions:
+            raise ConfigurationError(
+                f"recipe={self.recipe!r} with gathers='compute': rows and columns decode to "
+                "different values, and weights that arrive as such are decoded once for both "
+                "passes. Leave gathers at 'recipe'."
+            )
+
+    @property
+    def has_two_directions(self) -> bool:
+        """Whether forward and backward passes read different codes."""
+        return any(codes.directions != BOTH for codes in CODES[self.recipe])
+
+    def takes(self, name: str, shape: Shape) -> bool:
+        """Matrices, and what has more dimensions."""
+        del name
+        return len(shape) > 1 and prod(shape) > 0
+
+    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
+        """The codes of each direction, and the scales that travel; or the weights."""
+        if self.gathers == "compute":
+            return (Payload(VALUES, compute, layout.slice_elements),)
+        found = []
+        for codes in CODES[self.recipe]:
+            size = layout.slice_elements
+            if codes.per_byte > 1:
+                size = most_in_a_slice(layout, codes.per_byte)
+            found.append(Payload(codes.payload, "uint8", size, codes.directions))
+            if codes.scales is not None:
+                size = most_in_a_slice(layout, codes.block[1] or 1)
+                found.append(Payload(codes.scales, "uint8", size, codes.directions))
+        return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def most_in_a_slice(layout: Layout, together: int) -> int:
+    """Bytes in the slice that needs most, at a byte per `together` elements of a row."""
+    return max(
+        sum(
+            layout.local_rows(index, number).rows * -(-row_elements(slot.shape) // together)
+            for index, slot in enumerate(layout.slots)
+        )
+        for number in range(layout.slices)
+    )

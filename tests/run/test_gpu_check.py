@@ -1,0 +1,145 @@
+"""`make gpu-check`: parts run alone, each leaves a record, and nothing unmeasured counts as met."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_check.__main__ import PARTS, main, run_part
+from benchmarks.gpu_check.core import device_tests, note_tests
+from benchmarks.gpu_check.memory import judge as judge_memory
+from benchmarks.gpu_check.record import Check, Findings, state_of
+from benchmarks.gpu_check.speed import judge as judge_speed
+from benchmarks.gpu_check.trained import Trained
+from benchmarks.gpu_check.validate import note_verdicts
+
+JUNIT = """<testsuites><testsuite>
+  <testcase classname="a" name="good"/>
+  <testcase classname="a" name="bad"><failure message="1 is not 2"/></testcase>
+  <testcase classname="a" name="broken"><error message="no device"/></testcase>
+  <testcase classname="a" name="left_out"><skipped message="needs 2 CUDA devices"/></testcase>
+</testsuite></testsuites>"""
+
+
+def states(findings: Findings) -> dict[str, str]:
+    return {check.name: check.state for check in findings.checks}
+
+
+def record(folder: Path, part: str):
+    return json.loads((folder / f"{part}.json").read_text())
+
+
+def trained(**changes) -> Trained:
+    flat = [100 << 20] * 8
+    values = {
+        "losses": [1.0] * 8,
+        "milliseconds": [50.0, 20.0, 4.0, 6.0, 5.0, 5.0, 5.0, 5.0],
+        "resting_bytes": flat,
+        "allocated_bytes": flat,
+        "reserved_bytes": flat,
+        "peak_allocated_bytes": 1,
+        "allocation_retries": 0,
+    }
+    return Trained(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("of_checks", "wanted"),
+    [
+        ((), "failed"),
+        (("passed", "skipped", "not_built"), "passed"),
+        (("passed", "failed"), "failed"),
+        (("skipped", "not_built"), "not_built"),
+        (("skipped",), "skipped"),
+        (("failed", "crashed"), "crashed"),
+    ],
+)
+def test_a_part_passes_only_if_something_was_tried_and_nothing_failed(of_checks, wanted):
+    assert state_of(Check("a", state) for state in of_checks) == wanted
+
+
+def test_a_part_that_dies_or_hangs_has_a_record_and_does_not_stop_the_next(tmp_path):
+    assert run_part("no_such_part", "cpu", tmp_path, 60.0) == "crashed"
+    assert "invalid choice" in record(tmp_path, "no_such_part")["checks"][0]["said"]
+    assert run_part("core", "cpu", tmp_path, 0.05) == "timed_out"
+    found = record(tmp_path, "core")
+    assert found["checks"][0]["said"] == "ended after 0.05 s, its limit"
+    assert found["git"]["commit"]
+    assert found["machine"]["hostname"]
+
+
+def test_a_part_that_is_not_built_says_so_and_fails_nothing(tmp_path, capsys):
+    assert main(["--device", "cpu", "--part", "fp8", "--out", str(tmp_path)]) == 0
+    assert record(tmp_path, "fp8")["state"] == "not_built"
+    assert "not tried: the engine has no FP8 recipe yet" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
+    assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    found = {part: record(tmp_path, part)["state"] for part in PARTS}
+    assert {found[part] for part in ("core", "validate", "speed", "memory")} == {"passed"}
+    assert set(found.values()) <= {"passed", "skipped", "not_built"}
+    measured = record(tmp_path, "memory")["measurements"]
+    assert measured["storage_resize"]["ledger"]["bytes"] > 0
+
+
+def test_without_a_device_the_check_says_so_and_ends(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu_check.__main__._has_device", lambda: False)
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_tests_of_a_device_are_counted_one_by_one_with_the_reason_of_those_left_out(tmp_path):
+    (tmp_path / "junit.xml").write_text(JUNIT)
+    findings = Findings()
+    note_tests(tmp_path / "junit.xml", findings)
+    wanted = {"good": "passed", "bad": "failed", "broken": "failed", "left_out": "skipped"}
+    assert states(findings) == {f"a::{name}": state for name, state in wanted.items()}
+    assert findings.checks[-1].said == "needs 2 CUDA devices"
+
+
+def test_there_are_tests_that_need_a_device():
+    assert any(file.name == "test_cli_cuda.py" for file in device_tests())
+
+
+def test_cases_of_the_validator_that_cannot_run_are_counted_by_their_reason():
+    cases = [
+        {"case": "a", "state": "passed", "reason": ""},
+        {"case": "b", "state": "failed", "reason": ""},
+        {"case": "c", "state": "not_applicable", "reason": "needs 2 ranks"},
+        {"case": "d", "state": "not_applicable", "reason": "needs 2 ranks"},
+    ]
+    findings = Findings()
+    note_verdicts({"cases": cases, "device": "cuda"}, findings)
+    assert states(findings) == {"a": "passed", "b": "failed", "2 cases": "skipped"}
+
+
+def test_a_target_is_met_missed_or_unmeasured_and_never_judged_on_a_cpu():
+    numbers = {
+        ("1b", "mfsdp"): {"milliseconds": 103.0, "peak_bytes": 9.0},
+        ("1b", "single"): {"milliseconds": 100.0, "peak_bytes": 5.0},
+        ("1b", "fsdp2"): {"milliseconds": 110.0},
+    }
+    on_cuda, on_cpu = Findings(), Findings()
+    judge_speed(numbers, on_cuda, "cuda")
+    judge_speed(numbers, on_cpu, "cpu")
+    assert list(states(on_cuda).values()) == ["failed", "passed", "skipped"]
+    assert set(states(on_cpu).values()) == {"skipped"}
+
+
+def test_memory_that_grows_at_rest_and_retries_of_the_allocator_fail():
+    quiet, growing, retried = Findings(), Findings(), Findings()
+    judge_memory("pool", trained(), quiet)
+    assert state_of(quiet.checks) == "passed"
+    judge_memory("pool", trained(reserved_bytes=[(100 + 2 * i) << 20 for i in range(8)]), growing)
+    assert states(growing)["pool: reserved minus allocated at rest"] == "failed"
+    judge_memory("pool", trained(allocation_retries=1), retried)
+    assert states(retried)["pool: no retries"] == "failed"
+
+
+def test_the_time_of_a_step_is_the_median_without_the_warm_up():
+    assert trained().step_milliseconds == 5.0
