@@ -15,11 +15,13 @@ from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.nodes import node_of_cluster
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
 from bench.launch.slurm.submission import JobRequest
+from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.machine import Machine
 from bench.spec import LaunchSpec
 
 LOCAL, SLURM, PRINT = "local", "slurm", "print"
 LAUNCHERS = (LOCAL, SLURM, PRINT)
+_UNKNOWN = 4096
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,10 @@ def _parsed(assignments: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def machine_for(settings: SlurmSettings | None) -> Machine:
+def machine_for(launcher: str, settings: SlurmSettings | None) -> Machine:
     """What cells are planned for: this machine, or a node of the cluster.
+
+    Scripts may be written where no cluster is; then its size prunes nothing.
 
     Raises:
         UsageError: the controller does not answer.
@@ -86,6 +90,9 @@ def machine_for(settings: SlurmSettings | None) -> Machine:
     try:
         return node_of_cluster(settings)
     except ControllerSilentError as error:
+        if launcher == PRINT:
+            devices = (CudaDevice("unknown"),) * _UNKNOWN
+            return Machine(_UNKNOWN, 2**60, devices, hostname="cluster", nodes=_UNKNOWN)
         raise UsageError(f"the cells cannot be planned for the cluster: {error}") from error
 
 

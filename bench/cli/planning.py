@@ -74,7 +74,7 @@ def requested_plan(request: Request) -> RequestedPlan:
             " to the file, or --interleave"
         )
     slurm = request.launcher.settings(definition.slurm)
-    machine = machine_for(slurm)
+    machine = machine_for(request.launcher.name, slurm)
     whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.

@@ -203,6 +203,10 @@ class TwoNodeSlurm:
                     found |= {process, parent} if parent is not None and by_step else {process}
         return list(found)
 
+    def tasks(self) -> list[psutil.Process]:
+        """Processes of jobs that live."""
+        return [one for node in NODES for one in self._of_node(node) if one.is_running()]
+
     def _ours(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
         """Processes of this cluster, and their environments."""
         for process in psutil.process_iter():
