@@ -31,6 +31,7 @@ from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
 from mfsdp_core.shard.dtensor import local_tensor
+from mfsdp_core.streams import Streams
 
 NestedUnits = Literal["outermost", "all"]
 
@@ -111,7 +112,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
     )
     environment = _environment(arguments)
     _say_what_becomes_contiguous(module)
-    move_real_tensors(module, environment.device)
+    move_real_tensors(module, environment.streams.device)
     context = build_context(module, units, config, request.policy, environment)
     index = {name: arguments[name] for name in _INDEX_ARGUMENTS}
     index["device_mesh"] = arguments["device_mesh"] or environment.dense.mesh
@@ -274,4 +275,4 @@ def _environment(arguments: Mapping[str, Any]) -> Environment:
         dense,
     )
     target = target_device(arguments["device"], dense.mesh)
-    return Environment(dense, experts, target, EventBus(), MemoryLedger())
+    return Environment(dense, experts, Streams.of(target), EventBus(), MemoryLedger())

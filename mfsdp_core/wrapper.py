@@ -113,7 +113,8 @@ class MegatronFSDP(nn.Module):
         self.ledger: MemoryLedger = environment.ledger
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log, kinds=("collective",))
-        self.device, self.ddp_config = environment.device, sharding.ddp_config
+        self.streams, self.ddp_config = environment.streams, sharding.ddp_config
+        self.device = self.streams.device
         self.dist_index = sharding.dist_index
         self._dense, self._experts = environment.dense, environment.experts
         self._context = sharding.context

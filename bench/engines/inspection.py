@@ -10,7 +10,8 @@ table then lists the check as not applicable with that reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -60,6 +61,12 @@ class BucketContents:
     elements: int
 
 
+class Recorded(Protocol):
+    """What was recorded. races: as text, operations on the same memory that nothing orders."""
+
+    races: Sequence[object]
+
+
 class Inspection(Protocol):
     """What a rank's engine holds. Names are those of the bare model; a tied weight has its first.
 
@@ -107,6 +114,10 @@ class Inspection(Protocol):
 
     def gather_ahead(self) -> None:
         """Start gathering weights that the next forward pass needs. Collective."""
+        ...
+
+    def recording(self) -> AbstractContextManager[Recorded]:
+        """Record every operation inside a block, and what it does to memory."""
         ...
 
     def finish_gradients(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -81,6 +82,11 @@ class MfsdpInspection:
     def gather_ahead(self) -> None:
         """`start_param_sync`."""
         self._model.start_param_sync()
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """The core's happens-before checker."""
+        recording: AbstractContextManager[Any] = self._model.streams.recording()
+        return recording
 
     def finish_gradients(self) -> None:
         """`finish_grad_sync`."""

@@ -86,11 +86,6 @@ def inject(
     for bug in bugs:
         if stop.is_set():
             return
-        if bug.patch is None:
-            yield BugVerdict(
-                bug=bug.id, title=bug.title, outcome="not_applicable", reason=bug.without_patch
-            )
-            continue
         start = time.perf_counter()
         met = _met(fork_server, bug.patch, cases, control=control, stop=stop)
         noticed = met[-1] if met and met[-1].state == "failed" else None

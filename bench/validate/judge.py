@@ -10,7 +10,7 @@ import torch
 
 from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import SCENARIOS, Case
-from bench.validate.checks import collectives, gradients, memory, weights, wire
+from bench.validate.checks import collectives, gradients, memory, streams, weights, wire
 from bench.validate.joining import JoiningError
 from bench.validate.ranks import CaseOutcome
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
@@ -29,6 +29,7 @@ CHECKS: tuple[Check, ...] = (
     weights.replicas,
     weights.gathered_weights,
     weights.strict_loading,
+    streams.stream_order,
     wire.dtypes,
     wire.order,
     wire.accounts,

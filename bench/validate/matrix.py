@@ -77,6 +77,7 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, scenario="unmarked", microbatches=2)
         yield replace(plain, scenario="redirected", policy="fp32")
         yield replace(plain, average=True, microbatches=2)
+        yield _ordered(replace(plain, policy="bf16", microbatches=2))
     sharded = replace(base, strategy="optim_grads_params")
     for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
         yield replace(sharded, model=model, microbatches=2)
@@ -101,6 +102,14 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
     yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     yield from _quick_on_two_axes(base)
+
+
+def _ordered(case: Case) -> Case:
+    """With slots that are used again, and gathers that reductions do not wait for."""
+    case = replace(case, scenario="ordered")
+    if case.strategy not in _SHARDING:
+        return case
+    return replace(case, allocator="fixed_pool", gather_group=True)
 
 
 def _quick_on_two_axes(base: Case) -> Iterator[Case]:

@@ -28,6 +28,8 @@ from bench.validate.wire_tap import WireTap
 #: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
 _SETTLING_SECONDS = 1.0
+#: Races that are named.
+_RACES = 20
 #: Wire dtypes of the steps of the scenario `redirected`.
 REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16", "fp32")
 #: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
@@ -274,11 +276,22 @@ def _reloaded(bench: Bench) -> None:
     bench.seen.steps.append(found)
 
 
+def _ordered(bench: Bench) -> None:
+    with bench.optional("recording")() as order:
+        for step in range(STEPS):
+            found = bench.accumulate(step)
+            bench.optional("gather_ahead")()
+            bench.finish(step, found)
+            bench.seen.steps.append(found)
+    bench.seen.races = [str(race) for race in order.races[:_RACES]]
+
+
 _SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "train": _train,
     "unmarked": _unmarked,
     "again": _again,
     "ahead": _ahead,
+    "ordered": _ordered,
     "redirected": _redirected,
     "equalised": _equalised,
     "reloaded": _reloaded,

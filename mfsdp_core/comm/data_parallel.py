@@ -19,6 +19,7 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.plan.config import Transport
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
+from mfsdp_core.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,13 @@ class DataParallelAxes:
         )
 
     def communicators(
-        self, strategy: Strategy, transport: Transport, scratch: Scratch, events: EventBus
+        self,
+        strategy: Strategy,
+        transport: Transport,
+        scratch: Scratch,
+        *,
+        events: EventBus,
+        streams: Streams,
     ) -> AxisCommunicators:
         """One per purpose; all publish to `events`.
 
@@ -99,8 +106,8 @@ class DataParallelAxes:
             on_gloo = dist.get_backend(group) == "gloo"
             pays_off = on_gloo and axis.reduction is not Collective.ALL_REDUCE
             if transport == "point_to_point" or (transport == "auto" and pays_off):
-                return PointToPointCommunicator(group, role, events, scratch)
-            return TorchCommunicator(group, role, events)
+                return PointToPointCommunicator(group, role, events, streams, scratch)
+            return TorchCommunicator(group, role, events, streams)
 
         inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner

@@ -48,6 +48,7 @@ from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
+from mfsdp_core.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Environment:
 
     dense: DataParallelAxes
     experts: DataParallelAxes | None
-    device: torch.device
+    streams: Streams
     events: EventBus
     ledger: MemoryLedger
 
@@ -122,7 +123,7 @@ def build_context(
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
     groups: dict[str, ParameterGroup] = {}
-    initialiser = MetaInitialiser(module, parameters, environment.device)
+    initialiser = MetaInitialiser(module, parameters, environment.streams.device)
     for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
         groups[plan.name] = factory.build(plan, members[plan.name])
     for plan in plans:
@@ -181,7 +182,7 @@ def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usag
         parameters = [id(managed.raw) for group in own for managed in group.parameters]
         if axes is not None and parameters:
             flags = AnyRank(
-                axes.data_group, len(parameters), environment.device, environment.events
+                axes.data_group, len(parameters), environment.streams, environment.events
             )
             usages.append(Usage(parameters, flags))
     return usages
@@ -212,14 +213,18 @@ class _GroupFactory:
         self.allocators = build_allocators(
             config.allocation,
             pool_requests(of_units, lambda dtype: torch_dtype(dtype).itemsize),
-            device=environment.device,
+            streams=environment.streams,
             ledger=environment.ledger,
         )
         self.reductions = ReductionQueue()
         scratch = AllocatedScratch(self.allocators.scratch)
         self._communicators = {
             axes.role_prefix: axes.communicators(
-                config.strategy, config.reduction.transport, scratch, environment.events
+                config.strategy,
+                config.reduction.transport,
+                scratch,
+                events=environment.events,
+                streams=environment.streams,
             )
             for axes in (environment.dense, environment.experts)
             if axes is not None

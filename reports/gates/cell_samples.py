@@ -68,8 +68,7 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time. starts: block -> start of the ranks, where blocks
-    share one. timing: by block, for interleaved runs.
+    finished runs without a time. timing: by block, for interleaved runs.
     """
 
     name: str
@@ -85,7 +84,6 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
-    starts: Mapping[int, str] = field(default_factory=dict)
     timing: Mapping[int, RunTiming] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Mapping[int, float]:

@@ -144,7 +144,6 @@ def case_of(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) 
         floor=floor > asked,
         tokens_ratio=pair.head.tokens_per_step / pair.base.tokens_per_step,
         sequential=pair.sequential and pair.paired,
-        starts=pair.base.starts,
     )
 
 

@@ -196,7 +196,6 @@ def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResu
         paired=True,
         tolerance=0.0,
         sequential=pair.sequential,
-        starts=pair.base.starts,
     )
     interval = estimated(case, 0.05, bootstrap=False).interval
     if interval is None:

@@ -199,7 +199,7 @@ def _(world: World) -> int:
     try:
         file = world.file(TWO_CELLS)
         assert world.run("gate", file, *ARMS, "--budget", "10m") == 1
-        assert re.search(r"ddp: step_time regressed after \d starts", world.err)
+        assert re.search(r"ddp: step_time regressed after \d blocks", world.err)
         assert "2 of 2 comparisons decided in" in world.err
         assert "valid after every block" in world.out
         # What was decided by looking is judged as such for ever, and nothing runs again.
@@ -239,7 +239,7 @@ def _(world: World) -> int:
     finally:
         patch.undo()
     assert "0 of 2 comparisons decided" in world.err
-    assert re.search(r"ddp: step_time is undecided after \d+ starts: about \d+ more", world.err)
+    assert re.search(r"ddp: step_time is undecided after \d+ blocks: about \d+ more", world.err)
     return code
 
 

@@ -27,7 +27,7 @@ def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
         return None
     if evidence.case.model in EXPERT_PARALLEL:
         return not_applicable(check, EXPERTS_APART)
-    if evidence.case.scenario == "ahead":
+    if evidence.case.scenario in {"ahead", "ordered"}:
         return not_applicable(check, "weights that were gathered ahead are held")
     lacking = evidence.seen[0].lacking
     if "ledger" in lacking or "buckets" in lacking:
