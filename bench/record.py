@@ -173,6 +173,16 @@ class MemoryTimeline(BaseModel):
 
 
 @dataclass(frozen=True)
+class RunOutline:
+    """What an overview of many runs needs of each; `damage` as that of its record."""
+
+    run_id: str
+    resolved: ResolvedRun
+    status: RunStatus
+    damage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run, read back. `problems` names what was damaged or missing; reading never raises it."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import time
 
 import pytest
 from cluster_runs import Cluster, end
@@ -102,3 +104,40 @@ def test_a_node_that_dies_costs_its_run_and_nothing_else(cluster: Cluster) -> No
     (record,) = cluster.records()
     assert record.status.state in {"interrupted", "crashed"}, err
     assert "n2" in record.status.reason
+
+
+@pytest.mark.nightly
+def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -> None:
+    rates = ", ".join(str(n) for n in range(1, 201))
+    sweep = cluster.sweep(steps=ENDLESS)
+    text = sweep.read_text().replace("engine.name: [mfsdp]", f"train.seed: [{rates}]")
+    sweep.write_text(text)
+    # Nothing is to run: only the queue is looked at.
+    cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=drain", "reason=test")
+    try:
+        begun = time.monotonic()
+        runner = cluster.start("run", sweep, "--launcher", "slurm", "--max-jobs", "2")
+        cluster.wait_for(lambda: len(cluster.slurm.jobs()) == 200, "200 jobs")
+        assert time.monotonic() - begun < 10.0, "from the start of the command line"
+        before = asked(cluster)
+        time.sleep(21)
+        assert asked(cluster) - before <= 5, "no more than one question per 5 s"
+        end(runner, signal.SIGKILL)
+
+        runner = cluster.start("run", sweep, "--launcher", "slurm")
+        time.sleep(12)
+        code, err = end(runner, signal.SIGINT)
+        assert code == 130
+        assert "200 of them found in the queue" in err
+        assert len(cluster.slurm.jobs()) == 200
+        code, out, err = cluster.run("cancel", "two")
+        assert "200 jobs cancelled, 0 still there" in out, err
+    finally:
+        cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=resume")
+
+
+def asked(cluster: Cluster) -> int:
+    """Requests for the list of jobs that the controller has answered, but for those of this test."""
+    counts = cluster.slurm.command("sdiag")
+    found = re.search(r"REQUEST_JOB_INFO\s+\(\s*\d+\)\s+count:(\d+)", counts)
+    return int(found[1]) if found else 0
