@@ -137,7 +137,7 @@ def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -
 
 
 def asked(cluster: Cluster) -> int:
-    """Requests for the list of jobs that the controller has answered, but for those of this test."""
+    """Requests for the list of jobs that the controller has answered so far."""
     counts = cluster.slurm.command("sdiag")
     found = re.search(r"REQUEST_JOB_INFO\s+\(\s*\d+\)\s+count:(\d+)", counts)
     return int(found[1]) if found else 0
