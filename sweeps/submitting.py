@@ -109,7 +109,8 @@ class Submitter:
         def size(cell: str) -> tuple[Any, ...]:
             launch = launches[cell]
             seconds = runs[cell] * (launch.timeout_seconds + _BESIDE_SECONDS)
-            nodes = launch.nodes, launch.ranks, launch.device, launch.threads_per_rank
+            nodes = launch.nodes, launch.ranks, launch.device, launch.devices_per_node
+            nodes = (*nodes, launch.threads_per_rank)
             return (*nodes, math.ceil(seconds / 60))
 
         return size

@@ -27,8 +27,8 @@ def too_few_nodes(run: ResolvedRun, machine: Machine) -> str | None:
 
 
 def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
-    """One rank drives one CUDA device."""
-    needed, found = run.launch.ranks_per_node, len(machine.cuda_devices)
+    """One rank drives one CUDA device, unless ranks are to share it."""
+    needed, found = run.launch.devices_per_node, len(machine.cuda_devices)
     if run.launch.device != "cuda" or needed <= found:
         return None
     where = "this machine shows" if machine.nodes == 1 else "a node has"

@@ -118,7 +118,7 @@ class ResultsStore:
             arm=arm,
             attempt=attempt,
             code=code,
-            comparable_in_time=resolved.measure.comparable_in_time,
+            comparable_in_time=resolved.comparable_in_time,
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 

@@ -74,6 +74,7 @@ def test_ctrl_c_leaves_jobs_alone_and_cancel_ends_them(cluster: Cluster) -> None
     assert "was cancelled" in record.status.reason
 
 
+@pytest.mark.nightly
 def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
     sweep = cluster.sweep(steps=60)
     runner = cluster.start("run", sweep, "--launcher", "slurm", "--repeat", "2")

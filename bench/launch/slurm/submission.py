@@ -103,7 +103,7 @@ def _parameters(request: JobRequest, settings: SlurmSettings) -> dict[str, Any]:
         "nodes": launch.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": settings.cpus_per_node or of_node,
-        "gpus_per_node": launch.ranks_per_node if launch.device == "cuda" else None,
+        "gpus_per_node": launch.devices_per_node if launch.device == "cuda" else None,
         "mem": None if memory is None else f"{math.ceil(memory * 1024)}MB",
         "partition": settings.partition,
         "account": settings.account,
