@@ -109,8 +109,7 @@ class Submitter:
         def size(cell: str) -> tuple[Any, ...]:
             launch = launches[cell]
             seconds = runs[cell] * (launch.timeout_seconds + _BESIDE_SECONDS)
-            nodes = launch.nodes, launch.ranks, launch.device, launch.devices_per_node
-            nodes = (*nodes, launch.threads_per_rank)
-            return (*nodes, math.ceil(seconds / 60))
+            of_node = launch.device, launch.devices_per_node, launch.threads_per_rank
+            return (launch.nodes, launch.ranks, *of_node, math.ceil(seconds / 60))
 
         return size
