@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -394,3 +396,32 @@ def _(world: World) -> int:
     assert world.run("baseline", "promote", "there", "here") == 5
     assert "hardware differs" in world.err
     return world.run("baseline", "promote", "ddp", "here")
+
+
+# -- bisect ------------------------------------------------------------------------------------
+
+
+@scenario("bisect", "an unknown metric or ref, or refs without commits between")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    for wrong in (
+        ("--good", "HEAD", "--metric", "wire_byte"),
+        ("--good", "no-such-ref", "--metric", "wire_bytes"),
+        ("--good", "HEAD", "--metric", "wire_bytes"),
+    ):
+        assert world.run("bisect", file, *wrong) == 2
+    return 2
+
+
+@scenario("bisect", "good or bad cannot be measured")
+def _(world: World) -> int:
+    repository = Path(world.file(TWO_CELLS)).parent / "no_engine"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(repository)]
+    subprocess.run(["git", "init", "-q", str(repository)], check=True, timeout=60)
+    for message in ("one", "two"):
+        commit = [*git, "commit", "-q", "--allow-empty", "-m", message]
+        subprocess.run(commit, check=True, timeout=60)
+    asked = ("--repo", str(repository), "--good", "HEAD~1", "--metric", "wire_bytes")
+    code = world.run("bisect", world.file(TWO_CELLS), *asked)
+    assert "holds no Python package" in world.err
+    return code
