@@ -95,6 +95,7 @@ class LaunchSpec(Frozen):
 class MeasureSpec(Frozen):
     """What is measured beside time. A profiled run is not comparable in time.
 
+    profile: `memory` follows what autograd saves; `torch` writes a trace of three steps per rank.
     nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps.
     """
 

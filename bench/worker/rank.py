@@ -15,10 +15,11 @@ from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
+from bench.meters.torch_trace import TorchTrace
 from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME
+from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME, trace_name
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
 from bench.worker.memory_report import memory_report
@@ -49,29 +50,42 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     if place.rank == 0:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
     driven: Engine = engine if recorder is None else MarkedEngine(engine, recorder)
+    trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device)
+    if trace is not None:
+        driven = MarkedEngine(driven, trace)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
-    saver = None
-    if resolved.train.checkpoint_every is not None:
-        every = resolved.train.checkpoint_every
-        saver = CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
+    saver = _saver(engine, resolved, place, run_dir)
     with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
         loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
-        cost = loop.run(_after_step(recorder, profile, evidence, saver))
+        cost = loop.run(_after_step(recorder, profile, evidence, saver, trace))
     if evidence is not None:
         evidence.record_groups(resolved)
-    if profile is not None:
-        profile.stop()
+    for one in (profile, trace):
+        if one is not None:
+            one.stop()
     if place.rank == 0:
         if saver is not None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
             saver.discard()
         timeline = None if recorder is None else recorder.timeline
-        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
+        exposed = {"communication": None if trace is None else trace.exposed}
+        report = runtime_report(engine, resolved, place, cost) | exposed
+        write_json_atomically(run_dir / RUNTIME, report)
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
 
 
+def _saver(
+    engine: Engine, resolved: ResolvedRun, place: Place, run_dir: Path
+) -> CheckpointMeter | None:
+    """None for a run that saves nothing."""
+    every = resolved.train.checkpoint_every
+    if every is None:
+        return None
+    return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
+
+
 def _after_step(
-    *meters: TimelineMeter | MemoryProfile | NcclEvidence | CheckpointMeter | None,
+    *meters: TimelineMeter | MemoryProfile | NcclEvidence | CheckpointMeter | TorchTrace | None,
 ) -> Callable[[int], None] | None:
     """What happens between two steps, outside the clock."""
     wanted = [one.after_step for one in meters if one is not None]
