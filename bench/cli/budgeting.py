@@ -215,6 +215,7 @@ class BlockBudget:
             cell.config_hash: cell
             for calibration in sorted(known, key=lambda one: one.measured_utc)
             for cell in calibration.cells
+            if cell.metric == STEP_TIME.name
         }
         return {
             cell.id: by_config[config]

@@ -67,3 +67,8 @@ class TorchTrace:
             }
             for operation, found in exposed_communication(events).items()
         }
+
+
+def communication(trace: TorchTrace | None) -> dict[str, Any]:
+    """The entry of `runtime.json`; empty without a trace."""
+    return {} if trace is None else {"communication": trace.exposed}

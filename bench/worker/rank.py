@@ -15,13 +15,14 @@ from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
-from bench.meters.torch_trace import TorchTrace
+from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME, trace_name
+from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, trace_name
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
+from bench.worker.counting import count_steps
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
@@ -49,14 +50,13 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     recorder = None
     if place.rank == 0:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
-    driven: Engine = engine if recorder is None else MarkedEngine(engine, recorder)
     trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device)
-    if trace is not None:
-        driven = MarkedEngine(driven, trace)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
     saver = _saver(engine, resolved, place, run_dir)
     with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
-        loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
+        loop = TrainingLoop(
+            _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
+        )
         cost = loop.run(_after_step(recorder, profile, evidence, saver, trace))
     if evidence is not None:
         evidence.record_groups(resolved)
@@ -68,16 +68,26 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
             saver.discard()
         timeline = None if recorder is None else recorder.timeline
-        exposed = {"communication": None if trace is None else trace.exposed}
-        report = runtime_report(engine, resolved, place, cost) | exposed
-        write_json_atomically(run_dir / RUNTIME, report)
+        report = runtime_report(engine, resolved, place, cost)
+        write_json_atomically(run_dir / RUNTIME, report | communication(trace))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
+    if resolved.measure.counts:
+        # After everything else, so that no time and no memory is counting's.
+        counts = count_steps(loop, model, resolved, place)
+        if place.rank == 0:
+            write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
+
+
+def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engine:
+    """The engine, telling each of the meters where the parts of a step begin."""
+    for meter in meters:
+        engine = engine if meter is None else MarkedEngine(engine, meter)
+    return engine
 
 
 def _saver(
     engine: Engine, resolved: ResolvedRun, place: Place, run_dir: Path
 ) -> CheckpointMeter | None:
-    """None for a run that saves nothing."""
     every = resolved.train.checkpoint_every
     if every is None:
         return None
