@@ -58,11 +58,9 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
             _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
         )
         cost = loop.run(_after_step(recorder, profile, evidence, saver, trace))
+    _stop(profile, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
-    for one in (profile, trace):
-        if one is not None:
-            one.stop()
     if place.rank == 0:
         if saver is not None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
@@ -83,6 +81,12 @@ def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engi
     for meter in meters:
         engine = engine if meter is None else MarkedEngine(engine, meter)
     return engine
+
+
+def _stop(*meters: MemoryProfile | TorchTrace | None) -> None:
+    for meter in meters:
+        if meter is not None:
+            meter.stop()
 
 
 def _saver(
