@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -95,10 +96,10 @@ class Mutant:
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in order of their places; those that do not compile are left out."""
+    """All mutants of a file, in order of their places; a few may not compile."""
     found = _Places(file, source)
     found.visit(ast.parse(source))
-    return [mutant for mutant in found.mutants if _compiles(mutant, source)]
+    return found.mutants
 
 
 def sample(seed: int, per_room: int, rooms: tuple[str, ...] = ()) -> list[Mutant]:
@@ -111,7 +112,8 @@ def sample(seed: int, per_room: int, rooms: tuple[str, ...] = ()) -> list[Mutant
     drawn = {}
     for room, mutants in sorted(by_room.items()):
         if not rooms or room in rooms:
-            drawn[room] = Random(f"{seed}:{room}").sample(mutants, min(per_room, len(mutants)))
+            Random(f"{seed}:{room}").shuffle(mutants)
+            drawn[room] = list(islice(filter(_compiles, mutants), per_room))
     longest = max(map(len, drawn.values()), default=0)
     return [m for index in range(longest) for ms in drawn.values() for m in ms[index : index + 1]]
 
@@ -122,9 +124,9 @@ def write(mutant: Mutant, core: Path) -> None:
     path.write_text(mutant.source(path.read_text()))
 
 
-def _compiles(mutant: Mutant, source: str) -> bool:
+def _compiles(mutant: Mutant) -> bool:
     try:
-        compile(mutant.source(source), mutant.file, "exec")
+        compile(mutant.source((CORE / mutant.file).read_text()), mutant.file, "exec")
     except SyntaxError:
         return False
     return True

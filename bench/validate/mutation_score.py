@@ -9,49 +9,30 @@ to the first failure. Results are lines of a file, so that a run goes on where t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.testing.call import Call
 from bench.testing.workers import ForkServer
 from bench.validate import rank
+from bench.validate.called_functions import Function, traced
 from bench.validate.cases import Case
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.script import script
+from bench.validate.injection import Control
 from bench.validate.matrix import cases
 from bench.validate.mutants import Mutant, sample, write
 from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.session import MODULES, WorkerSettings, verdicts
 
-Function = tuple[str, str, int]
 _CASE_SECONDS = 30.0
-
-
-def traced(call: Call) -> list[Function]:
-    """On a rank: the functions of mfsdp_core that `call` calls: file, name, first line."""
-    seen: set[Function] = set()
-
-    def look(frame: Any, _event: str, _argument: object) -> None:
-        code = frame.f_code
-        _, found, file = code.co_filename.partition("/mfsdp_core/")
-        if found:
-            seen.add((file, code.co_name, code.co_firstlineno))
-
-    threading.settrace(look)
-    sys.settrace(look)
-    try:
-        call.run()
-    finally:
-        sys.settrace(None)
-        threading.settrace(None)
-    return sorted(seen)
 
 
 def functions_by_case(
@@ -76,11 +57,12 @@ def scored(
     fork_server: ForkServer,
     mutants: Sequence[Mutant],
     wanted: Sequence[Case | ProgramCase],
+    reached: Mapping[str, tuple[float, set[Function]]],
     deadline: float,
 ) -> Iterator[dict[str, object]]:
     """What came of each mutant, as plain data; ends early after `deadline`."""
-    reached = functions_by_case(fork_server, wanted)
     by_id = {case.id: case for case in wanted}
+    control = Control(fork_server, WorkerSettings(case_seconds=_CASE_SECONDS))
     for mutant in mutants:
         if time.monotonic() > deadline:
             return
@@ -91,7 +73,7 @@ def scored(
             if not mutant.function[0] or (mutant.file, *mutant.function) in functions
         ]
         chosen = [by_id[name] for _, name in sorted(calling)]
-        told = _first_failure(fork_server, mutant, chosen)
+        told = _first_failure(fork_server, mutant, chosen, control)
         yield {
             "mutant": mutant.id,
             "room": mutant.room,
@@ -106,14 +88,18 @@ def scored(
 
 
 def _first_failure(
-    fork_server: ForkServer, mutant: Mutant, chosen: Sequence[Case | ProgramCase]
+    fork_server: ForkServer,
+    mutant: Mutant,
+    chosen: Sequence[Case | ProgramCase],
+    control: Control,
 ) -> dict[str, str]:
-    workers = WorkerSettings(case_seconds=_CASE_SECONDS)
+    """Case, check and finding; empty where nothing fails that passes without the change."""
+    by_id = {case.id: case for case in chosen}
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
         copy_of_core(Path(folder))
         write(mutant, Path(folder) / CORE.name)
-        for verdict in verdicts(fork_server, chosen, workers, core=Path(folder)):
-            if verdict.state == "failed":
+        for verdict in verdicts(fork_server, chosen, control.workers, core=Path(folder)):
+            if verdict.state == "failed" and control.passes(by_id[verdict.case]):
                 failure = verdict.failures[0]
                 said = failure.finding.found if failure.finding else ""
                 return {"case": verdict.case, "check": failure.check, "found": said[:160]}
@@ -158,13 +144,31 @@ def main(arguments: list[str]) -> int:
     if left:
         with ForkServer(modules=MODULES) as fork_server, asked.out.open("a") as out:
             quick = cases("mfsdp", full=False)
-            for result in scored(fork_server, left, quick, deadline):
+            reached = _known_functions(fork_server, quick, asked.out.with_suffix(".functions.json"))
+            for result in scored(fork_server, left, quick, reached, deadline):
                 out.write(json.dumps(result) + "\n")
                 out.flush()
                 sys.stderr.write(f"{result['outcome']}: {result['mutant']}\n")
     wanted = {mutant.id for mutant in drawn}
     sys.stdout.write(table([one for one in _results(asked.out) if one["mutant"] in wanted]) + "\n")
     return 0
+
+
+def _known_functions(
+    fork_server: ForkServer, wanted: Sequence[Case | ProgramCase], cache: Path
+) -> dict[str, tuple[float, set[Function]]]:
+    """`functions_by_case`, kept in `cache` for as long as core and cases stay what they are."""
+    sources = b"".join(path.read_bytes() for path in sorted(CORE.rglob("*.py")))
+    key = hashlib.sha256(sources + " ".join(case.id for case in wanted).encode()).hexdigest()
+    if cache.exists():
+        kept = json.loads(cache.read_text())
+        if kept["key"] == key:
+            cases_of = kept["cases"].items()
+            return {name: (s, {(f, n, line) for f, n, line in fs}) for name, (s, fs) in cases_of}
+    found = functions_by_case(fork_server, wanted)
+    plain = {name: (seconds, sorted(functions)) for name, (seconds, functions) in found.items()}
+    cache.write_text(json.dumps({"key": key, "cases": plain}))
+    return found
 
 
 def _results(file: Path) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ def script(program: Program, title: str = "A training program beside plain torch
         "TOLERANCE": "0.0" if program.exact else str(_TOLERANCES[program.dtype]),
         "BUILD": (BUILD_ON_META if META in options else BUILD).strip(),
         "DIVISOR": "1" if options.get("calculate_per_token_loss") else str(program.ranks),
-        "UNUSED": str(options.get("unused_parameters") == "zero"),
+        "UNUSED": str(_hands_out_zeros(options)),
         **_engine_words(program, options),
     }
     main = _main(program)
@@ -76,6 +76,12 @@ def script(program: Program, title: str = "A training program beside plain torch
     return _without_unused(
         "\n".join(line for line in filled.splitlines() if line.strip() or not line)
     )
+
+
+def _hands_out_zeros(options: dict[str, object]) -> bool:
+    """Whether what nobody used is to have a gradient of zeros."""
+    reduced = bool(options.get("reduce_scatter_unused_params"))
+    return reduced or options.get("unused_parameters") == "zero"
 
 
 def _without_unused(text: str) -> str:

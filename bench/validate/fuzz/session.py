@@ -127,6 +127,10 @@ class Fuzzer:
                 return
             program = draw(engine, seed, number)
             outcome = self.outcome(program)
+            if outcome.failed:
+                # What ranks have been through before must not matter.
+                self._workers.end()
+                outcome = self.outcome(program)
             tally.counts[outcome.kind] = tally.counts.get(outcome.kind, 0) + 1
             if outcome.kind == "refused":
                 said = re.sub(r"\d+", "N", outcome.text.split("\n")[0])[:160]
