@@ -107,6 +107,7 @@ class LaunchSpec(Frozen):
 class MeasureSpec(Frozen):
     """What is measured beside time. A profiled run is not comparable in time.
 
+    profile: `memory` follows what autograd saves; `torch` writes a trace of three steps per rank.
     nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps. counts:
     count what a few more steps do, behind the last timed one, so that times stand.
     """
