@@ -123,7 +123,7 @@ class _Looker:
         self._asked = asked
         self._metric = metric
         self._results = results
-        self._good = ""
+        self._good = self._good_sweep = ""
         self._verdict = ""
         policy = read_policy(asked.policy)
         rules = {name: replace(rule, gate="off") for name, rule in policy.rules.items()}
@@ -177,7 +177,8 @@ class _Looker:
     def _against_good(self, ref: str) -> list[Judgement]:
         if self._metric.judge == "interval":
             return self._in_blocks(ref)
-        good, here = self._run({_HERE: self._good}), self._run({_HERE: ref})
+        self._good_sweep = self._good_sweep or self._run({_HERE: self._good})
+        good, here = self._good_sweep, self._run({_HERE: ref})
         store = ResultsStore.open(self._results, create=False)
         return self._judgements(sides_of_sweeps(store, good, here, arms=(_HERE, _HERE)))
 
