@@ -6,6 +6,7 @@ formula's name and is rebuilt by `bench.derive` whenever it is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,11 +30,18 @@ RunState = Literal[
     "unsupported",
 ]
 FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
+_SHOWN = 8
+
+
+def shortened(numbers: Sequence[int]) -> str:
+    """`0, 3, 5`; of many, the first eight and how many there are besides."""
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return ", ".join(map(str, numbers[:_SHOWN])) + more
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One optimizer step as one rank saw it. One line of `steps.rank<N>.jsonl`.
+    """One optimizer step as one rank saw it. One line of `steps.node<K>.jsonl`.
 
     step: 1-based. milliseconds: wall time of the step, data loading included. loss: mean over this
     rank's microbatches, before the update. grad_norm: global, before clipping (same on all ranks).
@@ -191,12 +199,11 @@ class RunRecord:
             return ()
         expected = self.resolved.train.steps
         counts = {rank: len(self.steps.get(rank, ())) for rank in range(self.resolved.launch.ranks)}
-        short = [
-            f"rank {rank} has {count} of {expected} steps"
-            for rank, count in counts.items()
-            if count < expected
-        ]
-        return (*self.problems, *short)
+        short = [rank for rank, count in counts.items() if count < expected]
+        found = [f"rank {rank} has {counts[rank]} of {expected} steps" for rank in short[:_SHOWN]]
+        if len(short) > _SHOWN:
+            found.append(f"{len(short) - _SHOWN} more ranks lack steps")
+        return (*self.problems, *found)
 
     @property
     def is_whole(self) -> bool:

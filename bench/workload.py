@@ -106,7 +106,7 @@ class Provenance(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ImportedStep:
-    """One step as a log tells it; one line of `steps.rank0.jsonl`. None: the log does not say.
+    """One step as a log tells it; one line of `steps.jsonl`. None: the log does not say.
 
     step counts from 1 as the source counts. milliseconds: per step. loss, grad_norm: as printed.
     """

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from pydantic import TypeAdapter
-
+from bench.launch.code_proof import proven_ranks
 from bench.record import StepSample
-from bench.store.layout import LOGS, RUNTIME, steps_name
+from bench.store import samples
+from bench.store.layout import RUNTIME
 
-_SAMPLE: TypeAdapter[StepSample] = TypeAdapter(StepSample)
-_TAIL_BYTES = 8192
+_TAIL_BYTES_PER_RANK = 8192
+_TAIL_BYTES = 2 * 2**20
 _RECENT_STEPS = 20
 
 
@@ -39,7 +39,7 @@ class LiveRun:
 
 def read_live_run(folder: Path, ranks: int, steps: int) -> LiveRun:
     """Look at the files of the run in `folder` once; what is missing or cut off is left out."""
-    tails = [_tail(folder / steps_name(rank)) for rank in range(ranks)]
+    tails = _tails(folder, ranks)
     common = set.intersection(*(set(tail) for tail in tails)) if tails else set()
     if not common:
         return LiveRun(waits_for=_start(folder, ranks))
@@ -60,35 +60,24 @@ def read_live_run(folder: Path, ranks: int, steps: int) -> LiveRun:
     )
 
 
-def _tail(path: Path) -> dict[int, StepSample]:
-    """The last samples of one rank by step."""
-    try:
-        with path.open("rb") as stream:
-            start = max(0, stream.seek(0, 2) - _TAIL_BYTES)
-            stream.seek(start)
-            lines = stream.read().split(b"\n")
-    except OSError:
-        return {}
-    # The first line may be cut off by the start of the tail, the last one is still being written.
-    samples = [_sample(line) for line in lines[1 if start else 0 : -1]]
-    return {one.step: one for one in samples if one is not None}
-
-
-def _sample(line: bytes) -> StepSample | None:
-    try:
-        return _SAMPLE.validate_json(line)
-    except ValueError:
-        return None
+def _tails(folder: Path, ranks: int) -> list[dict[int, StepSample]]:
+    """The last samples of each rank by step; empty while a rank has none."""
+    files = sorted(folder.glob(samples.GLOB))
+    found: dict[int, dict[int, StepSample]] = {}
+    for file in files:
+        share = min(_TAIL_BYTES_PER_RANK * ranks, _TAIL_BYTES) // len(files)
+        found |= samples.last_samples(file, max(share, _TAIL_BYTES_PER_RANK))
+    return [found.get(rank, {}) for rank in range(ranks)]
 
 
 def _start(folder: Path, ranks: int) -> str:
     """What a run without a step is waiting for, by the files that are there."""
     if (folder / RUNTIME).exists():
         return "the first step"
-    proven = [(folder / LOGS / f"code_proof.rank{rank}.json").exists() for rank in range(ranks)]
-    if all(proven):
+    proven = proven_ranks(folder)
+    behind = [rank for rank in range(ranks) if rank not in proven]
+    if not behind:
         return "the ranks to find each other and to build the model"
-    behind = [rank for rank, there in enumerate(proven) if not there]
     if len(behind) == ranks:
         return "the ranks to start and to load torch"
     more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""

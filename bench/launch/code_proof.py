@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+from pathlib import Path
 from typing import Any, Literal
 
 from bench.launch.command import WORKER_MODULE
 from bench.launch.rank_code import RankCode, expected_code
-from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED
+from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB
 from bench.spec import ResolvedRun, known_engine
 from bench.store import RunFolder, StoreFullError
 from bench.store.atomic import write_json_atomically, write_text_atomically
 from bench.store.layout import RUNTIME, SPEC
-from bench.store.reading import read_json_object
 
 Verdict = Literal["proven", "mismatch"]
+_RANKS = re.compile(rb'^\{"rank": (\d+),', re.MULTILINE)
 
 
 def expect_code(
@@ -50,12 +52,21 @@ def _drop(document: dict[str, Any], place: tuple[str, ...]) -> None:
 
 
 def read_proofs(folder: RunFolder, ranks: int) -> dict[int, dict[str, Any]]:
-    """The proof of every rank that left one."""
-    found = {
-        rank: read_json_object(folder.logs_path / f"code_proof.rank{rank}.json", [])
-        for rank in range(ranks)
-    }
-    return {rank: proof for rank, proof in found.items() if proof is not None}
+    """The last proof of every rank that left one."""
+    found: dict[int, dict[str, Any]] = {}
+    for file in folder.path.glob(PROOFS_GLOB):
+        for line in file.read_text(errors="replace").splitlines():
+            # A line that was cut off by a full disk proves nothing.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                proof = json.loads(line)
+                found[int(proof.pop("rank"))] = proof
+    return {rank: found[rank] for rank in range(ranks) if rank in found}
+
+
+def proven_ranks(path: Path) -> set[int]:
+    """Ranks of the run in folder `path` that have left a proof so far."""
+    texts = [file.read_bytes() for file in path.glob(PROOFS_GLOB)]
+    return {int(rank) for text in texts for rank in _RANKS.findall(text)}
 
 
 def verdict(proofs: dict[int, dict[str, Any]], ranks: int) -> Verdict | None:

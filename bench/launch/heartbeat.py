@@ -1,60 +1,59 @@
-"""How far each rank has come, from the sizes of the files it appends to."""
+"""How far each rank has come, from what the sample files have grown by."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass
-class _Tail:
-    path: Path
-    grown_seconds: float
-    size_bytes: int = 0
-    lines: int = 0
-
-    def read_new(self, now_seconds: float) -> bool:
-        """True if the file has grown; reads only what is new."""
-        try:
-            if self.path.stat().st_size == self.size_bytes:
-                return False
-            with self.path.open("rb") as stream:
-                stream.seek(self.size_bytes)
-                added = stream.read()
-        except OSError:
-            return False
-        self.size_bytes += len(added)
-        self.lines += added.count(b"\n")
-        if added:
-            self.grown_seconds = now_seconds
-        return bool(added)
+from bench.store.samples import GLOB, lines_by_rank
 
 
 class Heartbeat:
-    """Counts the finished steps of each rank. One stat per rank and call; a read only on growth.
+    """Counts the finished steps of each rank. One stat per file and call; a read only on growth.
 
     Args:
-        paths: the step file of each rank, indexed by rank; they need not exist yet.
+        folder: of the run; its sample files need not exist yet.
+        ranks: of the run.
         now_seconds: a monotonic clock's reading at the start.
     """
 
-    def __init__(self, paths: list[Path], now_seconds: float) -> None:
-        self._tails = [_Tail(path, now_seconds) for path in paths]
+    def __init__(self, folder: Path, ranks: int, now_seconds: float) -> None:
+        self._folder = folder
+        self._read_bytes: dict[Path, int] = {}
+        self._lines = [0] * ranks
+        self._grown_seconds = [now_seconds] * ranks
         self.last_growth_seconds = now_seconds
 
     def poll(self, now_seconds: float) -> None:
-        """Look at the files; remembers `now_seconds` if any of them has grown."""
-        if any([tail.read_new(now_seconds) for tail in self._tails]):  # noqa: C419 - every file is read
-            self.last_growth_seconds = now_seconds
+        """Look at the files; remembers `now_seconds` for those ranks that have added lines."""
+        for file in self._folder.glob(GLOB):
+            for rank, lines in lines_by_rank(file, self._new_lines(file)).items():
+                if lines and rank < len(self._lines):
+                    self._lines[rank] += lines
+                    self._grown_seconds[rank] = self.last_growth_seconds = now_seconds
+
+    def _new_lines(self, file: Path) -> bytes:
+        """Whole lines that were added since the last look."""
+        known = self._read_bytes.get(file, 0)
+        try:
+            if file.stat().st_size == known:
+                return b""
+            with file.open("rb") as stream:
+                stream.seek(known)
+                added = stream.read()
+        except OSError:
+            return b""
+        whole = added[: added.rfind(b"\n") + 1]
+        self._read_bytes[file] = known + len(whole)
+        return whole
 
     @property
     def steps(self) -> list[int]:
         """Finished steps of each rank."""
-        return [tail.lines for tail in self._tails]
+        return list(self._lines)
 
     def silent_seconds(self, now_seconds: float) -> list[float]:
         """Time since each rank's last line, or since the start."""
-        return [now_seconds - tail.grown_seconds for tail in self._tails]
+        return [now_seconds - grown for grown in self._grown_seconds]
 
     @property
     def finished_steps(self) -> int:
@@ -69,7 +68,7 @@ class Heartbeat:
     @property
     def folder_is_gone(self) -> bool:
         """True if nobody can write into the folder of the files any more."""
-        return not self._tails[0].path.parent.is_dir()
+        return not self._folder.is_dir()
 
     def rank_behind(self) -> int | None:
         """The one rank with fewer steps than every other, None if there is no such rank."""

@@ -88,7 +88,7 @@ def _run(
 ) -> Outcome:
     """Start the job, wait, end whatever is left, and say what happened."""
     launch = order.resolved.launch
-    heartbeat = Heartbeat([folder.steps_path(r) for r in range(launch.ranks)], time.monotonic())
+    heartbeat = Heartbeat(folder.path, launch.ranks, time.monotonic())
     job = launcher.start(order)
     ending: Ending | None = None
     try:

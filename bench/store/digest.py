@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.record import RunStatus
-from bench.store import layout
+from bench.store import layout, samples
 
 _HEX_DIGITS = 32
 _RAW = (
@@ -22,7 +22,7 @@ _RAW = (
     layout.RUNTIME,
     layout.MEMORY,
     layout.CHECKPOINTS,
-    layout.STEPS_GLOB,
+    samples.GLOB,
     layout.FAILURE_GLOB,
     f"{layout.NCCL}/*",
 )

@@ -8,9 +8,9 @@ results/
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     checkpoints.json     time and bytes of checkpoints, of runs that save them
-    steps.rank<N>.jsonl  one line per step, appended by rank N alone
+    steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
     logs/                agent.log, agent.json, rank<N>.log,
-                         expected_code.json, code_proof.rank<N>.json
+                         expected_code.json, code_proof.node<K>.jsonl
     nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json
   arms/                  worktrees and packages of arms; may be removed, it is made again
@@ -48,16 +48,10 @@ CHECKPOINTS = "checkpoints.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"
-STEPS_GLOB = "steps.rank*.jsonl"
 FAILURE_GLOB = "failure.rank*.json"
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _RANK = re.compile(r"\.rank(\d+)\.")
-
-
-def steps_name(rank: int) -> str:
-    """File of the raw samples of one rank."""
-    return f"steps.rank{rank}.jsonl"
 
 
 def failure_name(rank: int) -> str:
@@ -66,7 +60,7 @@ def failure_name(rank: int) -> str:
 
 
 def rank_of(path: Path) -> int | None:
-    """Rank in a name such as `steps.rank3.jsonl`, None if there is none."""
+    """Rank in a name such as `failure.rank3.json`, None if there is none."""
     found = _RANK.search(path.name)
     return int(found.group(1)) if found else None
 

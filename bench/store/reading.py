@@ -10,18 +10,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from bench.record import SCHEMA_VERSION, RunRecord, RunStatus, StepSample
+from bench.record import SCHEMA_VERSION, RunRecord, RunStatus, StepSample, shortened
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.digest import broken_seals
 from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import is_locked
+from bench.store.samples import read_samples
 from bench.store.upgrade import upgraded_spec
-
-_SAMPLE: TypeAdapter[StepSample] = TypeAdapter(StepSample)
-_MAX_PROBLEMS_PER_FILE = 3
 
 
 def read_record(path: Path, run_id: str) -> RunRecord:
@@ -139,43 +137,11 @@ def read_json_object(file: Path, problems: list[str]) -> dict[str, Any] | None:
 def _read_steps(
     path: Path, resolved: ResolvedRun, status: RunStatus, problems: list[str]
 ) -> dict[int, list[StepSample]]:
-    steps: dict[int, list[StepSample]] = {}
-    for file in sorted(path.glob(layout.STEPS_GLOB)):
-        rank = layout.rank_of(file)
-        if rank is not None:
-            steps[rank] = _read_steps_file(file, problems)
+    steps = read_samples(path, problems)
+    if steps:
+        steps = {rank: [] for rank in range(resolved.launch.ranks)} | steps
     if status.state == "ok":
         missing = [rank for rank in range(resolved.launch.ranks) if not steps.get(rank)]
         if missing:
-            problems.append(f"no samples of rank {', '.join(map(str, missing))}")
-    return dict(sorted(steps.items()))
-
-
-def _read_steps_file(file: Path, problems: list[str]) -> list[StepSample]:
-    """Samples of one rank. A last line without its newline was cut off while being written."""
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        problems.append(f"{file.name}: {error.strerror}")
-        return []
-    samples: list[StepSample] = []
-    found: list[str] = []
-    if lines.pop():
-        found.append(f"{file.name}: the last line is cut off and was left out")
-    for number, line in enumerate(lines, start=1):
-        try:
-            samples.append(_SAMPLE.validate_python(json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            found.append(f"{file.name}:{number} was left out: {_first_line(error)}")
-    if len(found) > _MAX_PROBLEMS_PER_FILE:
-        more = len(found) - _MAX_PROBLEMS_PER_FILE
-        found = [*found[:_MAX_PROBLEMS_PER_FILE], f"{file.name}: {more} more such lines"]
-    problems.extend(found)
-    return samples
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+            problems.append(f"no samples of rank {shortened(missing)}")
+    return steps

@@ -23,6 +23,7 @@ from bench.store.atomic import (
 from bench.store.digest import sealed
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
+from bench.store.samples import node_file
 
 
 def utc_now() -> str:
@@ -65,9 +66,9 @@ class RunFolder:
             raise
         return folder
 
-    def steps_path(self, rank: int) -> Path:
-        """File to which rank `rank` appends its samples."""
-        return self.path / layout.steps_name(rank)
+    def steps_path(self, node: int = 0) -> Path:
+        """File to which the ranks of node `node` append their samples."""
+        return self.path / node_file(node)
 
     @property
     def logs_path(self) -> Path:
@@ -104,9 +105,9 @@ class RunFolder:
         write_json_atomically(self.path / layout.SUMMARY, summary.model_dump(mode="json"))
 
     def append_step(self, rank: int, sample: StepSample) -> None:
-        """Append one line to the samples of `rank` (an importer's way; ranks write their own)."""
-        line = json.dumps(dataclasses.asdict(sample)) + "\n"
-        path = self.steps_path(rank)
+        """Append one line to the samples of node 0 (for tests; ranks write their own)."""
+        line = json.dumps({"rank": rank} | dataclasses.asdict(sample)) + "\n"
+        path = self.steps_path()
         with reporting_failed_writes(path), path.open("a") as stream:
             stream.write(line)
 

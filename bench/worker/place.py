@@ -20,15 +20,16 @@ _BACKENDS: Final[dict[DeviceType, str]] = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True)
 class Place:
-    """Rank among `ranks` processes, and the device it computes on."""
+    """Rank among `ranks` processes, the device it computes on, and the number of its node."""
 
     rank: int
     ranks: int
     device: torch.device
+    node: int = 0
 
     @classmethod
     def from_environment(cls, resolved: ResolvedRun) -> Self:
-        """Read what torch.distributed.run has set (RANK, WORLD_SIZE, LOCAL_RANK).
+        """Read what torch.distributed.run has set (RANK, WORLD_SIZE, LOCAL_RANK, GROUP_RANK).
 
         Raises:
             UsageError: started with another number of ranks than the run asks for.
@@ -41,7 +42,8 @@ class Place:
                 f"launch.ranks: the run asks for {wanted} ranks, found WORLD_SIZE={ranks}; start "
                 f"it with --nproc-per-node {wanted}"
             )
-        return cls(rank, ranks, _device(resolved.launch.device))
+        node = int(os.environ.get("GROUP_RANK", "0"))
+        return cls(rank, ranks, _device(resolved.launch.device), node)
 
 
 def _device(kind: DeviceType) -> torch.device:

@@ -18,8 +18,9 @@ from bench.meters.sample_sink import SampleSink
 from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME, steps_name
+from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME
 from bench.store.reading import read_spec
+from bench.store.samples import node_file
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
@@ -53,7 +54,7 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     if resolved.train.checkpoint_every is not None:
         every = resolved.train.checkpoint_every
         saver = CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
-    with SampleSink(run_dir / steps_name(place.rank)) as sink:
+    with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
         loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
         cost = loop.run(_after_step(recorder, profile, evidence, saver))
     if evidence is not None:

@@ -54,7 +54,7 @@ def train(document: dict[str, Any]) -> Trained:
     engine: Any = build_engine(model, resolved, device)
     resting, allocated, reserved = [], [], []
     outcomes = []
-    with SampleSink(Path(os.devnull)) as sink:
+    with SampleSink(Path(os.devnull), dist.get_rank()) as sink:
         loop = TrainingLoop(engine, batches, resolved, device=device, sink=sink)
         for step in range(1, resolved.train.steps + 1):
             outcomes.append(loop.step(step))

@@ -85,7 +85,7 @@ def _(world: World) -> int:
 @scenario("show", "a truncated record")
 def _(world: World) -> int:
     world.sweep()
-    path = world.run_folder("mfsdp") / "steps.rank0.jsonl"
+    path = world.run_folder("mfsdp") / "steps.node0.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
     code = world.run("show", "mfsdp")
     assert "problem" in world.out

@@ -384,7 +384,14 @@ def _(world: World) -> int:
 @scenario("doctor", "a package is missing")
 def _(world: World) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.cli.diagnosis._NEEDED", ("torch", "no-such-package"))
+        patch.setattr("bench.doctor.packages._NEEDED", ("torch", "no-such-package"))
         code = world.run("doctor")
     assert "no-such-package" in world.out
+    return code
+
+
+@scenario("doctor", "a results folder that cannot be written")
+def _(world: World) -> int:
+    code = world.run("doctor", "--results", "/proc/results")
+    assert "cannot be written" in world.out
     return code

@@ -159,11 +159,13 @@ def test_a_starting_run_says_what_it_waits_for(tmp_path):
         return read_live_run(tmp_path, ranks=3, steps=9).waits_for
 
     assert waits_for() == "the ranks to start and to load torch"
-    (logs / "code_proof.rank1.json").touch()
+    proofs = (logs / "code_proof.node0.jsonl").open("a", buffering=1)
+    proofs.write('{"rank": 1, "arm": null}\n')
     assert waits_for() == "rank 0 and 1 more to load torch"
-    (logs / "code_proof.rank0.json").touch()
+    proofs.write('{"rank": 0, "arm": null}\n')
     assert waits_for() == "rank 2 to load torch"
-    (logs / "code_proof.rank2.json").touch()
+    proofs.write('{"rank": 2, "arm": null}\n')
+    proofs.close()
     assert waits_for() == "the ranks to find each other and to build the model"
     (tmp_path / "runtime.json").touch()
     assert waits_for() == "the first step"

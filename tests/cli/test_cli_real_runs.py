@@ -33,7 +33,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90.0) ->
 
 
 def steps_written(folder: Path) -> int:
-    files = folder.glob("results/runs/*/*/steps.rank*.jsonl")
+    files = folder.glob("results/runs/*/*/steps.node*.jsonl")
     return sum(path.read_bytes().count(b"\n") for path in files)
 
 

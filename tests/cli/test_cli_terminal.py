@@ -65,7 +65,7 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 def test_ctrl_c_on_a_terminal(cli, fast, times: int) -> None:
     terminal = Terminal(cli, cli.sweep(fast + ENDLESS))
-    wait_until(lambda: any(cli.folder.rglob("steps.rank0.jsonl")), "a step")
+    wait_until(lambda: any(cli.folder.rglob("steps.node0.jsonl")), "a step")
     wait_until(lambda: HIDE in terminal.shown, "the live display")
     for _ in range(times):
         terminal.ctrl_c()

@@ -237,7 +237,7 @@ def test_resume_runs_only_the_missing_blocks_and_all_of_each(store, stand) -> No
 
 
 @pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("file", ["status.json", "env.json", "steps.rank1.jsonl"])
+@pytest.mark.parametrize("file", ["status.json", "env.json", "steps.node0.jsonl"])
 def test_a_damaged_record_makes_its_whole_block_run_again(
     store, stand, arm: str, file: str
 ) -> None:

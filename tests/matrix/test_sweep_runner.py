@@ -196,7 +196,7 @@ def test_records_of_another_sweep_do_not_count(store, stand_in):
     assert len(stand_in.seen) == 3
 
 
-@pytest.mark.parametrize("file", ["spec.json", "status.json", "env.json", "steps.rank1.jsonl"])
+@pytest.mark.parametrize("file", ["spec.json", "status.json", "env.json", "steps.node0.jsonl"])
 def test_a_run_with_a_truncated_file_runs_again(store, stand_in, file: str):
     go(store, stand_in)
     path = store.root / "runs" / next(iter(store.records(sweep="a"))).run_id / file
@@ -208,7 +208,7 @@ def test_a_run_with_a_truncated_file_runs_again(store, stand_in, file: str):
 
 def test_a_run_that_lacks_its_last_steps_runs_again(store, stand_in):
     go(store, stand_in)
-    path = store.root / "runs" / next(iter(store.records(sweep="a"))).run_id / "steps.rank1.jsonl"
+    path = store.root / "runs" / next(iter(store.records(sweep="a"))).run_id / "steps.node0.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     go(store, stand_in)
     assert stand_in.seen == [("ddp", 0)]

@@ -110,7 +110,7 @@ def test_a_planned_cell_that_has_not_run_has_failed(store):
 def test_bytes_that_one_engine_does_not_count_are_passed_over_unless_they_are_asked_for(store):
     single = {"single": CELLS["ddp"].model_copy(update={"engine": CELLS["ddp"].engine})}
     record_arms(store, {"base": Arm(), "head": Arm()}, cells=single)
-    for file in store.root.glob("runs/*/*/steps.rank*.jsonl"):
+    for file in store.root.glob("runs/*/*/steps.node*.jsonl"):
         file.write_text(re.sub(r'"wire_bytes": \d+', '"wire_bytes": null', file.read_text()))
     sides = sides_of_arms(store, "gate", None, None)
     assert not judged(sides).failed

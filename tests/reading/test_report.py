@@ -230,7 +230,7 @@ def test_a_sweep_of_which_nothing_could_run_still_has_a_report(store, tmp_path):
 def test_truncated_records_are_reported_as_damaged_and_not_used(store, tmp_path):
     fill_quickstart(store)
     folders = sorted((store.root / "runs").glob("*/*"))
-    damage = ["steps.rank0.jsonl", "status.json", "env.json", "memory.json", "spec.json"]
+    damage = ["steps.node0.jsonl", "status.json", "env.json", "memory.json", "spec.json"]
     for folder, name in zip(folders, damage, strict=False):
         data = (folder / name).read_bytes()
         (folder / name).write_bytes(data[: len(data) // 2])
@@ -248,7 +248,7 @@ def test_no_content_of_any_file_breaks_the_report(store, tmp_path, content):
         folder = record_run(store, Recorded(resolved, cell=name))
         (folder.path / f"{name}.json").write_bytes(content)
     folder = record_run(store, Recorded(resolved, cell="steps"))
-    folder.steps_path(0).write_bytes(content)
+    folder.steps_path().write_bytes(content)
     report_on(store, tmp_path)
 
 

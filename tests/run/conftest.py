@@ -29,8 +29,8 @@ class FinishedCell:
     ranks: int
 
     def samples(self, rank: int = 0) -> list[StepSample]:
-        lines = (self.folder / f"steps.rank{rank}.jsonl").read_text().splitlines()
-        return [StepSample(**json.loads(line)) for line in lines]
+        lines = map(json.loads, (self.folder / "steps.node0.jsonl").read_text().splitlines())
+        return [StepSample(**line) for line in lines if line.pop("rank") == rank]
 
     @property
     def losses(self) -> list[float]:

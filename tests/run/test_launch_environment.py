@@ -130,7 +130,7 @@ def test_a_folder_without_a_repository_has_no_state(tmp_path: Path) -> None:
 
 def test_a_heartbeat_counts_whole_lines_as_they_grow(tmp_path: Path) -> None:
     paths = [tmp_path / "steps.rank0.jsonl", tmp_path / "steps.rank1.jsonl"]
-    beat = Heartbeat(paths, 0.0)
+    beat = Heartbeat(tmp_path, 2, 0.0)
     beat.poll(1.0)
     assert (beat.steps, beat.started, beat.last_growth_seconds) == ([0, 0], False, 0.0)
     paths[0].write_text("{}\n{}\n{")

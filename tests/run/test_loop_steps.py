@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -14,6 +13,7 @@ from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
+from bench.store.samples import read_samples
 
 CPU = torch.device("cpu")
 
@@ -84,15 +84,14 @@ def train(tmp_path, engine, **settings) -> TrainingLoop:
         ranks=1,
         device=CPU,
     )
-    with SampleSink(tmp_path / "steps.jsonl") as sink:
+    with SampleSink(tmp_path / "steps.node0.jsonl", 0) as sink:
         loop = TrainingLoop(engine, batches, run, device=CPU, sink=sink)
         loop.run()
     return loop
 
 
 def samples(tmp_path) -> list[StepSample]:
-    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
-    return [StepSample(**json.loads(line)) for line in lines]
+    return read_samples(tmp_path, [])[0]
 
 
 def test_a_step_accumulates_clips_sets_the_rate_updates_and_forgets_in_this_order(tmp_path):

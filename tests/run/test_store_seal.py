@@ -41,10 +41,10 @@ def test_a_sealed_record_is_whole(store: ResultsStore, folder: RunFolder) -> Non
 def test_a_sample_that_was_edited_damages_the_record(
     store: ResultsStore, folder: RunFolder, value: str
 ) -> None:
-    changed(folder, "steps.rank1.jsonl", '"loss": 1.0', f'"loss": {value}')
+    changed(folder, "steps.node0.jsonl", '"loss": 1.0', f'"loss": {value}')
     record = store.read(folder.run_id)
     assert not record.is_whole
-    assert "steps.rank1.jsonl was changed after the run had ended" in record.damage
+    assert "steps.node0.jsonl was changed after the run had ended" in record.damage
 
 
 @pytest.mark.parametrize("name", ["spec.json", "env.json", "memory.json"])
@@ -63,10 +63,10 @@ def test_files_that_are_lost_or_added_damage_the_record(
     store: ResultsStore, folder: RunFolder
 ) -> None:
     (folder.path / "memory.json").unlink()
-    (folder.path / "steps.rank2.jsonl").write_text("")
+    (folder.path / "steps.node2.jsonl").write_text("")
     damage = store.read(folder.run_id).damage
     assert "memory.json is missing; the run had left one" in damage
-    assert "steps.rank2.jsonl was added after the run had ended" in damage
+    assert "steps.node2.jsonl was added after the run had ended" in damage
 
 
 def test_a_derived_summary_may_be_made_again(store: ResultsStore, folder: RunFolder) -> None:

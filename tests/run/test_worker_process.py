@@ -88,7 +88,7 @@ def test_a_full_run_exits_with_0_and_leaves_samples_runtime_and_memory(tmp_path)
     run = spec(tmp_path / "run")
     done = run_worker(run)
     assert done.returncode == 0, done.stderr
-    assert len((run / "steps.rank0.jsonl").read_text().splitlines()) == 4
+    assert len((run / "steps.node0.jsonl").read_text().splitlines()) == 4
     runtime = json.loads((run / "runtime.json").read_text())
     assert runtime["torch"] == torch.__version__
     assert runtime["device_names"] == []
@@ -106,7 +106,7 @@ def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
     assert done.returncode == 1
     assert failure(run)["kind"] == "nan"
     found = re.match(r"NonFiniteLossError: step (\d): the loss is nan", failure(run)["message"])
-    assert len((run / "steps.rank0.jsonl").read_text().splitlines()) == int(found[1]) - 1
+    assert len((run / "steps.node0.jsonl").read_text().splitlines()) == int(found[1]) - 1
 
 
 @pytest.mark.processes
@@ -159,7 +159,7 @@ def test_code_of_another_checkout_is_refused(tmp_path):
     assert done.returncode == 1
     assert "this rank imports bench from" in failure(run)["message"]
     assert f"expected it under {tmp_path / 'elsewhere'}" in failure(run)["message"]
-    assert not (run / "steps.rank0.jsonl").exists()
+    assert not (run / "steps.node0.jsonl").exists()
 
 
 def test_code_of_the_named_checkout_is_accepted(monkeypatch):

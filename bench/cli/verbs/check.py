@@ -109,11 +109,15 @@ def nccl(
     )
 
 
-def doctor(json: JsonOption = False) -> int:
-    """Say what this machine and this installation can run."""
+def doctor(
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Say what this machine and this installation can run, and how to get what is missing."""
     from bench.cli import diagnosis
 
-    return diagnosis.show_diagnosis(as_json=json)
+    return diagnosis.show_diagnosis(results, as_json=json)
 
 
 def schema(

@@ -10,7 +10,7 @@ The launcher leaves `logs/expected_code.json` in the run folder:
     packages   name -> patterns, and, where known, root (folder that holds it), sha256, files; what
                follows an @ in the name tells two looks at one package apart
     distributions   name -> version, and folder it must come from (packages installed for an arm)
-The answer is `logs/code_proof.rank<N>.json`.
+The answer is a line of `logs/code_proof.node<K>.jsonl`, the file of all ranks of a node.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import json
 import os
 import platform
 import runpy
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 WORKER_VARIABLE = "MFSDP_BENCH_WORKER"
 EXPECTED = "logs/expected_code.json"
+PROOFS_GLOB = "logs/code_proof.node*.jsonl"
 
 
 class WrongCodeError(Exception):
@@ -63,13 +65,29 @@ def _judge(run_dir: Path, expected: dict[str, Any]) -> None:
     proof = collect(expected)
     problems = differences(expected, proof)
     proof["problems"] = problems
-    rank = os.environ.get("RANK", "0")
     for package in proof["packages"].values():
         package.pop("files", None)  # the hash over all of them stays
-    (run_dir / "logs" / f"code_proof.rank{rank}.json").write_text(json.dumps(proof, indent=2))
+    keep(run_dir, proof)
     if problems:
         side = f"arm {expected['arm']}" if expected["arm"] else "this run"
         raise WrongCodeError(f"the code of this rank is not that of {side}: {'; '.join(problems)}")
+
+
+def keep(run_dir: Path, proof: dict[str, Any]) -> None:
+    """Append the proof to the file of this node, as one line by one write: ranks share the file."""
+    line = json.dumps({"rank": int(os.environ.get("RANK", "0")), **placement(), **proof}) + "\n"
+    name = PROOFS_GLOB.replace("*", os.environ.get("GROUP_RANK", "0"))
+    descriptor = os.open(run_dir / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def placement() -> dict[str, Any]:
+    """Where this rank runs; on a cluster a node goes by the name that Slurm gives it."""
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return {"host": host, "local_rank": int(os.environ.get("LOCAL_RANK", "0"))}
 
 
 def collect(expected: dict[str, Any]) -> dict[str, Any]:

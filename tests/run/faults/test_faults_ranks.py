@@ -57,8 +57,7 @@ def test_a_run_writes_nothing_outside_its_folder(
     assert sorted(path.name for path in run.folder.logs_path.iterdir()) == [
         "agent.json",
         "agent.log",
-        "code_proof.rank0.json",
-        "code_proof.rank1.json",
+        "code_proof.node0.jsonl",
         "expected_code.json",
         "rank0.log",
         "rank1.log",

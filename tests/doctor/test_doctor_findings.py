@@ -1,0 +1,183 @@
+"""What `doctor` says about machines that are not this one: each judgement from made-up facts."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.doctor import accelerators, machine, packages, results_folder, slurm
+from bench.errors import UsageError
+from bench.resolve import Machine
+from bench.store.file_lock import FileLock
+from bench.store.file_system import FileSystem, file_system_of
+
+FACTS: dict[str, Any] = {
+    "torch": "2.13.0",
+    "cuda_compiled": "12.8",
+    "cuda_usable": True,
+    "devices": [{"name": "NVIDIA H100", "capability": [9, 0]}] * 2,
+    "pairs_without_peer_access": [],
+    "nccl": {"compiled": "2.28.3", "loaded": "2.28.3"},
+    "symmetric_pools": True,
+    "loads": {"transformer_engine.pytorch": "", "torchao": ""},
+}
+
+
+def by_name(found: list[Any]) -> dict[str, Any]:
+    return {one.what: one for one in found}
+
+
+def test_a_complete_gpu_machine_lacks_nothing() -> None:
+    assert {one.level for one in accelerators.judged(FACTS, has_gpu=True)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "level", "said"),
+    [
+        ({"cuda_compiled": None, "cuda_usable": False}, "CUDA", "problem", "without it"),
+        ({"cuda_usable": False}, "CUDA", "problem", "cannot use the devices"),
+        ({"nccl": {"compiled": "2.28.3", "loaded": "2.21.5"}}, "NCCL", "note", "loaded 2.21.5"),
+        ({"nccl": {"compiled": None, "loaded": None}}, "NCCL", "note", "none in this torch"),
+        (
+            {"nccl": {"compiled": "2.26.2", "loaded": "2.26.2"}},
+            "symmetric memory",
+            "note",
+            "NCCL 2.27 or later",
+        ),
+        ({"symmetric_pools": False}, "symmetric memory", "note", "a torch that registers"),
+        (
+            {"pairs_without_peer_access": [[0, 1]]},
+            "symmetric memory",
+            "note",
+            "device 0 cannot read device 1",
+        ),
+        (
+            {"devices": [{"name": "A100", "capability": [8, 0]}]},
+            "FP8 on devices",
+            "note",
+            "0 of 1 devices",
+        ),
+        (
+            {"loads": {"transformer_engine.pytorch": "OSError: libcudart", "torchao": None}},
+            "Transformer Engine loads",
+            "note",
+            "OSError: libcudart",
+        ),
+    ],
+)
+def test_each_missing_piece_says_what_it_would_give_and_how_to_get_it(
+    changes: dict[str, Any], what: str, level: str, said: str
+) -> None:
+    finding = by_name(accelerators.judged(FACTS | changes, has_gpu=True))[what]
+    assert finding.level == level
+    assert said in finding.found
+    assert finding.gives
+    assert finding.remedy
+
+
+def test_a_power_cap_below_its_default_is_named() -> None:
+    assert accelerators.clocks_of("0, 345, 1980, 700.00, 700.00").level == "ok"
+    capped = accelerators.clocks_of("3, 345, 1980, 500.00, 700.00")
+    assert (capped.level, capped.what) == ("note", "GPU 3 clocks")
+    assert capped.remedy == "sudo nvidia-smi -i 3 -pl 700.00"
+
+
+def test_a_cpu_build_of_torch_is_no_problem_without_a_gpu() -> None:
+    facts = FACTS | {"cuda_compiled": None, "cuda_usable": False, "devices": []}
+    assert by_name(accelerators.judged(facts, has_gpu=False))["CUDA"].level == "note"
+
+
+def test_a_torch_that_does_not_load_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators.sys, "executable", "/bin/false")
+    (finding,) = accelerators.accelerator_findings(Machine(1, 1))
+    assert (finding.level, finding.what) == ("problem", "torch loads")
+    assert "exit code 1" in finding.found
+
+
+def test_partitions_and_limits_of_slurm_are_read() -> None:
+    table = "gpu*|up|12|128|1031000|gpu:h100:8|1-00:00:00\ndebug|up|2|16|64000|(null)|30:00"
+    assert slurm.partition_texts(table) == [
+        (
+            "gpu*",
+            "up, 12 nodes of 128 cores and 1031000 MiB, gpu:h100:8, time limit 1-00:00:00",
+        ),
+        ("debug", "up, 2 nodes of 16 cores and 64000 MiB, time limit 30:00"),
+    ]
+    config = "Configuration data\nMaxArraySize            = 1001\nMaxJobCount             = 10000\n"
+    assert slurm.limit_text(config) == "MaxArraySize 1001, MaxJobCount 10000"
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo >&2 no controller; exit 1"])
+def test_a_slurm_that_does_not_answer_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    (finding,) = slurm.slurm_findings()
+    assert finding.level == "note"
+    assert finding.found.startswith("sinfo fails")
+
+
+def test_no_slurm_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert slurm.slurm_findings()[0].found == "no sinfo on PATH"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"),
+    [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("overlay", False)],
+)
+def test_shared_file_systems_are_known(tmp_path: Path, kind: str, shared: bool) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "21 1 8:1 / / rw - ext3 /dev/sda1 rw\n"
+        f"36 21 0:35 / {tmp_path} rw,noatime master:1 - {kind} server:/home rw\n"
+        "37 21 0:36 / /elsewhere rw - tmpfs tmpfs rw\n"
+    )
+    found = file_system_of(tmp_path / "not" / "yet", mounts)
+    assert (found.kind, found.mount, found.is_shared) == (kind, str(tmp_path), shared)
+
+
+def test_a_results_folder_without_locks_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise UsageError(f"cannot lock: {errno.ENOLCK}")
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    found = by_name(results_folder.results_findings(tmp_path / "results"))
+    assert found["file locks"].level == "problem"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_on_a_shared_file_system_serves_many_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        results_folder, "file_system_of", lambda _: FileSystem("lustre", "/scratch")
+    )
+    found = by_name(results_folder.results_findings(tmp_path))
+    assert found["results of many nodes"].level == "ok"
+    assert "on lustre, mounted at /scratch" in found["results folder"].found
+
+
+def test_limits_that_bind_are_named() -> None:
+    assert machine.open_files(1024, 1 << 20).level == "note"
+    assert machine.open_files(1 << 16, 1 << 20).level == "ok"
+    assert machine.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).found.endswith(
+        "unlimited"
+    )
+    assert machine.governor(["powersave", "performance"]).level == "note"
+    assert machine.governor(["performance"]).level == "ok"
+    assert machine.shared_memory(Path("/no/such")).level == "note"
+
+
+def test_an_extra_that_is_missing_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "torchao" else "1")
+    finding = by_name(packages.package_findings())["torchao"]
+    assert finding.remedy == "pip install 'mfsdp-bench[fp8]'"

@@ -1,0 +1,99 @@
+"""Samples of many ranks: one file per node, read as fast as they are whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from bench.launch.heartbeat import Heartbeat
+from bench.meters.sample_sink import SampleSink
+from bench.record import StepSample
+from bench.store.samples import last_samples, node_file, read_samples
+
+
+def sample(step: int, loss: float = 1.0) -> StepSample:
+    return StepSample(step, 1.0, loss, 1.0, 0.1, 8, 0, 1)
+
+
+def append(path: Path, rank: int, steps: int) -> None:
+    with SampleSink(path, rank) as sink:
+        for step in range(1, steps + 1):
+            sink.append(sample(step, float(rank)))
+
+
+def test_ranks_of_a_node_append_to_one_file_without_mixing_lines(tmp_path: Path) -> None:
+    path = tmp_path / node_file(0)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=append, args=(path, rank, 400)) for rank in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    problems: list[str] = []
+    steps = read_samples(tmp_path, problems)
+    assert problems == []
+    assert {rank: [one.step for one in steps[rank]] for rank in steps} == {
+        rank: list(range(1, 401)) for rank in range(4)
+    }
+    assert all(one.loss == rank for rank in steps for one in steps[rank])
+
+
+def test_samples_of_many_nodes_are_one_record(tmp_path: Path) -> None:
+    for rank in range(6):
+        append(tmp_path / node_file(rank // 2), rank, 3)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert {rank: len(own) for rank, own in read_samples(tmp_path, []).items()} == dict.fromkeys(
+        range(6), 3
+    )
+
+
+def test_a_record_of_files_per_rank_reads_as_one_of_files_per_node(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    for rank in range(3):
+        append(new / node_file(0), rank, 4)
+        lines = [json.dumps(dataclasses.asdict(sample(step, float(rank)))) for step in range(1, 5)]
+        (old / f"steps.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_samples(old, []) == read_samples(new, [])
+    beats = [Heartbeat(folder, 3, 0.0) for folder in (old, new)]
+    for beat in beats:
+        beat.poll(1.0)
+    assert beats[0].steps == beats[1].steps == [4, 4, 4]
+
+
+@pytest.mark.parametrize("line", ['{"step": 2}', "1", "", '{"rank": -1, "step": 2}', "{}, {}"])
+def test_a_line_that_names_no_rank_is_left_out_and_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / node_file(0)
+    append(path, 0, 1)
+    with path.open("a") as stream:
+        stream.write(line + "\n")
+    append(path, 1, 1)
+    problems: list[str] = []
+    assert list(read_samples(tmp_path, problems)) == [0, 1]
+    assert len(problems) == 1
+    assert problems[0].startswith("steps.node0.jsonl:2 was left out: ")
+
+
+def test_two_samples_on_one_line_are_none(tmp_path: Path) -> None:
+    path = tmp_path / node_file(0)
+    append(path, 0, 2)
+    path.write_text(path.read_text().replace("}\n{", "}, {"))
+    problems: list[str] = []
+    assert read_samples(tmp_path, problems) == {}
+    assert len(problems) == 1
+    assert problems[0].startswith("steps.node0.jsonl:1 was left out: Extra data")
+
+
+def test_the_end_of_a_growing_file_is_read_without_what_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / node_file(0)
+    append(path, 7, 50)
+    with path.open("a") as stream:
+        stream.write('{"rank": 7, "st')
+    found = last_samples(path, 600)
+    assert list(found) == [7]
+    assert list(found[7]) == [48, 49, 50]
