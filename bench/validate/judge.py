@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     weights.gathered_weights,
     weights.strict_loading,
     wire.dtypes,
+    wire.gather_precision,
     wire.order,
     wire.accounts,
     wire.groups,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.testing.quantised import quantised
 from mfsdp_core import (
     MixedPrecisionPolicy,
     fully_shard_model,
@@ -19,7 +20,6 @@ from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.facts import facts_of
-from oracle.float8_by_hand import decoded
 from oracle.hybrid import hybrid
 from oracle.ranks import WORLD, RankPool, mesh
 from oracle.seen_weights import weights_seen
@@ -47,7 +47,7 @@ def wrong_weights(toy: Sharded, recipe: Recipe) -> list[str]:
             if key not in main:  # a tied weight goes by its first name
                 continue
             earlier = [step[key] for step in history]
-            expected = decoded(recipe, "forward", main[key], toy.dtype, earlier)
+            expected = quantised(recipe, main[key], toy.dtype, earlier)
             if not torch.equal(expected, value):
                 found.append(f"{toy.name} {recipe} step {cycle}: {key}")
         history.append(main)
@@ -133,7 +133,7 @@ def wide(recipe: Recipe) -> tuple[list[tuple[str, str, int]], bool]:
     model(torch.ones(2, 300, dtype=B16)).backward()
     model.install_optimized_model_weights()
     sent = sorted((r.operation, r.dtype, r.payload_bytes) for r in model.wire_log)
-    right = torch.equal(seen[0], decoded(recipe, "forward", main, B16, []))
+    right = torch.equal(seen[0], quantised(recipe, main, B16))
     return sent, right
 
 
