@@ -7,7 +7,7 @@ and every attempt costs a run of every arm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.record import FINISHED_GOOD
@@ -30,22 +30,30 @@ class BlocksRun:
     started: int = 0
 
 
+Ended = Callable[[MissingBlock, Sequence[PastRun] | None], None]
+"""Called with each block and the runs that count, None where it was given up."""
+
+
 def run_blocks(
     maker: RunMaker,
-    missing: Sequence[MissingBlock],
+    missing: Iterable[MissingBlock],
     *,
+    total: int,
     retries: int,
     max_failures: int | None = None,
+    ended: Ended = lambda *_: None,
 ) -> BlocksRun:
     """Run every block of `missing`, in order.
 
     Args:
         maker: makes single runs.
-        missing: what to run.
+        missing: what to run; may be decided on while it runs.
+        total: runs that this will probably be, for the progress.
         retries: how often a block that a fault cost is started again.
         max_failures: stop after so many blocks that failed for good.
+        ended: told about every block that has ended.
     """
-    runs = _Blocks(maker, retries, sum(len(one.block.order) for one in missing))
+    runs = _Blocks(maker, retries, total)
     failures = 0
     for one in missing:
         if maker.stop.is_set():
@@ -53,7 +61,10 @@ def run_blocks(
             break
         if one.block.cell.id in runs.given_up:
             continue
+        before = len(runs.result.ended)
         why_stop = runs.run_block(one)
+        complete = one.block.cell.id not in runs.given_up and why_stop is None
+        ended(one, runs.result.ended[before:] if complete else None)
         failures = len(runs.given_up)
         if why_stop is None and max_failures is not None and failures >= max_failures:
             why_stop = f"{failures} blocks failed, as many as --max-failures"
@@ -110,7 +121,9 @@ class _Blocks:
         runs: list[PastRun] = []
         for offset, arm in enumerate(block.order, start=1):
             planned = PlannedRun(block.cell, block.number, arm)
-            runs.append(self._maker.run(planned, self._position + offset, self._total, attempt))
+            position = self._position + offset
+            total = max(position, self._total)
+            runs.append(self._maker.run(planned, position, total, attempt))
             if runs[-1].state not in FINISHED_GOOD or self._maker.stop.is_set():
                 break
         return runs

@@ -88,7 +88,8 @@ class Plan:
     """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently.
 
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
-    `seed` decides; else all of the first arm, then all of the next.
+    `seed` decides; else all of the first arm, then all of the next. until_decided: blocks were
+    added until they decided, so that whoever judges them must allow for every look.
     """
 
     id: str
@@ -103,6 +104,7 @@ class Plan:
     interleaved: bool = False
     seed: int | None = None
     targets: tuple[PlannedTarget, ...] = ()
+    until_decided: bool = False
 
     @property
     def size(self) -> int:
@@ -141,6 +143,7 @@ class Plan:
             "set": dict(self.fixed or {}),
             "interleaved": self.interleaved,
             "seed": self.seed,
+            "until_decided": self.until_decided,
             "arms": [asdict(arm) for arm in self.arms],
             "targets": [target.to_document() for target in self.targets],
             "cells": [
@@ -200,6 +203,7 @@ def _read(document: Mapping[str, Any]) -> Plan:
         # Plans from before there were arms have none of the three.
         interleaved=bool(document.get("interleaved", False)),
         seed=document.get("seed"),
+        until_decided=bool(document.get("until_decided", False)),
         arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
         targets=tuple(PlannedTarget(**target) for target in document.get("targets", ())),
         cells=tuple(

@@ -11,11 +11,12 @@ from pathlib import Path
 class SweepStarted:
     """The lock is held and the plan written. Counts are runs, not cells.
 
+    to_run: None where that is decided on the way.
     again: why runs that have a record are run again, a line per reason.
     """
 
     sweep: str
-    to_run: int
+    to_run: int | None
     done_before: int
     failed_before: int
     again: tuple[str, ...] = ()
@@ -92,7 +93,23 @@ class SweepStopped:
     reason: str
 
 
-Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Stopping | SweepStopped
+@dataclass(frozen=True)
+class Remark:
+    """Something that whoever chooses the runs wants to be known."""
+
+    text: str
+
+
+Progress = (
+    SweepStarted
+    | RunStarted
+    | StepReached
+    | RunEnded
+    | BlockLost
+    | Remark
+    | Stopping
+    | SweepStopped
+)
 Subscriber = Callable[[Progress], None]
 
 

@@ -141,23 +141,35 @@ def run_sides(
     options = options or RunOptions()
     maker = RunMaker(plan.id, store, sides, stop, publish)
     with store.lock():
-        seed = _seed(plan, store, options)
-        plan = replace(plan, seed=seed)
-        store.write_plan(plan.id, replace(whole or plan, seed=seed).to_document())
+        plan, whole = as_recorded(plan, whole or plan, store, options)
+        store.write_plan(plan.id, whole.to_document())
         return (_run_interleaved if plan.interleaved else _run_one_by_one)(plan, maker, options)
 
 
-def _seed(plan: Plan, store: ResultsStore, options: RunOptions) -> int | None:
-    """The seed of the order within blocks: recorded before, or given now, or drawn.
+def as_recorded(
+    plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions
+) -> tuple[Plan, Plan]:
+    """Both plans with what an earlier call has decided for good.
+
+    That is the seed of the order within blocks (recorded before, or given now, or drawn), and
+    whether their number was once decided by looking at them.
 
     Raises:
-        UsageError: given and recorded differ.
+        UsageError: given and recorded seed differ.
     """
+    known = Plan.from_document(store.read_plan(plan.id)) if plan.id in store.sweeps() else None
+    seed = _seed(plan, known, options)
+    looked = whole.until_decided or (known is not None and known.until_decided)
+    return (
+        replace(plan, seed=seed, until_decided=looked),
+        replace(whole, seed=seed, until_decided=looked),
+    )
+
+
+def _seed(plan: Plan, known_plan: Plan | None, options: RunOptions) -> int | None:
     if not plan.interleaved:
         return None
-    recorded: int | None = None
-    if plan.id in store.sweeps():
-        recorded = Plan.from_document(store.read_plan(plan.id)).seed
+    recorded = None if known_plan is None else known_plan.seed
     given = options.seed
     if given is not None and recorded not in (None, given) and not options.force:
         raise UsageError(
@@ -196,6 +208,7 @@ def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepO
     ran = run_blocks(
         maker,
         found.missing,
+        total=to_run,
         retries=options.block_retries,
         max_failures=options.max_failures,
     )

@@ -41,7 +41,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
     (judge.noise, ("noise quickstart", "noise")),
     (check.validate, ("validate", "validate fsdp2 ddp --full", "validate --inject all")),
     (check.nccl, ("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml")),
-    (check.doctor, ("doctor",)),
+    (check.doctor, ("doctor", "doctor --cluster --ranks 4")),
     (check.schema, ("schema sweep > sweep.schema.json",)),
 )
 _BASELINE_VERBS: tuple[tuple[str, Verb, Examples], ...] = (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.cli import console, exit_codes, gating
+from bench.cli import console, exit_codes
+from bench.cli.policies import read_policy
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.comparisons.compare import compare
@@ -52,7 +53,7 @@ def show_comparison(results: Path, asked: Comparing) -> int:
             f"--format: expected one of {', '.join(_FORMATS)}, found {asked.form!r}"
             f"{did_you_mean(asked.form, _FORMATS)}"
         )
-    policy = gating.read_policy(asked.policy)
+    policy = read_policy(asked.policy)
     store = ResultsStore.open(results, create=False)
     if asked.head is None:
         return _show_arms(store, asked, policy)

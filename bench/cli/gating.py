@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.cli import console, exit_codes, running
+from bench.cli.arm_preparation import prepared_sides
+from bench.cli.budgeting import BlockBudget
 from bench.cli.planning import Request, find_sweep_file, requested_plan, sweep_file
+from bench.cli.policies import read_policy
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
@@ -18,9 +21,14 @@ from reports.gates.baseline import Baseline, read_baseline
 from reports.gates.gate import GateResult, gate
 from reports.gates.junit import to_junit
 from reports.gates.noise import calibrations
-from reports.gates.pairing import Sides, sides_of_arms, sides_of_baseline, sides_of_sweeps
-from reports.gates.policy import Policy, parse_policy
-from sweeps.document import read_document as read_yaml
+from reports.gates.pairing import (
+    Sides,
+    sides_of_arms,
+    sides_of_baseline,
+    sides_of_sweeps,
+    two_arms,
+)
+from reports.gates.policy import Policy
 from sweeps.plan import Plan
 from sweeps.suggest import did_you_mean
 
@@ -28,6 +36,8 @@ from sweeps.suggest import did_you_mean
 @dataclass(frozen=True)
 class Gating:
     """What `gate` was asked for.
+
+    budget_seconds: add blocks until all is decided, at most so long; None judges what is there.
 
     sweep: an id, or a sweep file. arms: as for `run`, to find the sweep that was run with them.
     against, baseline, or neither: then two arms of the sweep, `base_arm` and `head_arm`.
@@ -41,6 +51,7 @@ class Gating:
     head_arm: str | None = None
     policy: Path | None = None
     confirm: int = 0
+    budget_seconds: float | None = None
     strict: bool = False
     junit: Path | None = None
     markdown: Path | None = None
@@ -55,6 +66,7 @@ def run_gate(results: Path, asked: Gating) -> int:
     if asked.confirm and (asked.against or asked.baseline):
         raise UsageError("--confirm runs more blocks of two arms; it needs a sweep with arms")
     policy = read_policy(asked.policy)
+    budget = None if asked.budget_seconds is None else _measured(results, asked, policy)
     store = ResultsStore.open(results, create=False)
     sweep = sweep_id(store, asked.sweep, asked.arms)
     result = _judged(store, sweep, asked, policy)
@@ -63,7 +75,8 @@ def run_gate(results: Path, asked: Gating) -> int:
     now = datetime.now(UTC)
     if asked.as_json:
         code = gate_code(result, strict=asked.strict)
-        console.data_json(gate_text.to_data(result, now) | {"exit_code": code})
+        more = {"exit_code": code} | ({} if budget is None else {"budget": budget.to_data()})
+        console.data_json(gate_text.to_data(result, now) | more)
     else:
         console.data(gate_text.to_terminal(result, now).rstrip("\n"))
     _write_files(result, asked, now)
@@ -82,18 +95,6 @@ def gate_code(result: GateResult, *, strict: bool) -> int:
     if strict and result.undecided:
         codes.append(exit_codes.INCONCLUSIVE)
     return exit_codes.worst(codes)
-
-
-def read_policy(path: Path | None) -> Policy:
-    """The policy of a file, or the default one.
-
-    Raises:
-        UsageError: the file cannot be read, or is wrong; with lines.
-    """
-    if path is None:
-        return Policy()
-    document = read_yaml(path)
-    return parse_policy(document.data, document.line, document.source)
 
 
 def sweep_id(store: ResultsStore, named: str, arms: tuple[str, ...]) -> str:
@@ -144,6 +145,40 @@ def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:
 
 def _request(named: str, arms: tuple[str, ...], blocks: int | None = None) -> Request:
     return Request(Path(named), [], [], [], blocks, arms)
+
+
+def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
+    """Add blocks of the arms until every required comparison is decided, or the time is spent."""
+    if asked.against or asked.baseline or asked.confirm:
+        raise UsageError(
+            "--budget adds blocks of two arms until they decide; it goes with none of --against, "
+            "--baseline and --confirm"
+        )
+    if find_sweep_file(Path(asked.sweep)) is None:
+        raise UsageError(
+            f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
+            f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
+        )
+    plans = requested_plan(replace(_request(asked.sweep, asked.arms), interleave=True))
+    store = ResultsStore.open(results, create=True)
+    plans, sides = prepared_sides(plans, store)
+    names = [arm.name for arm in plans.chosen.arms]
+    pair = two_arms(plans.chosen.id, names, asked.base_arm, asked.head_arm)
+    options = running.Options(
+        results,
+        False,
+        False,
+        None,
+        report=False,
+        as_json=False,
+        budget_seconds=asked.budget_seconds,
+    )
+    _, outcome, budget = running.run_within(
+        plans, sides, store, options, policy=policy, pairs=[pair]
+    )
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return budget
 
 
 def _confirmed(

@@ -17,6 +17,7 @@ from reports.renderers.printable import printable
 from sweeps.progress import (
     BlockLost,
     Progress,
+    Remark,
     RunEnded,
     RunStarted,
     StepReached,
@@ -168,8 +169,11 @@ class PlainLines:
 def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
     """The text of an event, None for one that has none; `last`: numbers of a run that ended."""
     if isinstance(event, SweepStarted):
+        to_do = "blocks until all is decided"
+        if event.to_run is not None:
+            to_do = f"{quantity.counted(event.to_run, 'run')} to do"
         first = (
-            f"{event.sweep}: {quantity.counted(event.to_run, 'run')} to do, "
+            f"{event.sweep}: {to_do}, "
             f"{event.done_before} done before, {event.failed_before} failed before"
         )
         return "\n".join((first, *event.again))
@@ -183,9 +187,15 @@ def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
             f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
             f" (attempt {event.attempt}): {what}"
         )
-    if isinstance(event, Stopping | SweepStopped):
-        return event.hint if isinstance(event, Stopping) else f"stopped: {event.reason}"
-    return None
+    return _said(event)
+
+
+def _said(event: Progress) -> str | None:
+    if isinstance(event, Stopping):
+        return event.hint
+    if isinstance(event, SweepStopped):
+        return f"stopped: {event.reason}"
+    return event.text if isinstance(event, Remark) else None
 
 
 def _ending(event: RunEnded, last: LiveRun | None) -> str:
@@ -260,8 +270,9 @@ class _LiveDisplay:
         now = self._current.look()
         run_left, sweep_left = self._current.left(now)
         so_far = f"{duration(time.monotonic() - self._begun)} so far"
+        total = started.total if self._sweep.to_run is None else self._sweep.to_run
         bars = self._bars(
-            (self._sweep.sweep, "runs", self._ended, self._sweep.to_run, sweep_left or so_far),
+            (self._sweep.sweep, "runs", self._ended, total, sweep_left or so_far),
             (_name(started), "step", now.step, started.steps, run_left),
         )
         return Group(bars, Text(f"  {self._news(now)}", no_wrap=True, overflow="ellipsis"))

@@ -50,6 +50,14 @@ ArmOption = Annotated[
 InterleaveOption = Annotated[
     bool, typer.Option("--interleave", help="Run the arms in turn, block by block.")
 ]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Add blocks until all is decided, at most so long, as 10m or 90s.",
+    ),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, or a part of one that is unique.")
 ]

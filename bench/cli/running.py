@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
+from bench.cli.remaining_time import parsed_seconds
 from bench.errors import UsageError
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
-from sweeps.execution import Sides
+from sweeps.execution import RunMaker, Sides
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
 from sweeps.resume import PastRun
 from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
+from sweeps.until_decided import run_until_decided
+
+if TYPE_CHECKING:
+    from bench.cli.budgeting import BlockBudget
+    from reports.gates.policy import Policy
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
@@ -35,6 +43,28 @@ class Options:
     as_json: bool
     block_retries: int = DEFAULT_BLOCK_RETRIES
     seed: int | None = None
+    budget_seconds: float | None = None
+    policy: Path | None = None
+
+
+def budget_seconds(
+    until_decided: bool, budget: str | None, policy: Path | None, repeat: int | None
+) -> float | None:
+    """The time that `--until-decided` may take; None without it.
+
+    Raises:
+        UsageError: one of the options without the others that it needs.
+    """
+    if not until_decided:
+        for name, given in (("--budget", budget), ("--policy", policy)):
+            if given is not None:
+                raise UsageError(f"{name} says when blocks decide; add --until-decided")
+        return None
+    if budget is None:
+        raise UsageError("--until-decided may take for ever; say how long, as in --budget 10m")
+    if repeat is not None:
+        raise UsageError("--until-decided finds the number of blocks itself; leave --repeat out")
+    return parsed_seconds(budget, "--budget")
 
 
 def run_sweep(request: Request, options: Options) -> int:
@@ -45,7 +75,14 @@ def run_sweep(request: Request, options: Options) -> int:
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
-    outcome = run_planned(plans, sides, store, options)
+    budget = None
+    if options.budget_seconds is None:
+        outcome = run_planned(plans, sides, store, options)
+    else:
+        from bench.cli.policies import read_policy
+
+        policy = read_policy(options.policy)
+        plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
     code = outcome_code(plans.chosen, outcome)
     if not options.as_json:
         _show_results(store, plans.chosen)
@@ -60,7 +97,10 @@ def run_sweep(request: Request, options: Options) -> int:
         where = "" if options.results == Path("results") else f" --results {options.results}"
         console.note(f"report: mfsdp-bench report {plans.chosen.id}{where}")
     if options.as_json:
-        console.data_json(_outcome_document(plans.chosen, outcome, code) | {"report": report})
+        document = _outcome_document(plans.chosen, outcome, code) | {"report": report}
+        if budget is not None:
+            document["budget"] = budget.to_data()
+        console.data_json(document)
     elif report is not None:
         console.data(report)
     return code
@@ -80,35 +120,105 @@ def _check_options(plans: RequestedPlan, options: Options) -> None:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
+    if options.budget_seconds is not None and options.force:
+        raise UsageError(
+            "--until-decided adds blocks to those that are there, and --force sets them aside; "
+            "name another results folder to begin anew"
+        )
+
+
+def run_within(
+    plans: RequestedPlan,
+    sides: Sides,
+    store: ResultsStore,
+    options: Options,
+    *,
+    policy: Policy,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> tuple[RequestedPlan, SweepOutcome, BlockBudget]:
+    """Add blocks until every required comparison is decided or the budget is spent.
+
+    Args:
+        plans: interleaved, with prepared arms.
+        sides: how each arm's runs are started.
+        store: the results folder.
+        options: `budget_seconds` is set.
+        policy: what is required.
+        pairs: (base, head) of every comparison; None is every other arm against the base.
+
+    Returns:
+        The plans with as many repeats as there are blocks now, what was run, and where it stands.
+    """
+    from bench.cli.budgeting import Asked, BlockBudget
+    from reports.gates.noise import calibrations
+    from reports.gates.pairing import two_arms
+
+    chosen, names = plans.chosen, [arm.name for arm in plans.chosen.arms]
+    base, _ = two_arms(chosen.id, names, None, None)
+    asked = Asked(
+        chosen.id,
+        chosen.cells,
+        tuple(pairs or [(base, name) for name in names if name != base]),
+        policy,
+        calibrations(store),
+        options.budget_seconds or 0.0,
+    )
+    budget = BlockBudget(asked, store)
+    for line in budget.opening_lines():
+        console.note(line)
+    outcome = run_planned(plans, sides, store, options, budget)
+    for line in budget.closing_lines():
+        console.note(line)
+    grown = Plan.from_document(store.read_plan(chosen.id)) if chosen.cells else plans.whole
+    ids = [cell.id for cell in chosen.cells]
+    return replace(plans, whole=grown, chosen=grown.selected(ids)), outcome, budget
 
 
 def run_planned(
-    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
+    plans: RequestedPlan,
+    sides: Sides,
+    store: ResultsStore,
+    options: Options,
+    budget: BlockBudget | None = None,
 ) -> SweepOutcome:
-    """Run what is missing, with progress on stderr; Ctrl-C ends the current run and the rest."""
+    """Run what is missing, or what `budget` chooses, with progress on stderr.
+
+    Ctrl-C ends the current run and the rest.
+    """
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
+    asked = RunOptions(
+        options.force,
+        options.retry_failed,
+        options.max_failures,
+        options.block_retries,
+        options.seed,
+    )
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
             stop, lambda hint: publish(Stopping(hint)), last_seconds=_SECONDS_AFTER_THE_SECOND
         ),
     ):
-        return run_sides(
+        if budget is None:
+            return run_sides(
+                plans.chosen,
+                store,
+                sides=sides,
+                options=asked,
+                whole=plans.whole,
+                stop=stop,
+                publish=publish,
+            )
+        budget.publish = publish
+        return run_until_decided(
             plans.chosen,
-            store,
-            sides=sides,
-            options=RunOptions(
-                options.force,
-                options.retry_failed,
-                options.max_failures,
-                options.block_retries,
-                options.seed,
-            ),
+            RunMaker(plans.chosen.id, store, sides, stop, publish),
+            budget,
+            options=asked,
             whole=plans.whole,
-            stop=stop,
-            publish=publish,
+            expected_runs=budget.expected_blocks * len(plans.chosen.arms),
         )
 
 

@@ -63,7 +63,7 @@ def collect_environment(
             {"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_bytes}
             for gpu in machine.cuda_devices
         ],
-        "nvidia_driver": _first_line(_NVIDIA_DRIVER),
+        "nvidia_driver": nvidia_driver(),
         "python": code.versions()[1],
         "packages": dict(code.pinned.versions) if code.pinned else package_versions(),
         "git": git_state(code.root),
@@ -71,6 +71,11 @@ def collect_environment(
         "variables": shown_variables(os.environ),
         "set_by_launch": redact(_set_by_launch(resolved, run_dir, code)),
     }
+
+
+def nvidia_driver() -> str | None:
+    """The driver's own line about its version; None without one."""
+    return _first_line(_NVIDIA_DRIVER)
 
 
 def cpu_governors(folder: Path = _CPUS) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import median, stdev
 
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
+from bench.derive.summary import common_steps, step_milliseconds
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
 
@@ -32,13 +36,40 @@ class LossCurve:
 
 
 @dataclass(frozen=True)
+class RunTiming:
+    """What a run's time was spent on, and how well its steps know their own median.
+
+    wall_seconds: from its start to its record. stepping_seconds: the sum of its steps, of the
+    slowest rank. step_error: relative standard error of the median (`step_error`).
+    """
+
+    wall_seconds: float
+    stepping_seconds: float
+    step_error: float
+
+    @classmethod
+    def of(cls, run: Run) -> RunTiming | None:
+        """None where the record does not say when the run ended, or has no steady window."""
+        status, steady = run.record.status, run.summary.steady
+        if status.ended_utc is None or steady is None or not steady.stable:
+            return None
+        begun, ended = (
+            datetime.fromisoformat(text) for text in (status.started_utc, status.ended_utc)
+        )
+        times = step_milliseconds(common_steps(run.record.steps))
+        window = times[steady.first - 1 : steady.last]
+        return cls((ended - begun).total_seconds(), sum(times) / 1e3, step_error(window))
+
+
+@dataclass(frozen=True)
 class CellSamples:
     """Runs of one configuration, one code, one kind of hardware.
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time.
+    finished runs without a time. starts: block -> start of the ranks, where blocks
+    share one. timing: by block, for interleaved runs.
     """
 
     name: str
@@ -54,6 +85,8 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
+    starts: Mapping[int, str] = field(default_factory=dict)
+    timing: Mapping[int, RunTiming] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
@@ -97,6 +130,7 @@ def cell_samples(
         loss_bound=tolerance_for(record.resolved).bound,
         interleaved=interleaved,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
+        timing=_timing(counted) if interleaved else {},
     )
 
 
@@ -109,3 +143,22 @@ def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metri
 def _by_block(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
     found = {run.record.status.repeat: run.value(metric) for run in runs}
     return {block: value for block, value in found.items() if value is not None}
+
+
+def _timing(runs: Sequence[Run]) -> dict[int, RunTiming]:
+    found = {run.record.status.repeat: RunTiming.of(run) for run in runs}
+    return {block: timing for block, timing in found.items() if timing is not None}
+
+
+def step_error(milliseconds: Sequence[float]) -> float:
+    """Relative standard error that the steps of a steady window leave to their median.
+
+    From the medians of four consecutive parts, as neighbouring steps are alike; 0 for fewer than
+    eight steps, which say nothing about themselves.
+    """
+    parts = 4
+    size = len(milliseconds) // parts
+    if size <= 1:
+        return 0.0
+    middles = [math.log(median(milliseconds[i * size : (i + 1) * size])) for i in range(parts)]
+    return stdev(middles) / math.sqrt(parts)

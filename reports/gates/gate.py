@@ -118,7 +118,7 @@ def _intervals(
 ) -> list[Judgement]:
     cases, without = [], []
     for pair in pairs:
-        case = _case(pair, metric, rule, calibrations)
+        case = case_of(pair, metric, rule, calibrations)
         usable = case.blocks if case.paired else case.base and case.head
         if usable:
             cases.append(case)
@@ -129,7 +129,8 @@ def _intervals(
     return judge_intervals(cases, metric, rule, alpha) + without
 
 
-def _case(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
+def case_of(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
+    """One metric of `pair` as it is to be judged: its numbers, and the tolerance that counts."""
     calibration = calibrations(pair.head.hardware)
     is_speed = metric in (STEP_TIME, THROUGHPUT)  # of which alone the noise is known
     floor = calibration.floor(pair.head.config_hash) if calibration and is_speed else 0.0
@@ -142,6 +143,8 @@ def _case(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) ->
         tolerance=max(asked, floor),
         floor=floor > asked,
         tokens_ratio=pair.head.tokens_per_step / pair.base.tokens_per_step,
+        sequential=pair.sequential and pair.paired,
+        starts=pair.base.starts,
     )
 
 

@@ -16,15 +16,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import geometric_mean, median
 from typing import Literal
 
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, Rule
 from reports.renderers import quantity
-from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
+from reports.statistics.estimate import (
+    RatioEstimate,
+    SequentialEstimate,
+    estimate_paired,
+    estimate_sequential,
+    estimate_unpaired,
+)
 from reports.statistics.multiplicity import adjusted
 from reports.statistics.sample_size import smallest_deciding_n
+from reports.statistics.sequential import ConfidenceSequence
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "unmeasured"]
 
@@ -39,7 +46,7 @@ class Judgement:
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
     used. floor: whether the noise floor set it. time_ratio, throughput_ratio: of step time and of
     tokens/s, known for these two only. p_adjusted: of "within the tolerance", adjusted for
-    `tests` cells.
+    `tests` cells. sequential: the interval is valid however often it was looked at.
     """
 
     cell: str
@@ -57,6 +64,7 @@ class Judgement:
     n_base: int = 0
     n_head: int = 0
     paired: bool | None = None
+    sequential: bool = False
     p_no_change: float | None = None
     p_adjusted: float | None = None
     p_equivalence: float | None = None
@@ -75,7 +83,9 @@ class Judgement:
 class Case:
     """One metric of one cell: its number by block. paired: blocks were interleaved.
 
-    tokens_ratio: tokens of a step, head / base.
+    tokens_ratio: tokens of a step, head / base. sequential: the number of blocks was decided by
+    looking at them. starts: block -> the start of the ranks it was run in, for blocks that share
+    one; their mean is one sample, because what a start is like all of its blocks are like.
     """
 
     cell: str
@@ -85,11 +95,29 @@ class Case:
     tolerance: float
     floor: bool = False
     tokens_ratio: float = 1.0
+    sequential: bool = False
+    starts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def blocks(self) -> list[int]:
         """Blocks that both sides have."""
         return sorted(set(self.base) & set(self.head))
+
+    @property
+    def samples(self) -> tuple[list[float], list[float]]:
+        """Base and head of every start: of its one block, or the geometric means of several."""
+        groups: dict[str | int, list[int]] = {}
+        for block in self.blocks:
+            groups.setdefault(self.starts.get(block, block), []).append(block)
+        base, head = (
+            [_middle([side[block] for block in group]) for group in groups.values()]
+            for side in (self.base, self.head)
+        )
+        return base, head
+
+
+def _middle(values: Sequence[float]) -> float:
+    return values[0] if len(values) == 1 else geometric_mean(values)
 
 
 def judge_intervals(
@@ -156,10 +184,11 @@ def _side(log_ratio: float, band: float, rule: Rule) -> Verdict:
     """What a change that is known exactly means."""
     if abs(log_ratio) <= band + _ROUNDING:
         return "equivalent"
-    return _direction(log_ratio > 0, rule.direction)
+    return direction_of(log_ratio > 0, rule.direction)
 
 
-def _direction(up: bool, direction: Direction) -> Verdict:
+def direction_of(up: bool, direction: Direction) -> Verdict:
+    """What a change beyond the tolerance means."""
     if direction == "both":
         return "regressed"
     return "regressed" if up == (direction == "lower_is_better") else "improved"
@@ -168,11 +197,12 @@ def _direction(up: bool, direction: Direction) -> Verdict:
 def estimated(case: Case, alpha: float, *, bootstrap: bool) -> RatioEstimate:
     """The ratio of the metric, head over base: paired where both sides have blocks in turn."""
     if case.paired and case.blocks:
-        base = [case.base[block] for block in case.blocks]
-        head = [case.head[block] for block in case.blocks]
+        base, head = case.samples
+        if case.sequential:
+            return estimate_sequential(base, head, alpha)
         return estimate_paired(base, head, alpha, bootstrap=bootstrap)
-    base, head = list(case.base.values()), list(case.head.values())
-    return estimate_unpaired(base, head, alpha, bootstrap=bootstrap)
+    apart = list(case.base.values()), list(case.head.values())
+    return estimate_unpaired(*apart, alpha, bootstrap=bootstrap)
 
 
 def _interval_judgement(
@@ -186,8 +216,10 @@ def _interval_judgement(
 ) -> Judgement:
     band = math.log1p(case.tolerance)
     verdict: Verdict = "inconclusive"
-    if estimate.interval is not None and p <= estimate.alpha:
-        verdict = _direction(estimate.log_ratio > 0, rule.direction)
+    if isinstance(estimate, SequentialEstimate):
+        verdict = sequential_verdict(estimate.sequence, band, p, estimate.alpha, rule.direction)
+    elif estimate.interval is not None and p <= estimate.alpha:
+        verdict = direction_of(estimate.log_ratio > 0, rule.direction)
     elif estimate.interval is not None and _inside(estimate.interval, band):
         verdict = "equivalent"
     time_ratio, throughput_ratio = _speed(metric, estimate.ratio, case.tokens_ratio)
@@ -207,6 +239,7 @@ def _interval_judgement(
         n_base=len(estimate.base),
         n_head=len(estimate.head),
         paired=estimate.paired,
+        sequential=case.sequential,
         p_no_change=estimate.p_no_change,
         p_adjusted=p,
         p_equivalence=estimate.p_not_equivalent(band),
@@ -214,6 +247,24 @@ def _interval_judgement(
         time_ratio=time_ratio,
         throughput_ratio=throughput_ratio,
     )
+
+
+def sequential_verdict(
+    known: ConfidenceSequence, band: float, p: float, alpha: float, direction: Direction
+) -> Verdict:
+    """As of an interval that holds at every look; once given, more blocks do not take it back.
+
+    Args:
+        known: the differences.
+        band: the tolerance, as a logarithm.
+        p: of "within the tolerance", adjusted over cells.
+        alpha: two-sided.
+        direction: of the rule.
+    """
+    if p <= alpha:
+        return direction_of(known.p_above(band) <= known.p_below(-band), direction)
+    inside = max(known.p_above(-band), known.p_below(band)) <= alpha / 2
+    return "equivalent" if inside else "inconclusive"
 
 
 def _speed(

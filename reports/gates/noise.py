@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -45,7 +45,7 @@ class CellNoise:
     """A/A of one cell; everything relative (0.01 is 1 %).
 
     change: apparent change of step time. low, high: its 95 % interval. spread: standard deviation
-    of one block's change.
+    of one block's change. block_seconds: what a block took, None where it was not kept.
     """
 
     cell: str
@@ -55,6 +55,7 @@ class CellNoise:
     low: _Relative
     high: _Relative
     spread: _Relative
+    block_seconds: float | None = None
 
     @property
     def floor(self) -> float:
@@ -187,7 +188,15 @@ def _calibrated(one: CellSamples, other: CellSamples, blocks: Sequence[int]) -> 
         low=math.exp(estimate.interval[0]) - 1,
         high=math.exp(estimate.interval[1]) - 1,
         spread=stdev(differences),
+        block_seconds=_block_seconds(one, other),
     )
+
+
+def _block_seconds(one: CellSamples, other: CellSamples) -> float | None:
+    both = set(one.timing) & set(other.timing)
+    if not both:
+        return None
+    return fmean(one.timing[b].wall_seconds + other.timing[b].wall_seconds for b in both)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:

@@ -19,12 +19,16 @@ from reports.views.sweep_view import load_sweeps
 
 @dataclass(frozen=True)
 class Pair:
-    """One cell on both sides. paired: its runs were made in blocks, the order drawn by lot."""
+    """One cell on both sides. paired: its runs were made in blocks, the order drawn by lot.
+
+    sequential: blocks were added until they decided, so inference must hold at every look.
+    """
 
     label: str
     base: CellSamples
     head: CellSamples
     paired: bool
+    sequential: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,12 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
     before, after = _chosen_arms(store, sweep, records, base, head)
     blocks = complete_blocks(records, [before, after])
     names = list(dict.fromkeys([*_planned(store, sweep), *blocks]))
+    sequential = bool(_plan(store, sweep).get("until_decided"))
     pairs, failed, notes = [], [], []
     for name in names:
         members = [r for r in records if r.status.cell == name]
         if blocks.get(name):
-            pairs.append(pair_of_arms(name, blocks[name], before, after))
+            pairs.append(pair_of_arms(name, blocks[name], before, after, sequential=sequential))
             lost = len({r.status.repeat for r in members}) - len(blocks[name])
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
@@ -188,6 +193,17 @@ def _chosen_arms(
     known = list(
         dict.fromkeys([*_planned_arms(store, sweep), *(str(r.status.arm) for r in records)])
     )
+    return two_arms(sweep, known, base, head)
+
+
+def two_arms(
+    sweep: str, known: Sequence[str], base: str | None, head: str | None
+) -> tuple[str, str]:
+    """Base and head among the arms `known` of a sweep; None takes those of these names, or order.
+
+    Raises:
+        UsageError: fewer than two arms, an unknown one, or the same one twice.
+    """
     if len(known) <= 1:
         raise UsageError(
             f"sweep {sweep} has {len(known)} arms; a comparison within one sweep needs two: run it "
@@ -207,7 +223,9 @@ def _chosen_arms(
     return before, after
 
 
-def pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
+def pair_of_arms(
+    name: str, blocks: Sequence[Block], base: str, head: str, *, sequential: bool = False
+) -> Pair:
     """Two arms of the complete `blocks` (at least one) of one cell."""
     interleaved = all(is_interleaved(block) for block in blocks)
     sides = []
@@ -215,7 +233,7 @@ def pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pa
         runs = [Run.of(block[arm]) for block in blocks]
         cell = Cell(f"{name} [{arm}]", tuple(runs))
         sides.append(cell_samples(cell, runs, interleaved=interleaved))
-    return Pair(name, sides[0], sides[1], paired=interleaved)
+    return Pair(name, sides[0], sides[1], paired=interleaved, sequential=sequential)
 
 
 def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:

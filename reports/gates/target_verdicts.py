@@ -93,7 +93,8 @@ def judge_targets(store: ResultsStore, sweep: str) -> list[TargetResult]:
     results = []
     for target in targets:
         blocks = complete_blocks(records, [target.base, target.head]).get(target.cell, [])
-        results.append(_judged(target, blocks))
+        sequential = bool(plan.get("until_decided"))
+        results.append(_judged(target, blocks, sequential=sequential))
     return results
 
 
@@ -154,7 +155,7 @@ def _planned(plan: Mapping[str, Any]) -> list[_Planned]:
     return found
 
 
-def _judged(target: _Planned, blocks: Sequence[Block]) -> TargetResult:
+def _judged(target: _Planned, blocks: Sequence[Block], *, sequential: bool) -> TargetResult:
     result = TargetResult(
         cell=target.cell,
         metric=target.metric,
@@ -169,7 +170,7 @@ def _judged(target: _Planned, blocks: Sequence[Block]) -> TargetResult:
         return replace(result, reason=f"this version knows no metric {target.metric!r}")
     if not blocks:
         return result
-    pair = pair_of_arms(target.cell, blocks, target.base, target.head)
+    pair = pair_of_arms(target.cell, blocks, target.base, target.head, sequential=sequential)
     metric = shared_metric(asked, pair.base, pair.head)
     both = set(pair.base.of(metric)) & set(pair.head.of(metric)) if metric else set()
     if metric is None or not both:
@@ -188,7 +189,15 @@ def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResu
     # Here and not above: reports without targets do not wait for scipy.
     from reports.gates.judgement import Case, estimated
 
-    case = Case(pair.label, pair.base.of(metric), pair.head.of(metric), True, 0.0)
+    case = Case(
+        pair.label,
+        pair.base.of(metric),
+        pair.head.of(metric),
+        paired=True,
+        tolerance=0.0,
+        sequential=pair.sequential,
+        starts=pair.base.starts,
+    )
     interval = estimated(case, 0.05, bootstrap=False).interval
     if interval is None:
         have = quantity.counted(result.blocks, "block")

@@ -13,6 +13,7 @@ from reports.statistics.bootstrap import paired_bootstrap, unpaired_bootstrap
 from reports.statistics.interval import Interval, p_above, subset_means, swap_means, trimmed
 from reports.statistics.permutation import sign_flip_p, two_sample_p
 from reports.statistics.sample_size import smallest_paired_p, smallest_unpaired_p
+from reports.statistics.sequential import ConfidenceSequence
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,51 @@ class RatioEstimate:
     def p_not_equivalent(self, tolerance: float) -> float:
         """Two one-sided tests: the p-value of "the change passes the tolerance somewhere"."""
         return max(self.p_below(tolerance), self.p_above(-tolerance))
+
+
+@dataclass(frozen=True)
+class SequentialEstimate(RatioEstimate):
+    """As a paired `RatioEstimate`, but valid after every block: `sequence` takes the test's place.
+
+    base, head: log samples, one per start, in the order of their measurement.
+    """
+
+    sequence: ConfidenceSequence = field(default_factory=lambda: ConfidenceSequence(()))
+
+    def p_above(self, bound: float) -> float:
+        """P-value of "the log ratio is at most `bound`", however often it was looked at."""
+        return self.sequence.p_above(bound)
+
+    def p_below(self, bound: float) -> float:
+        """P-value of "the log ratio is at least `bound`"."""
+        return self.sequence.p_below(bound)
+
+
+def estimate_sequential(
+    base: Sequence[float], head: Sequence[float], alpha: float = 0.05
+) -> SequentialEstimate:
+    """As `estimate_paired` for blocks whose number was decided by looking at them.
+
+    Raises:
+        ValueError: as `estimate_paired`.
+    """
+    before, after = _logs(base), _logs(head)
+    if not before or len(before) != len(after):
+        raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
+    differences = tuple(b - a for a, b in zip(before, after, strict=True))
+    sequence = ConfidenceSequence(differences)
+    return SequentialEstimate(
+        paired=True,
+        base=before,
+        head=after,
+        log_ratio=fmean(differences),
+        interval=sequence.interval(alpha),
+        bootstrap=None,
+        p_no_change=min(1.0, 2 * min(sequence.p_above(0.0), sequence.p_below(0.0))),
+        alpha=alpha,
+        typical=np.zeros(0),
+        sequence=sequence,
+    )
 
 
 def estimate_paired(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from typing import Any
@@ -190,6 +191,67 @@ def _(world: World) -> int:
         return world.run("gate", file, *ARMS, "--confirm", "6")
     finally:
         patch.undo()
+
+
+@scenario("gate", "blocks within a budget, until the change is known")
+def _(world: World) -> int:
+    patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
+    try:
+        file = world.file(TWO_CELLS)
+        assert world.run("gate", file, *ARMS, "--budget", "10m") == 1
+        assert re.search(r"ddp: step_time regressed after \d starts", world.err)
+        assert "2 of 2 comparisons decided in" in world.err
+        assert "valid after every block" in world.out
+        # What was decided by looking is judged as such for ever, and nothing runs again.
+        assert world.run("gate", file, *ARMS, "--budget", "10m", "--json") == 1
+        assert '"sequential": true' in world.out
+        assert "RunStarted" not in world.err
+        assert "[1/" not in world.err
+        return world.run("gate", file, *ARMS)
+    finally:
+        patch.undo()
+
+
+@scenario("gate", "blocks within a budget, of code that does not differ")
+def _(world: World) -> int:
+    patch = timed(world, lambda *_: 10.0)
+    try:
+        file = world.file(TWO_CELLS)
+        code = world.run("gate", file, *ARMS, "--budget", "10m", "--strict")
+    finally:
+        patch.undo()
+    assert "PASSED" in world.out
+    assert world.run("status", "two-base-vs-head") == 0
+    asked = json.loads((world.folder / "results/sweeps/two-base-vs-head/plan.json").read_text())
+    assert asked["until_decided"]
+    repeats = [cell["repeats"] for cell in asked["cells"]]
+    assert world.run("status", "two-base-vs-head") == 0
+    assert sum(repeats) * 2 == len(list(world.store.records()))
+    return code
+
+
+@scenario("gate", "a budget that is spent before anything is known")
+def _(world: World) -> int:
+    rng = random.Random(5)
+    patch = timed(world, lambda *_: 10.0 * rng.gauss(1.0, 0.2))
+    try:
+        code = world.run("gate", world.file(TWO_CELLS), *ARMS, "--budget", "2s", "--strict")
+    finally:
+        patch.undo()
+    assert "0 of 2 comparisons decided" in world.err
+    assert re.search(r"ddp: step_time is undecided after \d+ starts: about \d+ more", world.err)
+    return code
+
+
+@scenario("gate", "a budget that cannot be")
+def _(world: World) -> int:
+    both(world, Arm(), cells=ONE)
+    file = world.file(TWO_CELLS)
+    assert world.run("gate", file, *ARMS, "--budget", "soon") == 2
+    assert "expected a time such as 10m" in world.err
+    assert world.run("gate", "gate", "--budget", "10m") == 2
+    assert "needs the sweep file" in world.err
+    return world.run("gate", file, *ARMS, "--budget", "10m", "--confirm", "2")
 
 
 @scenario("gate", "a policy file that is wrong")

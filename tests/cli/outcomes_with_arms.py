@@ -25,6 +25,41 @@ def _(world: World) -> int:
     return code
 
 
+@scenario("run", "blocks until all is decided, within a budget")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    asked = (*SAME, "--until-decided", "--budget", "5m")
+    code = world.run("run", file, *asked)
+    assert "2 of 2 comparisons decided" in world.err
+    blocks = len(list(world.store.records())) // 4
+    assert f"{4 * blocks} of {4 * blocks} runs finished" in world.err
+    assert world.run("run", file, *asked, "--json") == 0
+    assert '"more_starts": 0.0' in world.out
+    return code
+
+
+@scenario("run", "a budget without what it needs")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    assert world.run("run", file, *SAME, "--until-decided") == 2
+    assert world.run("run", file, *SAME, "--budget", "5m") == 2
+    assert world.run("run", file, "--until-decided", "--budget", "5m") == 2
+    for wrong in (("--repeat", "3"), ("--force",)):
+        asked = (*SAME, "--until-decided", "--budget", "5m", *wrong)
+        assert world.run("run", file, *asked) == 2
+    return 2
+
+
+@scenario("run", "a cell of a budgeted sweep that fails")
+def _(world: World) -> int:
+    world.states = {"ddp": "crashed"}
+    asked = (*SAME, "--until-decided", "--budget", "5m", "--block-retries", "0")
+    code = world.run("run", world.file(TWO_CELLS), *asked)
+    assert "ddp: block 0 lost" in world.err
+    assert "mfsdp: step_time equivalent" in world.err
+    return code
+
+
 @scenario("run", "an interleaved block that was lost for good")
 def _(world: World) -> int:
     world.states = {"ddp": "crashed"}

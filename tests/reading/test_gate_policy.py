@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.gating import read_policy
+from bench.cli.policies import read_policy
 from bench.derive.metrics import default_rules
 from bench.errors import UsageError
 from reports.gates.policy import Policy

@@ -10,6 +10,7 @@ import typer
 from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
+    BudgetOption,
     JsonOption,
     OnlyOption,
     PolicyOption,
@@ -68,6 +69,7 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         int,
         typer.Option("--confirm", metavar="N", min=0, help="More blocks to run before it fails."),
     ] = 0,
+    budget: BudgetOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Undecided is exit code 4.")] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
@@ -83,10 +85,12 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
 ) -> int:
     """Judge a sweep; the exit code is the verdict.
 
-    It is compared with its other arm, with another sweep or with a baseline. Exit codes: 0 passed,
+    It is compared with its other arm, with another sweep or with a baseline. With --budget, blocks
+    of both arms are run until every required comparison is decided. Exit codes: 0 passed,
     1 regressed, 3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
     from bench.cli import gating
+    from bench.cli.remaining_time import parsed_seconds
 
     asked = gating.Gating(
         sweep,
@@ -97,6 +101,7 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         head,
         policy,
         confirm,
+        None if budget is None else parsed_seconds(budget, "--budget"),
         strict,
         junit,
         markdown,

@@ -9,9 +9,11 @@ import typer
 from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
+    BudgetOption,
     InterleaveOption,
     JsonOption,
     OnlyOption,
+    PolicyOption,
     RepeatOption,
     ResultsOption,
     SetOption,
@@ -65,6 +67,14 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
             help="How often a block is started again after a fault.",
         ),
     ] = 2,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided", help="Add blocks of the arms until --budget decides or is spent."
+        ),
+    ] = False,
+    budget: BudgetOption = None,
+    policy: PolicyOption = None,
     force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run failed cells again.")
@@ -86,8 +96,19 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     from bench.cli import planning, running
 
     arms = tuple(arm or ())
+    seconds = running.budget_seconds(until_decided, budget, policy, repeat)
+    interleave = interleave or until_decided
     request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
     options = running.Options(
-        results, force, retry_failed, max_failures, report, json, block_retries, seed
+        results,
+        force,
+        retry_failed,
+        max_failures,
+        report,
+        json,
+        block_retries,
+        seed,
+        seconds,
+        policy,
     )
     return running.run_sweep(request, options)

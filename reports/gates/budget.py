@@ -1,0 +1,215 @@
+"""Where the next block helps most, until every required comparison is decided. Pure.
+
+    blocks so far -> standings (what is open, how many more starts it will take) -> next_cell
+
+Which cell is measured next depends on what was measured before. That is allowed: the intervals
+(`reports.statistics.sequential`) hold at every look, whoever chose it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import numpy as np
+
+from bench.derive.metrics import Rule
+from reports.gates.gate import Calibrations, case_of
+from reports.gates.judgement import Case, Verdict, sequential_verdict
+from reports.gates.pairing import Pair
+from reports.gates.policy import Policy
+from reports.statistics.multiplicity import adjusted
+from reports.statistics.sample_size import smallest_deciding_n
+from reports.statistics.sequential import (
+    PRIOR_SPREAD,
+    ConfidenceSequence,
+    bets,
+    log_wealth,
+    typical_starts,
+)
+
+POWER = 0.8
+"""Chance of being found that makes a change "findable"."""
+
+_SIMULATED = 400
+_SEED = 20_261_122
+_MOST_STARTS = 200
+_HALVINGS = 10
+_LARGEST = math.log(3.0)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One required comparison of one cell as it stands.
+
+    starts: samples so far. more_starts: what it will typically take, infinite where the estimate
+    lies on the tolerance itself; 0 once it is decided.
+    """
+
+    cell: str
+    metric: str
+    verdict: Verdict
+    starts: int
+    more_starts: float
+
+    @property
+    def open(self) -> bool:
+        """Whether more blocks could still decide it."""
+        return self.verdict == "inconclusive"
+
+
+def standings(
+    pairs: Sequence[Pair], policy: Policy, calibrations: Calibrations, cells: int
+) -> list[Standing]:
+    """Every required comparison that blocks decide.
+
+    Args:
+        pairs: cells with at least one block.
+        policy: what is required.
+        calibrations: as for `gate`.
+        cells: how many cells will be judged together, those without a block included.
+    """
+    found = []
+    for metric, rule in policy.active():
+        if metric.judge == "interval" and rule.gate == "required":
+            cases = [case_of(pair, metric, rule, calibrations) for pair in pairs]
+            found += standings_of(cases, metric.name, rule, policy.alpha, cells)
+    return found
+
+
+def standings_of(
+    cases: Sequence[Case], metric: str, rule: Rule, alpha: float, cells: int
+) -> list[Standing]:
+    """The comparisons of one metric, with the verdicts of `judge_intervals` and no intervals."""
+    differences = [_differences(case) for case in cases]
+    sequences = [ConfidenceSequence(found) for found in differences]
+    bands = [math.log1p(case.tolerance) for case in cases]
+    beyond = [
+        min(1.0, 2 * min(one.p_above(band), one.p_below(-band)))
+        for one, band in zip(sequences, bands, strict=True)
+    ]
+    absent = [1.0] * max(0, cells - len(cases))
+    standing = []
+    for case, found, sequence, band, p in zip(
+        cases, differences, sequences, bands, adjusted([*beyond, *absent]), strict=False
+    ):
+        verdict = sequential_verdict(sequence, band, p, alpha, rule.direction)
+        more = 0.0
+        if verdict == "inconclusive":
+            more = _more_starts(found, band, alpha, max(cells, len(cases)))
+        standing.append(Standing(case.cell, metric, verdict, len(found), more))
+    return standing
+
+
+def next_cell(
+    standing: Sequence[Standing],
+    block_seconds: Mapping[str, float],
+    seconds_left: float,
+    *,
+    without_block: Sequence[str] = (),
+    given_up: Sequence[str] = (),
+) -> str | None:
+    """The cell to run one more block of; None if all is decided or nothing fits any more.
+
+    First every cell gets a block: bytes, memory and losses need no more. Then cells are taken by
+    the time that they still need, shortest first, as many as fit into the time left; among these
+    the one with the fewest starts, so that all see the same hours of the machine.
+
+    Args:
+        standing: of all cells with a block.
+        block_seconds: what a block of each cell takes; a cell that is missing is assumed to take
+            as long as the longest known.
+        seconds_left: of the budget.
+        without_block: cells that have none yet, in the order of the plan.
+        given_up: cells that run no more.
+    """
+    usual = max(block_seconds.values(), default=0.0)
+    for cell in without_block:
+        if cell not in given_up and block_seconds.get(cell, usual) <= seconds_left:
+            return cell
+    needs: dict[str, float] = {}
+    starts: dict[str, int] = {}
+    for one in standing:
+        if one.open and one.cell not in given_up:
+            needs[one.cell] = max(needs.get(one.cell, 0.0), one.more_starts)
+            starts[one.cell] = min(starts.get(one.cell, one.starts), one.starts)
+    took = {cell: block_seconds.get(cell, usual) for cell in needs}
+    needs = {cell: needs[cell] * took[cell] for cell in needs if took[cell] <= seconds_left}
+    if not needs:
+        return None
+    ordered = sorted(needs, key=lambda cell: (needs[cell], starts[cell]))
+    fitting, total = [], 0.0
+    for cell in ordered:
+        total += needs[cell]
+        if total <= seconds_left:
+            fitting.append(cell)
+    return min(fitting or ordered[:1], key=lambda cell: starts[cell])
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What so many starts of one cell can show; changes relative (0.05 is 5 %).
+
+    finds: the smallest slow-down found with a chance of `POWER`, None if none is. equivalent: the
+    chance that identical code is called equivalent.
+    """
+
+    starts: int
+    finds: float | None
+    equivalent: float
+
+
+def forecast(
+    starts: int, spread: float, tolerance: float, *, alpha: float, cells: int = 1
+) -> Forecast:
+    """By simulation with normal differences, through the arithmetic that decides.
+
+    Args:
+        starts: samples of the cell in the budget.
+        spread: standard deviation of one start's log ratio.
+        tolerance: of the verdict.
+        alpha: of the policy.
+        cells: judged together; a single changed cell among them must pass alpha / cells.
+    """
+    starts = min(starts, _MOST_STARTS)
+    if starts < smallest_deciding_n(alpha, paired=True, tests=cells):
+        return Forecast(starts, None, 0.0)
+    rng = np.random.default_rng(_SEED)
+    noise = spread * rng.standard_normal((_SIMULATED, starts))
+    band = math.log1p(tolerance)
+    inside = _refuted(noise, -band, 1.0, alpha / 2) & _refuted(noise, band, -1.0, alpha / 2)
+    low, high = band, _LARGEST
+    if np.mean(_refuted(noise + high, band, 1.0, alpha / 2 / cells)) < POWER:
+        return Forecast(starts, None, float(np.mean(inside)))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if np.mean(_refuted(noise + middle, band, 1.0, alpha / 2 / cells)) >= POWER:
+            high = middle
+        else:
+            low = middle
+    return Forecast(starts, math.expm1(high), float(np.mean(inside)))
+
+
+def _refuted(differences: np.ndarray, bound: float, side: float, alpha: float) -> np.ndarray:
+    """Which of the rows (rows, starts) refute `bound` at some look."""
+    wealth = log_wealth(differences, bets(differences), bound, side)
+    return np.asarray(wealth.max(axis=-1) >= math.log(1 / alpha))
+
+
+def _differences(case: Case) -> tuple[float, ...]:
+    base, head = case.samples
+    return tuple(math.log(b) - math.log(a) for a, b in zip(base, head, strict=True))
+
+
+def _more_starts(found: Sequence[float], band: float, alpha: float, cells: int) -> float:
+    least = smallest_deciding_n(alpha, paired=True, tests=cells)
+    if len(found) <= 1:
+        return float(least - len(found))
+    middle, spread = abs(fmean(found)), stdev(found)
+    # Two differences may agree by chance: what is usual counts as one more of them.
+    spread = math.sqrt((PRIOR_SPREAD**2 + (len(found) - 1) * spread**2) / len(found))
+    distance = middle - band if middle > band else band - middle
+    level = alpha / cells if middle > band else alpha
+    return max(1.0, least - len(found), typical_starts(distance, spread, level) - len(found))

@@ -1,0 +1,189 @@
+"""Where the next block goes, what a budget can find, and where the spread comes from."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+
+from bench.derive.metrics import STEP_TIME, default_rules
+from reports.gates.budget import Standing, forecast, next_cell, standings, standings_of
+from reports.gates.cell_samples import RunTiming, step_error
+from reports.gates.gate import gate
+from reports.gates.judgement import Case, judge_intervals
+from reports.gates.pairing import sides_of_arms
+from reports.gates.policy import Policy
+from reports.gates.spread import Spread, spread_of, spread_text
+
+RULE = default_rules()["step_time"]
+
+
+def standing(cell: str, more: float, starts: int = 6, verdict: str = "inconclusive") -> Standing:
+    return Standing(cell, "step_time", verdict, starts, more)
+
+
+def case(differences, *, starts=None, tolerance=0.02, cell="cell") -> Case:
+    base = dict.fromkeys(range(len(differences)), 100.0)
+    head = {block: 100.0 * math.exp(d) for block, d in enumerate(differences)}
+    return Case(cell, base, head, True, tolerance, sequential=True, starts=starts or {})
+
+
+def test_every_cell_gets_a_block_before_any_gets_a_second():
+    asked = [standing("a", 1.0)]
+    assert next_cell(asked, {"a": 1.0}, 99.0, without_block=["b", "c"]) == "b"
+    assert next_cell(asked, {"a": 1.0}, 99.0, without_block=["b"], given_up=["b"]) == "a"
+
+
+def test_cells_that_can_be_decided_in_the_time_left_come_first():
+    asked = [standing("far", 40.0, 6), standing("near", 3.0, 9)]
+    seconds = {"far": 10.0, "near": 10.0}
+    assert next_cell(asked, seconds, 100.0) == "near"
+    # With time for both, the one that was seen less often.
+    assert next_cell(asked, seconds, 1000.0) == "far"
+
+
+def test_a_cheap_block_helps_more_than_an_expensive_one():
+    asked = [standing("large", 3.0), standing("small", 6.0)]
+    assert next_cell(asked, {"large": 60.0, "small": 5.0}, 60.0) == "small"
+
+
+def test_nothing_is_started_that_does_not_fit_or_is_decided_or_given_up():
+    asked = [standing("a", 3.0), standing("b", 0.0, verdict="equivalent")]
+    assert next_cell(asked, {"a": 10.0}, 9.0) is None
+    assert next_cell(asked, {"a": 10.0}, 11.0, given_up=["a"]) is None
+    assert next_cell(asked, {"a": 10.0}, 11.0) == "a"
+
+
+def test_a_change_on_the_tolerance_itself_waits_for_all_others():
+    asked = [standing("on it", math.inf, 3), standing("near", 5.0, 9)]
+    assert next_cell(asked, {"on it": 1.0, "near": 1.0}, 99.0) == "near"
+    assert next_cell(asked[:1], {"on it": 1.0}, 99.0) == "on it"
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.01, 0.05, 0.2, -0.1])
+def test_a_standing_is_the_verdict_that_the_gate_gives(effect):
+    rng = np.random.default_rng(1)
+    cases = [case(effect + 0.01 * rng.standard_normal(n), cell=str(n)) for n in (4, 8, 12, 20)]
+    judged = judge_intervals(cases, STEP_TIME, RULE, 0.05)
+    found = standings_of(cases, "step_time", RULE, 0.05, len(cases))
+    assert [one.verdict for one in found] == [one.verdict for one in judged]
+    assert all((one.more_starts == 0) == (not one.open) for one in found)
+
+
+def test_cells_without_a_block_count_among_those_that_are_judged_together():
+    differences = [0.1] * 7
+    alone = standings_of([case(differences)], "step_time", RULE, 0.05, 1)
+    among = standings_of([case(differences)], "step_time", RULE, 0.05, 8)
+    assert alone[0].verdict == "regressed"
+    assert among[0].open
+
+
+def test_blocks_of_one_start_are_one_sample():
+    """Eight blocks that agree are eight coins; of one start they are one."""
+    apart = standings_of([case([0.1] * 8)], "step_time", RULE, 0.05, 1)[0]
+    together = standings_of(
+        [case([0.1] * 8, starts=dict.fromkeys(range(8), "one"))], "step_time", RULE, 0.05, 1
+    )[0]
+    assert (apart.verdict, apart.starts) == ("regressed", 8)
+    assert (together.verdict, together.starts) == ("inconclusive", 1)
+
+
+def test_a_forecast_finds_less_with_fewer_starts_and_more_spread():
+    few, many = (forecast(n, 0.02, 0.02, alpha=0.05) for n in (8, 30))
+    noisy = forecast(30, 0.06, 0.02, alpha=0.05)
+    assert 0.02 < many.finds < few.finds
+    assert many.finds < noisy.finds
+    assert noisy.equivalent < many.equivalent
+    none = forecast(5, 0.02, 0.02, alpha=0.05)
+    assert (none.finds, none.equivalent) == (None, 0.0)
+
+
+def test_what_the_forecast_promises_is_found_that_often():
+    promised = forecast(15, 0.02, 0.02, alpha=0.05).finds
+    rng = np.random.default_rng(77)
+    effect = math.log1p(promised)
+    found = [
+        standings_of([case(effect + 0.02 * rng.standard_normal(15))], "step_time", RULE, 0.05, 1)
+        for _ in range(200)
+    ]
+    assert np.mean([one[0].verdict == "regressed" for one in found]) == pytest.approx(0.8, abs=0.1)
+
+
+def test_a_sweep_whose_blocks_were_looked_at_is_judged_so_ever_after(store):
+    cells = {"zero3": CELLS["zero3"]}
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, noise=0.003, cells=cells)
+    once = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    store.write_plan("gate", store.read_plan("gate") | {"until_decided": True})
+    looked = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    times = [[j for j in result.judgements if j.metric == "step_time"] for result in (once, looked)]
+    assert [j.sequential for j in times[0]] == [False]
+    assert [j.sequential for j in times[1]] == [True]
+    assert all(two.interval[0] < one.interval[0] for one, two in zip(*times, strict=True))
+    found = standings(sides_of_arms(store, "gate", None, None).pairs, Policy(), lambda _: None, 1)
+    assert [one.verdict for one in found] == [one.verdict for one in times[1]]
+
+
+def measured(start: float, block: float, step: float, *, starts: int, blocks: int) -> Any:
+    """A pair whose log ratios vary by so much from start to start, and so on."""
+    rng = np.random.default_rng(6)
+    sides = {"base": {}, "head": {}}
+    of_block = {}
+    for number in range(starts * blocks):
+        of_block[number] = f"start {number // blocks}"
+        if number % blocks == 0:
+            shared = start * rng.standard_normal()
+        change = shared + block * rng.standard_normal() + step * rng.standard_normal()
+        sides["base"][number], sides["head"][number] = 100.0, 100.0 * math.exp(change)
+    timing = dict.fromkeys(of_block, RunTiming(9.0, 2.0, step / math.sqrt(2)))
+    base, head = (
+        SimpleNamespace(of=lambda _, v=values: v, starts=of_block, timing=timing)
+        for values in sides.values()
+    )
+    return SimpleNamespace(base=base, head=head)
+
+
+def test_the_spread_is_told_apart_into_starts_blocks_and_steps():
+    found = spread_of(measured(0.03, 0.02, 0.01, starts=400, blocks=3))
+    parts = [math.sqrt(part) for part in (found.starts, found.blocks, found.steps)]
+    assert parts == pytest.approx([0.03, 0.02, 0.01], rel=0.15)
+    text = spread_text(found, 30)
+    assert "blocks of one start, " in text
+    assert "start-up takes 7.0 of 9.0 s of a run" in text
+
+
+def test_with_one_block_a_start_the_two_cannot_be_told_apart():
+    found = spread_of(measured(0.03, 0.0, 0.01, starts=400, blocks=1))
+    assert found.blocks is None
+    assert math.sqrt(found.starts) == pytest.approx(0.03, rel=0.15)
+    assert "starts and blocks, " in spread_text(found, 30)
+    assert spread_of(measured(0.03, 0.0, 0.01, starts=2, blocks=4)) is None
+
+
+def test_more_steps_are_advised_where_steps_are_the_noise_and_start_up_the_price():
+    steps = Spread(4e-4, 1e-4, None, 3e-4, 1.0, startup_seconds=7.0, stepping_seconds=2.0)
+    assert steps.step_factor == pytest.approx(math.sqrt(3 * 3.5))
+    assert "train.steps = 97 instead of 30" in spread_text(steps, 30)
+    launches = Spread(4e-4, 4e-4, None, 1e-6, 1.0, startup_seconds=7.0, stepping_seconds=2.0)
+    assert launches.gain < 1.3
+    assert launches.best_blocks_per_start == 1
+    assert steps.best_blocks_per_start > 1
+
+
+def test_neighbouring_steps_that_are_alike_leave_more_open_than_independent_ones():
+    rng = np.random.default_rng(5)
+    errors = []
+    for memory in (0.0, 0.9):
+        found = []
+        for _ in range(40):
+            noise = np.zeros(40)
+            for i in range(1, 40):
+                fresh = math.sqrt(1 - memory**2) * rng.standard_normal()
+                noise[i] = memory * noise[i - 1] + fresh
+            found.append(step_error(list(100 * np.exp(0.02 * noise))))
+        errors.append(np.mean(found))
+    assert errors[1] > 1.5 * errors[0] > 0
+    assert step_error([1.0] * 7) == 0.0
