@@ -216,6 +216,7 @@ def _switches(engine: MfsdpSettings) -> dict[str, Any]:
         "average_in_collective": engine.average_in_collective,
         "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
+        "report_nan_in_param_grad": engine.nan_check,
         "use_decoupled_grad": engine.decoupled_grad,
         "allocator": engine.allocator,
         "pool_slots": engine.pool_slots,

@@ -24,7 +24,7 @@ class MfsdpSettings(EngineSettings):
     fine_grained_gather: gather module by module; None: by the rule of
     `mfsdp_core.plan.fine_grained`. recipe: how matrices are quantised on their way.
     gather_precision: what travels then, codes of the recipe, or weights in the compute dtype that
-    are quantised on arrival.
+    are quantised on arrival. nan_check: look at every gradient of a parameter as it comes.
     """
 
     allocator: AllocatorName = "storage_resize"
@@ -40,6 +40,7 @@ class MfsdpSettings(EngineSettings):
     fine_grained_gather: bool | None = None
     recipe: RecipeName = "none"
     gather_precision: GatherPrecisionName = "recipe"
+    nan_check: bool = False
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on

@@ -24,8 +24,14 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "fine_grained_gather": (None, False),
         "recipe": ("none",),
         "gather_precision": ("recipe",),
+        "nan_check": (False,),
     },
-    "train": {"state_dtype": ("fp32",), "master_weights": (False,), "checkpoint_every": (None,)},
+    "train": {
+        "state_dtype": ("fp32",),
+        "master_weights": (False,),
+        "store_remainders": (False,),
+        "checkpoint_every": (None,),
+    },
 }
 
 

@@ -193,6 +193,14 @@ def test_the_twin_of_pr4133_has_the_cells_of_the_original():
     assert {c.id for c in original.pruned} == {c.id for c in (*twin.cells, *twin.pruned)}
 
 
+def test_the_nan_check_stands_against_cells_without_it():
+    plan = plan_of("pr3067_nan_check_cpu")
+    assert not plan.pruned
+    assert {(c.resolved.strategy, c.resolved.engine.setting("nan_check")) for c in plan.cells} == {
+        (strategy, on) for strategy in ("optim_grads_params", "optim") for on in (False, True)
+    }
+
+
 def test_the_optim_fix_sweep_holds_optim_against_ddp_under_two_optimizers():
     plan = plan_of("pr3067_optim_fix_cpu")
     assert not plan.pruned

@@ -101,6 +101,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         nccl_ub=True,
         average_in_collective=True,
         transport="native",
+        nan_check=True,
     )
     assert _switches(changed) == {
         "overlap_grad_reduce": False,
@@ -108,6 +109,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "average_in_collective": True,
         "transport": "native",
         "nccl_ub": True,
+        "report_nan_in_param_grad": True,
         "use_decoupled_grad": False,
         "fsdp_double_buffer": False,
         "allocator": "max_pool",
