@@ -48,6 +48,8 @@ class StepSample:
     tokens: consumed by this rank. wire_bytes: bytes this rank sent by the ring convention (gather
     and scatter (n-1)/n of the full buffer, all-reduce twice that). rss_bytes: resident set after
     the step. device_peak_bytes: the device allocator's peak so far, None on CPU.
+    cpu_milliseconds: CPU time of the step by thread (main, autograd, transport, other), None where
+    the system does not tell.
     """
 
     step: int
@@ -59,6 +61,7 @@ class StepSample:
     wire_bytes: int | None
     rss_bytes: int
     device_peak_bytes: int | None = None
+    cpu_milliseconds: dict[str, float] | None = None
 
 
 class RunStatus(BaseModel):
@@ -108,6 +111,8 @@ class RunSummary(BaseModel):
 
     memory_by_category_bytes: at the moment of `ledger_peak_bytes` if that was measured, else the
     highest of each category, whose sum is an upper bound.
+    cpu_milliseconds_median: CPU time of a step over all ranks and threads; by_thread: of which.
+    counts: what one step does, over all ranks, by metric (`bench.derive.counts.COUNTED`).
     `notes` says in words what was withheld and why.
     """
 
@@ -129,6 +134,9 @@ class RunSummary(BaseModel):
     ledger_peak_bytes: int | None = None
     ledger_is_measured: bool = False
     memory_by_category_bytes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    cpu_milliseconds_median: float | None = None
+    cpu_milliseconds_by_thread: dict[str, float] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -167,6 +175,16 @@ class MemoryTimeline(BaseModel):
 
 
 @dataclass(frozen=True)
+class RunOutline:
+    """What an overview of many runs needs of each; `damage` as that of its record."""
+
+    run_id: str
+    resolved: ResolvedRun
+    status: RunStatus
+    damage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run, read back. `problems` names what was damaged or missing; reading never raises it."""
 
@@ -177,6 +195,7 @@ class RunRecord:
     steps: dict[int, list[StepSample]]
     memory: dict[str, Any] | None = None
     checkpoints: dict[str, Any] | None = None
+    counts: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
 
     @property

@@ -2,8 +2,9 @@
 
     milliseconds = base * effect * machine(slot) * run * warm-up(step) * drift(step) * noise(step)
 
-machine(slot) drifts over the session and wanders (AR(1) over the runs in the order they are made);
-`run` is drawn once per run; noise(step) is AR(1) with outliers. Pure; randomness comes in.
+machine(slot) drifts over the session, wanders (AR(1) over the runs in the order they are made) and
+may be throttled for a stretch; `run` is drawn once per run and may be that of a slow launch;
+noise(step) is AR(1) with outliers. Pure; randomness comes in.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class NoiseModel:
     run: standard deviation from run to run. tail: degrees of freedom of Student's t for it (scaled
     to the same standard deviation), None for a normal distribution. wander: standard deviation of
     the machine's AR(1), `wander_memory` its coefficient from one run to the next. session_drift:
-    slow-down of the machine from the first to the last run. step, step_memory: standard deviation
+    slow-down of the machine from the first to the last run. slow_launches, slow_factor: share of
+    runs that are slower as a whole, and by how much. throttled, throttle_factor: share of the
+    session, at a drawn place, in which the machine is slower. step, step_memory: standard deviation
     and AR(1) coefficient of steps. run_drift: slow-down within a run. outlier_chance,
     outlier_factor: single steps that take longer.
     """
@@ -34,6 +37,10 @@ class NoiseModel:
     wander: float = 0.0
     wander_memory: float = 0.0
     session_drift: float = 0.0
+    slow_launches: float = 0.0
+    slow_factor: float = 1.1
+    throttled: float = 0.0
+    throttle_factor: float = 1.3
     step: float = 0.01
     step_memory: float = 0.0
     run_drift: float = 0.0
@@ -46,6 +53,8 @@ MODELS: dict[str, NoiseModel] = {
     "autocorrelated": NoiseModel(wander=0.01, wander_memory=0.8, step=0.02, step_memory=0.8),
     "drifting": NoiseModel(session_drift=0.10, run_drift=0.03),
     "heavy-tailed": NoiseModel(tail=3.0, outlier_chance=0.06, outlier_factor=2.5),
+    "bimodal": NoiseModel(slow_launches=0.3),
+    "throttled": NoiseModel(throttled=0.3, step_memory=0.5),
     "all at once": NoiseModel(
         tail=3.0,
         wander=0.01,
@@ -82,7 +91,7 @@ def session(
     Returns:
         Milliseconds of base and of head, each of shape (blocks, steps).
     """
-    machine = _machine(rng, model, 2 * blocks)
+    machine = machine_levels(rng, model, 2 * blocks)
     times: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for block in range(blocks):
         head_first = randomised and bool(rng.integers(0, 2))
@@ -93,20 +102,36 @@ def session(
     return np.array(times[0]), np.array(times[1])
 
 
-def _machine(rng: np.random.Generator, model: NoiseModel, slots: int) -> np.ndarray:
+def machine_levels(rng: np.random.Generator, model: NoiseModel, slots: int) -> np.ndarray:
+    """The machine's factor in each slot of a session, one run after another."""
     wander = _ar1(rng, slots, model.wander, model.wander_memory)
     drift = 1.0 + model.session_drift * np.linspace(0.0, 1.0, slots)
+    hot = round(model.throttled * slots)
+    if hot:
+        first = int(rng.integers(0, slots - hot + 1))
+        drift[first : first + hot] *= model.throttle_factor
     return np.asarray(drift * np.exp(wander))
 
 
 def _run(rng: np.random.Generator, model: NoiseModel, steps: int) -> np.ndarray:
+    return launch_level(rng, model) * steps_of(rng, model, steps)
+
+
+def launch_level(rng: np.random.Generator, model: NoiseModel) -> float:
+    """What all steps of one run have in common."""
+    slow = model.slow_launches > 0 and rng.random() < model.slow_launches
     level = math.exp(model.run * _standardised(rng, model.tail))
+    return level * (model.slow_factor if slow else 1.0)
+
+
+def steps_of(rng: np.random.Generator, model: NoiseModel, steps: int) -> np.ndarray:
+    """Steps of one run around 1, warm-up included."""
     noise = np.exp(_ar1(rng, steps, model.step, model.step_memory))
     drift = 1.0 + model.run_drift * np.linspace(0.0, 1.0, steps)
     outliers = np.where(rng.random(steps) < model.outlier_chance, model.outlier_factor, 1.0)
     slow = np.ones(steps)
     slow[: len(WARM_UP)] = WARM_UP[:steps]
-    return np.asarray(level * noise * drift * outliers * slow)
+    return np.asarray(noise * drift * outliers * slow)
 
 
 def _standardised(rng: np.random.Generator, tail: float | None) -> float:

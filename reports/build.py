@@ -17,6 +17,7 @@ from reports.sections.appendix import appendix
 from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
 from reports.sections.comparison import comparison
+from reports.sections.counts import counts_section
 from reports.sections.headline import headline
 from reports.sections.memory import memory_section
 from reports.sections.method import method
@@ -55,6 +56,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     parity_section,
     switches_section,
     memory_section,
+    counts_section,
     checkpoints_section,
     nccl_section,
     _validation,

@@ -39,6 +39,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
         ),
     ),
     (judge.noise, ("noise quickstart", "noise")),
+    (judge.bisect, ("bisect my.yaml --good v1.2 --metric copied_bytes --only engine=mfsdp",)),
     (check.validate, ("validate", "validate fsdp2 ddp --full", "validate --inject all")),
     (check.nccl, ("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml")),
     (check.doctor, ("doctor", "doctor --cluster --ranks 4")),

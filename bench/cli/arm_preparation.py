@@ -70,5 +70,5 @@ def _side(arm: PreparedArm) -> Side:
 
 def _remark_on_equal_arms(arms: tuple[PlannedArm, ...]) -> None:
     first, *others = arms
-    if first.codes and all(arm.codes == first.codes for arm in others):
+    if others and first.codes and all(arm.codes == first.codes for arm in others):
         console.note("all arms run the same code: differences between them are noise (A/A)")

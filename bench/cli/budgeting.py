@@ -108,8 +108,8 @@ class BlockBudget:
         self._pairs[cell] = self._paired(cell)
         self.standing = self._standings()
         for one in self._newly_decided():
-            starts = quantity.counted(one.starts, "start")
-            self._say(f"{one.cell}: {one.metric} {one.verdict} after {starts}")
+            blocks = quantity.counted(one.starts, "block")
+            self._say(f"{one.cell}: {one.metric} {one.verdict} after {blocks}")
         if any(one.cell == cell and one.open for one in self.standing):
             self._say_what_to_expect(cell)
 
@@ -215,6 +215,7 @@ class BlockBudget:
             cell.config_hash: cell
             for calibration in sorted(known, key=lambda one: one.measured_utc)
             for cell in calibration.cells
+            if cell.metric == STEP_TIME.name
         }
         return {
             cell.id: by_config[config]
@@ -229,8 +230,8 @@ class BlockBudget:
 
 def forecast_text(found: Forecast, spread: float, tolerance: float) -> str:
     """What to expect of a budget, in a sentence."""
-    starts = quantity.counted(found.starts, "start")
-    within = f"about {starts}, one varies by {quantity.share(spread)}"
+    blocks = quantity.counted(found.starts, "block")
+    within = f"about {blocks}, one varies by {quantity.share(spread)}"
     if found.finds is None:
         finds = "too little to decide anything" if not found.equivalent else "finds no change"
     else:
@@ -249,4 +250,4 @@ def _need(one: Standing, block_seconds: float | None) -> str:
         return "is undecided: the change lies on the tolerance itself, more blocks will not help"
     blocks = quantity.counted(math.ceil(one.more_starts), "more block")
     takes = "" if block_seconds is None else f", {duration(one.more_starts * block_seconds)}"
-    return f"is undecided after {quantity.counted(one.starts, 'start')}: about {blocks}{takes}"
+    return f"is undecided after {quantity.counted(one.starts, 'block')}: about {blocks}{takes}"

@@ -11,7 +11,7 @@ from typing import Any
 from bench.cli import console, exit_codes
 from bench.errors import UsageError
 from bench.launch import code_identity
-from bench.record import RunRecord
+from bench.record import RunOutline
 from bench.store import ResultsStore
 from sweeps.plan import Plan
 from sweeps.resume import planned_runs, remembered
@@ -39,7 +39,7 @@ def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
     store = ResultsStore.open(results, create=False)
     names = [sweep] if sweep is not None else store.sweeps()
     plans = [_readable_plan(store, name, strict=sweep is not None) for name in names]
-    records = list(store.records())
+    records, damaged = store.outlines()
     lines = {
         plan.id: _run_lines(plan, [r for r in records if r.status.sweep == plan.id])
         for plan in plans
@@ -51,7 +51,6 @@ def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
     if sweep is None:
         for line in _lost_plans(names, records):
             console.note(line)
-    damaged = store.damaged()
     for run in damaged:
         console.note(f"warning: {run.run_id} cannot be read: {run.problem}")
     readable = [plan for plan in plans if plan is not None]
@@ -78,7 +77,7 @@ def _readable_plan(store: ResultsStore, name: str, *, strict: bool) -> Plan | No
         return None
 
 
-def _lost_plans(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
+def _lost_plans(names: Sequence[str], records: Sequence[RunOutline]) -> list[str]:
     """A warning for each sweep of which there are runs and no plan."""
     runs = Counter(r.status.sweep for r in records if r.status.sweep not in {None, *names})
     return [
@@ -88,7 +87,7 @@ def _lost_plans(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]
     ]
 
 
-def _run_lines(plan: Plan, records: Sequence[RunRecord]) -> list[RunLine]:
+def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
     newest = {
         (record.resolved.config_hash, record.status.repeat, record.status.arm): record
         for record in records

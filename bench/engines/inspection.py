@@ -10,7 +10,8 @@ table then lists the check as not applicable with that reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -58,6 +59,12 @@ class BucketContents:
     name: str
     parameters: tuple[str, ...]
     elements: int
+
+
+class Recorded(Protocol):
+    """What was recorded. races: as text, operations on the same memory that nothing orders."""
+
+    races: Sequence[object]
 
 
 class Inspection(Protocol):
@@ -109,8 +116,16 @@ class Inspection(Protocol):
         """Start gathering weights that the next forward pass needs. Collective."""
         ...
 
+    def recording(self) -> AbstractContextManager[Recorded]:
+        """Record every operation inside a block, and what it does to memory."""
+        ...
+
     def finish_gradients(self) -> None:
         """Complete gradients although no microbatch was marked as the last. Collective."""
+        ...
+
+    def follow(self, write: Callable[[str], None]) -> None:
+        """Call `write` with a line for everything that the engine does from now on."""
         ...
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:

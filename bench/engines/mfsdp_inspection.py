@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -82,9 +83,23 @@ class MfsdpInspection:
         """`start_param_sync`."""
         self._model.start_param_sync()
 
+    def recording(self) -> AbstractContextManager[Any]:
+        """The core's happens-before checker."""
+        recording: AbstractContextManager[Any] = self._model.streams.recording()
+        return recording
+
     def finish_gradients(self) -> None:
         """`finish_grad_sync`."""
         self._model.finish_grad_sync()
+
+    def follow(self, write: Callable[[str], None]) -> None:
+        """The core's events."""
+        self._model.events.subscribe(
+            lambda event: write(
+                f"{event.kind} {event.operation} of {event.bucket}, {event.payload_bytes} B, "
+                f"{event.group}"
+            )
+        )
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:
         """`reset_mixed_precision_policy`."""

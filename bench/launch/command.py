@@ -31,6 +31,12 @@ _FOREIGN = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+#: Several ranks on one device: NCCL 2.30 or later, few channels each, and no NVLS.
+SHARED_DEVICE = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "4",
+    "NCCL_NVLS_ENABLE": "0",
+}
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_")
 
 
@@ -92,7 +98,20 @@ def launch_variables(
         # gloo resolves the host name to find its interface, which fails on machines whose name
         # resolves to nothing; all ranks are on this one.
         added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
+    else:
+        added |= nccl_library({**inherited, **resolved.launch.env})
+    if resolved.launch.ranks_per_device > 1:
+        added |= SHARED_DEVICE
     return added | resolved.launch.env | nccl_variables(resolved)
+
+
+def nccl_library(variables: Mapping[str, str]) -> dict[str, str]:
+    """NCCL_LIB names the libnccl that ranks load, in the place of torch's own."""
+    library = variables.get("NCCL_LIB")
+    if not library:
+        return {}
+    others = variables.get("LD_PRELOAD")
+    return {"LD_PRELOAD": f"{library}:{others}" if others else library}
 
 
 def python_path(code: RankCode, inherited: Mapping[str, str], folders: Iterable[str] = ()) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench.launch.agent import OUTCOME_FILE
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
 from bench.launch.command import WORKER_MODULE
 from bench.launch.environment import collect_environment
@@ -21,6 +22,8 @@ from bench.record import RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
 from bench.store.errors import StoreGoneError
+from bench.store.lateness import wait_until
+from bench.store.layout import MEMORY
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now
 
@@ -102,11 +105,29 @@ def _run(
     end = job.wait(0.0)
     if ending is not None:
         return Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
-    heartbeat.poll(time.monotonic())
-    evidence = gather_evidence(
-        folder, end, steps=heartbeat.steps, steps_expected=order.resolved.train.steps
-    )
+    steps = order.resolved.train.steps
+    _await_late_files(folder, heartbeat, steps if end.exit_code == 0 else None)
+    evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
     return classify(evidence)
+
+
+def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None) -> None:
+    """Wait for what other nodes have written ([Note: late files]).
+
+    steps: of every rank of a run that went well; None for one that failed, whose ranks say why.
+    """
+
+    def complete() -> bool:
+        heartbeat.poll(time.monotonic())
+        if steps is None:
+            return bool(folder.read_failures()) or (folder.logs_path / OUTCOME_FILE).exists()
+        return (
+            set(heartbeat.steps) == {steps}
+            and (folder.path / MEMORY).exists()
+            and "meters" in folder.read_runtime()
+        )
+
+    wait_until(complete, folder.path)
 
 
 def _note_interruption(folder: RunFolder, ending: Ending | None) -> None:
@@ -124,6 +145,8 @@ def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:
 
     status = folder.status.model_copy(update={"state": "ok"})
     record = replace(read_record(folder.path, folder.run_id), status=status)
+    if record.damage:
+        return replace(outcome, state="crashed", reason="; ".join(record.damage))
     summary = summarise(record)
     with contextlib.suppress(StoreFullError):
         folder.write_summary(summary)

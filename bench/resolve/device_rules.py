@@ -18,8 +18,8 @@ _BF16_CAPABILITY = (8, 0)
 
 
 def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
-    """One rank drives one CUDA device."""
-    needed, found = run.launch.ranks, len(machine.cuda_devices)
+    """One rank drives one CUDA device, unless ranks are to share it."""
+    needed, found = -(-run.launch.ranks // run.launch.ranks_per_device), len(machine.cuda_devices)
     if run.launch.device != "cuda" or needed <= found:
         return None
     return f"needs {needed} CUDA device{'s' if needed > 1 else ''}; this machine shows {found}"

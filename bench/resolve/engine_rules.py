@@ -205,11 +205,3 @@ def remainders_need_bf16_weights(run: ResolvedRun, _machine: Machine) -> str | N
         "store_remainders keeps what BF16 main weights lack to FP32; found main_params"
         f" {main}: set dtypes.main_params to bf16"
     )
-
-
-def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Capabilities of the mfsdp engine that do not exist yet."""
-    settings = core_settings(run.engine)
-    if settings is None or not settings.nccl_ub:
-        return None
-    return "mfsdp does not have NCCL user buffers (nccl_ub) yet"

@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     Rule("nccl-ub-needs-pool", nccl_rules.nccl_ub_needs_pool),
     Rule("pool-slots-need-pool", nccl_rules.pool_slots_need_pool),
     Rule("double-buffer-needs-pool", nccl_rules.double_buffer_needs_pool),
-    Rule("not-built", engine_rules.not_built),
+    Rule("registration-needs-nccl-ub", nccl_rules.registration_needs_nccl_ub),
     Rule("recipe-not-built", recipe_rules.recipe_not_built),
     Rule("engine-not-here", engine_rules.engine_not_here),
     Rule("too-few-devices", device_rules.too_few_devices),

@@ -16,6 +16,7 @@ from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "shape": {"hybrid": (None,)},
+    "launch": {"ranks_per_device": (1,)},
     "measure": {"nccl": ("none",)},
     "engine": {
         "decoupled_grad": (False,),
@@ -25,6 +26,8 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "recipe": ("none",),
         "gather_precision": ("recipe",),
         "nan_check": (False,),
+        "symmetric_registration": (True,),
+        "manual_registration": (False,),
     },
     "train": {
         "state_dtype": ("fp32",),

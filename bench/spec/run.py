@@ -75,12 +75,16 @@ class TrainSpec(Frozen):
 class LaunchSpec(Frozen):
     """Processes and their environment. The two limits do not change a result and are not hashed.
 
+    ranks_per_device: neighbours that share a CUDA device, which NCCL 2.30 and later can: a test of
+    what ranks do to each other on few devices. Times then mean nothing.
+
     Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
     """
 
     ranks: int = Field(default=2, ge=1)
     device: DeviceType = "cpu"
     threads_per_rank: int = Field(default=1, ge=1)
+    ranks_per_device: int = Field(default=1, ge=1, le=16)
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
     hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
@@ -93,11 +97,13 @@ class LaunchSpec(Frozen):
 class MeasureSpec(Frozen):
     """What is measured beside time. A profiled run is not comparable in time.
 
-    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps.
+    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps. counts:
+    count what a few more steps do, behind the last timed one, so that times stand.
     """
 
     profile: Profile = "none"
     nccl: NcclRecord = "none"
+    counts: bool = False
 
     @property
     def comparable_in_time(self) -> bool:
@@ -158,6 +164,11 @@ class ResolvedRun(Frozen):
     data_parallel: int
     microbatches: int
     factory: str | None = None
+
+    @property
+    def comparable_in_time(self) -> bool:
+        """Whether its times mean something: nothing slows it down, and no rank shares a device."""
+        return self.measure.comparable_in_time and self.launch.ranks_per_device == 1
 
     @property
     def tokens_per_step(self) -> int:

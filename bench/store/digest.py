@@ -7,8 +7,10 @@ NCCL's logs are sealed by their size alone, since they may be long and are read 
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ _RAW = (
     layout.RUNTIME,
     layout.MEMORY,
     layout.CHECKPOINTS,
+    layout.COUNTS,
     samples.GLOB,
     layout.FAILURE_GLOB,
-    f"{layout.NCCL}/*",
 )
 
 
@@ -59,15 +61,31 @@ def broken_seals(path: Path, status: dict[str, Any]) -> list[str]:
 
 
 def _hashes(path: Path) -> dict[str, str]:
-    files = sorted({file for pattern in _RAW for file in path.glob(pattern) if file.is_file()})
-    return {file.relative_to(path).as_posix(): _hash(file, path) for file in files}
+    """By name; a look at each folder, since many runs are read at a time."""
+    own = {
+        name: _hash(path / name)
+        for name in _files(path)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RAW)
+    }
+    logs = {
+        f"{layout.NCCL}/{name}": f"{(path / layout.NCCL / name).stat().st_size} bytes"
+        for name in _files(path / layout.NCCL)
+    }
+    return own | logs
 
 
-def _hash(file: Path, path: Path) -> str:
+def _files(folder: Path) -> list[str]:
     try:
-        if file.parent != path:
-            return f"{file.stat().st_size} bytes"
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:_HEX_DIGITS]
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+    except OSError:
+        return []
+
+
+def _hash(file: Path) -> str:
+    try:
+        with file.open("rb", buffering=0) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()[:_HEX_DIGITS]
     except OSError as error:
         return f"unreadable: {error.strerror}"
 

@@ -8,6 +8,7 @@ results/
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     checkpoints.json     time and bytes of checkpoints, of runs that save them
+    counts.json          what one step did, of runs that count it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
     logs/                agent.log, agent.json, rank<N>.log,
                          expected_code.json, code_proof.node<K>.jsonl
@@ -45,6 +46,7 @@ ENVIRONMENT = "env.json"
 RUNTIME = "runtime.json"
 MEMORY = "memory.json"
 CHECKPOINTS = "checkpoints.json"
+COUNTS = "counts.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"

@@ -7,19 +7,33 @@ one exception is `spec.json`, without which nothing says what was measured.
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from bench.record import SCHEMA_VERSION, RunRecord, RunStatus, StepSample, shortened
+from bench.record import (
+    FINISHED_GOOD,
+    SCHEMA_VERSION,
+    RunOutline,
+    RunRecord,
+    RunStatus,
+    StepSample,
+    shortened,
+)
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.digest import broken_seals
 from bench.store.errors import DamagedRecordError
-from bench.store.file_lock import is_locked
+from bench.store.file_lock import holder_of, is_locked
+from bench.store.lateness import LATE_SECONDS, is_shared, late_seconds, read_bytes, wait_until
 from bench.store.samples import read_samples
 from bench.store.upgrade import upgraded_spec
+
+# Longer than a rank may be silent before its launcher ends it (hang_seconds and the start).
+_SILENT_SECONDS = 300.0
 
 
 def read_record(path: Path, run_id: str) -> RunRecord:
@@ -31,7 +45,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     resolved = read_spec(path)
     problems: list[str] = []
     status = read_status(path, problems)
-    problems += broken_seals(path, read_json_object(path / layout.STATUS, []) or {})
+    problems += _broken_seals(path, read_json_object(path / layout.STATUS, []) or {})
     environment = read_json_object(path / layout.ENVIRONMENT, problems)
     if environment is None:
         problems.append(f"{layout.ENVIRONMENT} is missing")
@@ -46,8 +60,41 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         steps=_read_steps(path, resolved, status, problems),
         memory=read_json_object(path / layout.MEMORY, problems),
         checkpoints=read_json_object(path / layout.CHECKPOINTS, problems),
+        counts=read_json_object(path / layout.COUNTS, problems),
         problems=tuple(problems),
     )
+
+
+def read_outline(path: Path, run_id: str) -> RunOutline:
+    """As `read_record`, without samples where the seal shows that they are what they were.
+
+    A run that ends well has a sample of every rank and step (`bench.launch.run`), so a whole seal
+    says as much as reading them does.
+
+    Raises:
+        DamagedRecordError: as `read_record`.
+    """
+    document = read_json_object(path / layout.STATUS, []) or {}
+    if document.get("state") in FINISHED_GOOD and document.get("seal") is not None:
+        problems: list[str] = []
+        status = read_status(path, problems)
+        if not problems and not _broken_seals(path, document):
+            return RunOutline(run_id, read_spec(path), status)
+    record = read_record(path, run_id)
+    return RunOutline(run_id, record.resolved, record.status, record.damage)
+
+
+def _broken_seals(path: Path, document: dict[str, Any]) -> list[str]:
+    """Believed once nothing can be late any more ([Note: late files])."""
+    broken: list[str] = []
+
+    def whole() -> bool:
+        broken[:] = broken_seals(path, document)
+        return not broken
+
+    ended = document.get("ended_utc")
+    wait_until(whole, path, late_seconds(path, ended if isinstance(ended, str) else None))
+    return broken
 
 
 def read_spec(path: Path) -> ResolvedRun:
@@ -58,7 +105,7 @@ def read_spec(path: Path) -> ResolvedRun:
     """
     file = path / layout.SPEC
     try:
-        document = json.loads(file.read_bytes())
+        document = json.loads(read_bytes(file))
         return ResolvedRun.model_validate(upgraded_spec(document))
     except OSError as error:
         raise DamagedRecordError(f"{file}: {error.strerror}") from error
@@ -93,8 +140,11 @@ def read_status(path: Path, problems: list[str]) -> RunStatus:
 
 
 def _ownerless(path: Path, status: RunStatus) -> RunStatus:
-    """`status` as it stands while the owner lives, else interrupted ([Note: liveness by flock])."""
-    if is_locked(path / layout.OWNER_LOCK):
+    """`status` as it stands while the owner lives, else interrupted ([Note: liveness by flock]).
+
+    Locks of another machine may not be seen here: its owner lives while its files change.
+    """
+    if is_locked(path / layout.OWNER_LOCK) or _lives_elsewhere(path):
         return status
     return status.model_copy(
         update={
@@ -103,6 +153,17 @@ def _ownerless(path: Path, status: RunStatus) -> RunStatus:
             or "the process that ran it ended without writing how (killed, or power loss)",
         }
     )
+
+
+def _lives_elsewhere(path: Path) -> bool:
+    host = holder_of(path / layout.OWNER_LOCK).partition(" on ")[2]
+    if not is_shared(path) or host in {"", socket.gethostname()}:
+        return False
+    try:
+        newest = max(file.stat().st_mtime for file in [path, *path.iterdir()])
+    except OSError:
+        return False
+    return time.time() - newest < _SILENT_SECONDS + LATE_SECONDS
 
 
 def read_failures(path: Path, problems: list[str]) -> dict[int, dict[str, Any]]:
@@ -119,7 +180,7 @@ def read_failures(path: Path, problems: list[str]) -> dict[int, dict[str, Any]]:
 def read_json_object(file: Path, problems: list[str]) -> dict[str, Any] | None:
     """The JSON object in `file`; None if it is absent, or damaged (then `problems` grows)."""
     try:
-        document = json.loads(file.read_bytes())
+        document = json.loads(read_bytes(file))
     except FileNotFoundError:
         return None
     except OSError as error:

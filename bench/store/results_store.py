@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.record import RunRecord, RunStatus
+from bench.record import RunOutline, RunRecord, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
@@ -19,7 +19,7 @@ from bench.store.documents import NamedDocuments
 from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.imports import Imports
-from bench.store.reading import read_json_object, read_record, read_status
+from bench.store.reading import read_json_object, read_outline, read_record, read_status
 from bench.store.run_folder import RunFolder, utc_now
 from bench.store.upgrade import upgraded_plan
 from bench.store.validations import Validations
@@ -118,7 +118,7 @@ class ResultsStore:
             arm=arm,
             attempt=attempt,
             code=code,
-            comparable_in_time=resolved.measure.comparable_in_time,
+            comparable_in_time=resolved.comparable_in_time,
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 
@@ -129,6 +129,16 @@ class ResultsStore:
                 continue
             with contextlib.suppress(DamagedRecordError):
                 yield read_record(path, run_id)
+
+    def outlines(self) -> tuple[list[RunOutline], list[DamagedRun]]:
+        """All runs as an overview shows them, oldest first, and those that cannot be read."""
+        outlines, damaged = [], []
+        for run_id, path in self._folders():
+            try:
+                outlines.append(read_outline(path, run_id))
+            except DamagedRecordError as error:
+                damaged.append(DamagedRun(run_id, str(error)))
+        return outlines, damaged
 
     def damaged(self) -> list[DamagedRun]:
         """Run folders that `records` had to leave out."""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -56,7 +57,7 @@ class RunFolder:
             path = _new_unique_folder(runs / cell)
             (path / layout.LOGS).mkdir()
         lock = FileLock(path / layout.OWNER_LOCK)
-        lock.acquire(f"pid {os.getpid()}")
+        lock.acquire(f"pid {os.getpid()} on {socket.gethostname()}")
         folder = cls(path, f"{cell}/{path.name}", status, lock)
         try:
             write_text_atomically(path / layout.SPEC, resolved.model_dump_json(indent=2) + "\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from bench.record import StepSample
+from bench.store.lateness import read_bytes
 
 GLOB = "steps.*.jsonl"
 
@@ -51,7 +52,7 @@ def read_samples(path: Path, problems: list[str]) -> dict[int, list[StepSample]]
     steps: dict[int, list[StepSample]] = {}
     for file in sorted(path.glob(GLOB)):
         try:
-            content = file.read_bytes()
+            content = read_bytes(file)
         except OSError as error:
             problems.append(f"{file.name}: {error.strerror}")
             continue

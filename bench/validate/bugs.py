@@ -17,32 +17,15 @@ from pathlib import Path
 from bench.errors import UsageError
 
 PATCHES = Path(__file__).parent / "patches"
-_GPU_RACE = "a race between CUDA streams: needs a GPU"
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug. without_patch: why it cannot be put back here (then `patch` is None)."""
+    """One bug, and the file that puts it back."""
 
     id: str
     title: str
-    patch: Path | None = None
-    without_patch: str = ""
-
-
-#: Historical bugs that no change of the source brings back on a CPU.
-_WITHOUT_PATCH = (
-    Bug(
-        "R16",
-        "buffers are freed before the stream that reads them has passed",
-        without_patch=_GPU_RACE,
-    ),
-    Bug(
-        "R17",
-        "a fused weight gradient overwrites a pooled bucket that is still being reduced",
-        without_patch=_GPU_RACE,
-    ),
-)
+    patch: Path
 
 
 def bug_of(patch: Path) -> Bug:
@@ -69,6 +52,6 @@ def _in(folder: str) -> list[Bug]:
 
 
 #: The historical bugs, in the order of their numbers.
-BUGS: tuple[Bug, ...] = tuple(sorted([*_in("historical"), *_WITHOUT_PATCH], key=_number))
+BUGS: tuple[Bug, ...] = tuple(sorted(_in("historical"), key=_number))
 BUG_BY_ID: dict[str, Bug] = {bug.id: bug for bug in BUGS}
 UNLISTED: tuple[Bug, ...] = tuple(_in("unlisted"))

@@ -26,7 +26,9 @@ from bench.spec import (
 )
 
 Policy = Literal["fp64", "fp32", "bf16", "bf16_wire", "bf16_sum"]
-Scenario = Literal["train", "unmarked", "again", "redirected", "equalised", "reloaded", "ahead"]
+Scenario = Literal[
+    "train", "unmarked", "again", "redirected", "equalised", "reloaded", "ahead", "ordered"
+]
 
 #: compute, main weights, main gradients, wire.
 POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
@@ -45,6 +47,7 @@ SCENARIOS: dict[Scenario, str] = {
     "redirected": "the communication dtype changes between steps, and back",
     "equalised": "ranks start from different weights and are made equal",
     "ahead": "evaluations between microbatches; weights gathered ahead just before each step",
+    "ordered": "plain training; every operation is recorded with the memory that it touches",
     "reloaded": "after an evaluation other weights are loaded, then a state that lacks an entry",
 }
 

@@ -16,6 +16,7 @@ from bench.validate.cases import (
     TENSOR_PARALLEL,
     Case,
 )
+from bench.validate.fuzz.fixed import FIXED, ProgramCase
 from bench.validate.toy_models import TOY_MODELS
 
 #: Toy models that were cut over meshes of their own.
@@ -30,13 +31,20 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
 )
 
 
-def cases(engine: str, *, full: bool) -> list[Case]:
+def cases(engine: str, *, full: bool) -> list[Case | ProgramCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
-    return sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
+    on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
+    return sorted([*on_axes, *(one for one in FIXED if one.engine == engine)], key=_ranks)
 
 
-def select(found: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+def _ranks(case: Case | ProgramCase) -> int:
+    return case.ranks
+
+
+def select(
+    found: Sequence[Case | ProgramCase], patterns: Sequence[str]
+) -> list[Case | ProgramCase]:
     """Cases that one of `patterns` names: an id, a part of ids, or a shell pattern; all if none.
 
     Raises:
@@ -78,6 +86,7 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, scenario="unmarked", microbatches=2)
         yield replace(plain, scenario="redirected", policy="fp32")
         yield replace(plain, average=True, microbatches=2)
+        yield _ordered(replace(plain, policy="bf16", microbatches=2))
     sharded = replace(base, strategy="optim_grads_params")
     for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
         yield replace(sharded, model=model, microbatches=2)
@@ -121,6 +130,14 @@ def _quick_recipes(base: Case) -> Iterator[Case]:
     hsdp = replace(sharded, ranks=4, outer=2)
     yield replace(hsdp, recipe="block")
     yield replace(hsdp, recipe="mxfp8", outer_strategy="optim")
+
+
+def _ordered(case: Case) -> Case:
+    """With slots that are used again, and gathers that reductions do not wait for."""
+    case = replace(case, scenario="ordered")
+    if case.strategy not in _SHARDING:
+        return case
+    return replace(case, allocator="fixed_pool", gather_group=True)
 
 
 def _quick_on_two_axes(base: Case) -> Iterator[Case]:

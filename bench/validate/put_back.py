@@ -20,12 +20,10 @@ def put_back(bug_id: str, folder: Path) -> Path:
     """Copy the core into the new folder `folder` with bug `bug_id` in it; returns the copy.
 
     Raises:
-        UsageError: an unknown bug, one that cannot be put back, a patch that does not fit the
+        UsageError: an unknown bug, a patch that does not fit the
             source, or a folder that exists.
     """
     (bug,) = parse_bugs(bug_id)
-    if bug.patch is None:
-        raise UsageError(f"no change of the core puts {bug_id} back: {bug.without_patch}")
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -28,6 +28,8 @@ from bench.validate.wire_tap import WireTap
 #: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
 _SETTLING_SECONDS = 1.0
+#: Races that are named.
+_RACES = 20
 #: Wire dtypes of the steps of the scenario `redirected`.
 REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16", "fp32")
 #: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
@@ -53,6 +55,8 @@ class Bench:
                 f"{type(self.engine).__name__} has no inspection() (bench/engines/inspection.py)",
             )
         self.inspection: Inspection = self.engine.inspection()
+        with contextlib.suppress(UnsupportedError):
+            self.optional("follow")(_write)
         self.tap = WireTap()
         self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
         self._logged = 0
@@ -87,8 +91,7 @@ class Bench:
 
     def say(self, where: str) -> None:
         """Into the log of this rank, whose end is told where the rank dies or hangs."""
-        sys.stdout.write(f"{self.case.id}: {where}\n")
-        sys.stdout.flush()
+        _write(f"{self.case.id}: {where}")
 
     def evaluate(self, step: int, index: int) -> None:
         """A forward pass without autograd."""
@@ -159,6 +162,12 @@ class Bench:
             yield
         except UnsupportedError as refusal:
             self.seen.lacking[what] = refusal.reason
+
+
+def _write(line: str) -> None:
+    """At once, since a process that is killed flushes nothing."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def run_case(case: Case, rank: int, device: torch.device) -> Seen:
@@ -278,11 +287,22 @@ def _reloaded(bench: Bench) -> None:
     bench.seen.steps.append(found)
 
 
+def _ordered(bench: Bench) -> None:
+    with bench.optional("recording")() as order:
+        for step in range(STEPS):
+            found = bench.accumulate(step)
+            bench.optional("gather_ahead")()
+            bench.finish(step, found)
+            bench.seen.steps.append(found)
+    bench.seen.races = [str(race) for race in order.races[:_RACES]]
+
+
 _SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "train": _train,
     "unmarked": _unmarked,
     "again": _again,
     "ahead": _ahead,
+    "ordered": _ordered,
     "redirected": _redirected,
     "equalised": _equalised,
     "reloaded": _reloaded,

@@ -18,9 +18,10 @@ from bench.meters.sample_sink import SampleSink
 from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME
+from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
+from bench.worker.counting import count_steps
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
@@ -50,10 +51,7 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
     driven: Engine = engine if recorder is None else MarkedEngine(engine, recorder)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
-    saver = None
-    if resolved.train.checkpoint_every is not None:
-        every = resolved.train.checkpoint_every
-        saver = CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
+    saver = _saver(engine, resolved, place, run_dir)
     with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
         loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
         cost = loop.run(_after_step(recorder, profile, evidence, saver))
@@ -68,6 +66,20 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         timeline = None if recorder is None else recorder.timeline
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
+    if resolved.measure.counts:
+        # After everything else, so that no time and no memory is counting's.
+        counts = count_steps(loop, model, resolved, place)
+        if place.rank == 0:
+            write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
+
+
+def _saver(
+    engine: Engine, resolved: ResolvedRun, place: Place, run_dir: Path
+) -> CheckpointMeter | None:
+    every = resolved.train.checkpoint_every
+    if every is None:
+        return None
+    return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
 
 
 def _after_step(

@@ -7,31 +7,35 @@ import torch.distributed as dist
 
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
+from mfsdp_core.streams import InFlight, Streams
 
 
 class AnyRank:
     """Flags of a fixed number, one byte each, over the ranks of `group`."""
 
     def __init__(
-        self, group: dist.ProcessGroup, flags: int, device: torch.device, events: EventBus
+        self, group: dist.ProcessGroup, flags: int, streams: Streams, events: EventBus
     ) -> None:
         self._group = group
         self._flags = flags
-        self._device = device
+        self._streams = streams
         self._events = events
         self._bits = torch.empty(0)
-        self._work: dist.Work | None = None
+        self._work: InFlight | None = None
 
     def ask(self, unset: list[int]) -> None:
         """Start the reduction; `unset` are the flags that this rank has not set. Collective."""
         self._wait()
-        self._bits = torch.ones(self._flags, dtype=torch.int8, device=self._device)
+        self._bits = torch.ones(self._flags, dtype=torch.int8, device=self._streams.device)
         if unset:
             self._bits[unset] = 0
         if self._group.size() > 1:
             self._publish()
-            self._work = dist.all_reduce(
+            work = dist.all_reduce(
                 self._bits, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+            self._work = self._streams.track(
+                (work,), "all_reduce of flags", self._group, reads=(), writes=(self._bits,)
             )
 
     def unset(self) -> list[int]:

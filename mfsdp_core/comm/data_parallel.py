@@ -19,6 +19,7 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.plan.config import Transport
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
+from mfsdp_core.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,15 @@ class DataParallelAxes:
         """One per axis of `whole`; sums over all of them in turn reach every rank."""
         return tuple(self.whole.get_group(dim) for dim in range(self.whole.ndim))
 
+    def named_groups(self) -> list[tuple[str, dist.ProcessGroup]]:
+        """Groups that carry weights and gradients, by what they are for."""
+        named = [("inner", self.mesh.get_group(self.mesh.ndim - 1))]
+        if self.gather_group is not None:
+            named.append(("gather", self.gather_group))
+        if self.has_outer_axis:
+            named.append(("outer", self.mesh.get_group(0)))
+        return named
+
     @property
     def ranks(self) -> list[int]:
         """Global ranks of `whole`, ascending."""
@@ -86,7 +96,13 @@ class DataParallelAxes:
         )
 
     def communicators(
-        self, strategy: Strategy, transport: Transport, scratch: Scratch, events: EventBus
+        self,
+        strategy: Strategy,
+        transport: Transport,
+        scratch: Scratch,
+        *,
+        events: EventBus,
+        streams: Streams,
     ) -> AxisCommunicators:
         """One per purpose; all publish to `events`.
 
@@ -99,8 +115,8 @@ class DataParallelAxes:
             on_gloo = dist.get_backend(group) == "gloo"
             pays_off = on_gloo and axis.reduction is not Collective.ALL_REDUCE
             if transport == "point_to_point" or (transport == "auto" and pays_off):
-                return PointToPointCommunicator(group, role, events, scratch)
-            return TorchCommunicator(group, role, events)
+                return PointToPointCommunicator(group, role, events, streams, scratch)
+            return TorchCommunicator(group, role, events, streams)
 
         inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.streams import current_device, default_kind
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,7 @@ def target_device(device: torch.device | str | int | None, mesh: DeviceMesh) -> 
         return torch.device(mesh.device_type, device)
     if device is not None:
         return torch.device(device)
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    index = torch.get_device_module(mesh.device_type).current_device()
-    return torch.device(mesh.device_type, index)
+    return current_device(mesh.device_type)
 
 
 def _axes(
@@ -152,8 +150,7 @@ def _world_mesh() -> DeviceMesh:
             "fully_shard_model needs ranks: call torch.distributed.init_process_group first, "
             "or pass device_mesh."
         )
-    device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    return init_device_mesh(device_type, (dist.get_world_size(),))
+    return init_device_mesh(default_kind(), (dist.get_world_size(),))
 
 
 def _slice(mesh: DeviceMesh, names: tuple[str, ...], arguments: _ArgumentNames) -> DeviceMesh:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Scratch, Summed
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.events import EventBus
+from mfsdp_core.streams import InFlight, Streams, Work
 
 #: A tag is _FIRST_TAG + ((bucket * _OPERATIONS + operation) * _CHANNELS + channel) * 2, for
 #: reductions 1 more: above what users count from zero, below the 31 bits of a signed integer.
@@ -46,9 +47,14 @@ class PointToPointCommunicator(TorchCommunicator):
     takes_scratch = True
 
     def __init__(
-        self, group: dist.ProcessGroup, role: str, events: EventBus, scratch: Scratch
+        self,
+        group: dist.ProcessGroup,
+        role: str,
+        events: EventBus,
+        streams: Streams,
+        scratch: Scratch,
     ) -> None:
-        super().__init__(group, role, events)
+        super().__init__(group, role, events, streams)
         self._scratch = scratch
         self._channel = next(_channels.setdefault(group, itertools.count())) % _CHANNELS
         self._gathers = 0
@@ -60,10 +66,11 @@ class PointToPointCommunicator(TorchCommunicator):
             return super().all_gather(full, own, bucket)
         self._publish("all_gather", full, bucket)
         parts = full.tensor_split(self.size)
-        works = self._exchange([own] * self.size, parts, self._gather_tag(bucket))
+        name = f"all_gather of {bucket}"
+        exchange = self._exchange(name, [own] * self.size, parts, self._gather_tag(bucket))
         if own.data_ptr() != parts[self.rank].data_ptr():
             parts[self.rank].copy_(own)
-        return _All(works)
+        return exchange
 
     def reduce_scatter(
         self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
@@ -85,7 +92,8 @@ class PointToPointCommunicator(TorchCommunicator):
         def gather() -> torch.Tensor:
             parts = full.tensor_split(self.size)
             parts[self.rank].copy_(reduction.wait())
-            _All(self._exchange([parts[self.rank]] * self.size, parts, tag)).wait()
+            name = f"second half of the all_reduce of {bucket}"
+            self._exchange(name, [parts[self.rank]] * self.size, parts, tag).wait()
             return full
 
         return _Then(gather)
@@ -104,10 +112,10 @@ class PointToPointCommunicator(TorchCommunicator):
         contributions = [*received[: self.rank], mine, *received[self.rank :]]
         tag = self._tag(self._reductions, bucket) + 1
         self._reductions += 1
-        works = self._exchange(parts, contributions, tag)
+        exchange = self._exchange(f"reduction of {bucket}", parts, contributions, tag)
 
         def add_up() -> torch.Tensor:
-            _All(works).wait()
+            exchange.wait()
             total = _sum_in_order(contributions, out)
             self._scratch.release(bucket, memory)
             return total.div_(self.size) if average else total
@@ -115,10 +123,25 @@ class PointToPointCommunicator(TorchCommunicator):
         return _Then(add_up)
 
     def _exchange(
-        self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], tag: int
-    ) -> list[dist.Work]:
+        self,
+        name: str,
+        outgoing: Sequence[torch.Tensor],
+        incoming: Sequence[torch.Tensor],
+        tag: int,
+    ) -> InFlight:
         """Send `outgoing[j]` to rank j and receive `incoming[j]` from it, this rank apart."""
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        works = self._start(others, outgoing, incoming, tag)
+        sent, received = ([side[peer] for peer in others] for side in (outgoing, incoming))
+        return self._streams.track(works, name, self._group, reads=sent, writes=received)
+
+    def _start(
+        self,
+        others: list[int],
+        outgoing: Sequence[torch.Tensor],
+        incoming: Sequence[torch.Tensor],
+        tag: int,
+    ) -> Sequence[Work]:
         if outgoing[0].device.type != "cpu":
             operations = [
                 dist.P2POp(function, tensors[peer], group=self._group, tag=tag, group_peer=peer)
@@ -150,18 +173,6 @@ class PointToPointCommunicator(TorchCommunicator):
 @cache
 def _checksum(bucket: str) -> int:
     return zlib.crc32(bucket.encode()) % _BUCKETS
-
-
-class _All:
-    """Several transfers as one."""
-
-    def __init__(self, works: Sequence[dist.Work]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        """Return once all of them have ended."""
-        for work in self._works:
-            work.wait()
 
 
 class _Then:

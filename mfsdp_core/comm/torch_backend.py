@@ -6,7 +6,7 @@ A group of one communicates nothing: its buffers are already what the collective
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
 from mfsdp_core.events import Event, EventBus
+from mfsdp_core.streams import InFlight, Streams
 
 # torch 2.13 renamed the two flat collectives; 2.11 has only the older names.
 _NEW_NAMES = hasattr(dist, "all_gather_single")
@@ -43,12 +44,15 @@ class TorchCommunicator:
 
     takes_scratch = False
 
-    def __init__(self, group: dist.ProcessGroup, role: str, events: EventBus) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, role: str, events: EventBus, streams: Streams
+    ) -> None:
         self.size = group.size()
         self.rank = group.rank()
         self._group = group
         self.role = role
         self._events = events
+        self._streams = streams
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
@@ -57,7 +61,8 @@ class TorchCommunicator:
                 full.copy_(own)
             return Done()
         self._publish("all_gather", full, bucket)
-        return _gather_flat(full, own, group=self._group, async_op=True)
+        work = _gather_flat(full, own, group=self._group, async_op=True)
+        return self._track(work, f"all_gather of {bucket}", reads=(own,), writes=(full,))
 
     def reduce_scatter(
         self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
@@ -69,7 +74,8 @@ class TorchCommunicator:
             return Summed(own, Done())
         self._publish("reduce_scatter", full, bucket)
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
-        return Summed(own, work)
+        name = f"reduce_scatter of {bucket}"
+        return Summed(own, self._track(work, name, reads=(full,), writes=(own,)))
 
     def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
         """A backend reduces within one dtype; alone, a copy does whatever is asked."""
@@ -81,13 +87,14 @@ class TorchCommunicator:
             return Summed(full, Done())
         self._publish("all_reduce", full, bucket)
         work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
-        return Summed(full, Done() if work is None else work)
+        return Summed(full, self._track(work, f"all_reduce of {bucket}", writes=(full,)))
 
     def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
         """Replace `values` by their maximum over ranks, such as absolute maxima for scales."""
         if self.size > 1:
             self._publish("all_reduce", values, bucket)
-            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+            work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._track(work, f"all_reduce of maxima of {bucket}", writes=(values,)).wait()
 
     def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:
         """Replace `full` by that of the group's first rank."""
@@ -95,7 +102,18 @@ class TorchCommunicator:
             return Done()
         self._publish("broadcast", full, bucket)
         work = dist.broadcast(full, group_src=0, group=self._group, async_op=True)
-        return Done() if work is None else work
+        return self._track(work, f"broadcast of {bucket}", writes=(full,))
+
+    def _track(
+        self,
+        work: dist.Work | None,
+        name: str,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor],
+    ) -> InFlight:
+        works = () if work is None else (work,)
+        return self._streams.track(works, name, self._group, reads=reads, writes=writes)
 
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
         if not self._events.wants("collective"):

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from mfsdp_core.memory.allocators import (
     BucketAllocator,
     PersistentAllocator,
@@ -23,6 +21,7 @@ from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.buffers import POOLED_ROLES, PooledRole, Role, plan_pools
 from mfsdp_core.plan.pools import BucketRequest
+from mfsdp_core.streams import Streams
 
 
 @dataclass
@@ -83,30 +82,30 @@ def build_allocators(
     config: AllocationConfig,
     requests: Mapping[PooledRole, Sequence[BucketRequest]],
     *,
-    device: torch.device,
+    streams: Streams,
     ledger: MemoryLedger,
 ) -> Allocators:
     """Allocators for `requests` by role; pools are allocated here, once."""
-    lasting = StorageResizeAllocator(device, ledger)
-    transient = TemporaryAllocator(device, ledger)
+    lasting = StorageResizeAllocator(streams, ledger, lasts=True)
+    transient = TemporaryAllocator(streams, ledger)
     if config.pool is None:
         weights = transient if config.allocator == "temporary" else lasting
         return Allocators(lasting, weights, transient, transient, transient, config, requests)
     # Never temporary: autograd may hold views of what no slot serves (R12).
-    fallback: BucketAllocator = StorageResizeAllocator(device, ledger)
+    fallback: BucketAllocator = StorageResizeAllocator(streams, ledger)
     if config.persistent_fallback:
-        fallback = PersistentAllocator(device, ledger)
+        fallback = PersistentAllocator(streams, ledger)
     pools: dict[PooledRole, SlotPool] = {}
     by_role: dict[PooledRole, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
     for role, plan in plan_pools(config, requests).items():
-        pool = SlotPool(role, plan, fallback, device=device, ledger=ledger)
+        pool = SlotPool(role, plan, fallback, streams=streams, ledger=ledger)
         by_role[role] = pools[role] = pool
     return Allocators(
         lasting,
         by_role["compute_weights"],
         by_role["grad_bucket"],
         by_role["outer_bucket"],
-        StorageResizeAllocator(device, ledger),
+        StorageResizeAllocator(streams, ledger),
         config,
         requests,
         pools,

@@ -8,6 +8,7 @@ another dtype or size can never be answered with an old buffer.
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -16,6 +17,10 @@ import torch
 from mfsdp_core.comm.torch_backend import torch_dtype
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Buffer, Role
+from mfsdp_core.streams import Streams
+
+#: Roles of lasting buffers that collectives read or write.
+_COMMUNICATED: frozenset[Role] = frozenset({"compute_weights", "compute_shard", "accumulator"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,9 @@ class BufferKey:
     def size_bytes(self) -> int:
         """Bytes of the storage."""
         return self.elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.role} of {self.bucket}"
 
 
 class BucketAllocator(Protocol):
@@ -78,8 +86,8 @@ class TemporaryAllocator:
 
     recycles = False
 
-    def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
-        self._device = device
+    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
+        self._streams = streams
         self._ledger = ledger
         self._held: dict[BufferKey, torch.Tensor] = {}
 
@@ -93,7 +101,7 @@ class TemporaryAllocator:
         del in_place
         held = self._held.get(key)
         if held is None:
-            held = torch.empty(key.elements, dtype=key.dtype, device=self._device)
+            held = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._held[key] = held
             _book(self._ledger, key, key.size_bytes)
             if key.role == "compute_weights":
@@ -103,8 +111,11 @@ class TemporaryAllocator:
 
     def release(self, key: BufferKey) -> None:
         """Forget the tensor; its memory goes when its last view does."""
-        if self._held.pop(key, None) is not None and key.role != "compute_weights":
-            self._book_end(key)
+        memory = self._held.pop(key, None)
+        if memory is not None:
+            self._streams.released(memory, key)
+            if key.role != "compute_weights":
+                self._book_end(key)
 
     def _book_end(self, key: BufferKey) -> None:
         _book(self._ledger, key, -key.size_bytes)
@@ -119,8 +130,10 @@ class StorageResizeAllocator:
 
     recycles = True
 
-    def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
-        self._device = device
+    def __init__(self, streams: Streams, ledger: MemoryLedger, *, lasts: bool = False) -> None:
+        """lasts: what is acquired is not released while the model lives, apart from casts."""
+        self._lasts = lasts
+        self._streams = streams
         self._ledger = ledger
         self._tensors: dict[BufferKey, torch.Tensor] = {}
         self._held: set[BufferKey] = set()
@@ -135,7 +148,9 @@ class StorageResizeAllocator:
         del in_place
         tensor = self._tensors.get(key)
         if tensor is None:
-            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
+            stays = key.role in _COMMUNICATED and self._lasts
+            with self._streams.communicated() if stays else nullcontext():
+                tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._tensors[key] = tensor
         elif key not in self._held:
             tensor.untyped_storage().resize_(key.size_bytes)
@@ -148,7 +163,9 @@ class StorageResizeAllocator:
         """Free the storage; the tensor object and its views stay, without contents."""
         if key in self._held:
             self._held.remove(key)
-            self._tensors[key].untyped_storage().resize_(0)
+            memory = self._tensors[key]
+            self._streams.released(memory, key)
+            memory.untyped_storage().resize_(0)
             _book(self._ledger, key, -key.size_bytes)
 
 
@@ -157,8 +174,8 @@ class PersistentAllocator:
 
     recycles = True
 
-    def __init__(self, device: torch.device, ledger: MemoryLedger) -> None:
-        self._device = device
+    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
+        self._streams = streams
         self._ledger = ledger
         self._tensors: dict[BufferKey, torch.Tensor] = {}
 
@@ -172,7 +189,7 @@ class PersistentAllocator:
         del in_place
         tensor = self._tensors.get(key)
         if tensor is None:
-            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._device)
+            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._tensors[key] = tensor
             _book(self._ledger, key, key.size_bytes)
         return tensor

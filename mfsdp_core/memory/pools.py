@@ -21,6 +21,7 @@ from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.memory.ledger import POOL, MemoryLedger
 from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Role
 from mfsdp_core.plan.pools import PoolPlan
+from mfsdp_core.streams import Streams
 
 
 class SlotPool:
@@ -32,20 +33,22 @@ class SlotPool:
         plan: PoolPlan,
         fallback: BucketAllocator,
         *,
-        device: torch.device,
+        streams: Streams,
         ledger: MemoryLedger,
     ) -> None:
         self.role = role
         self.plan = plan
         self._fallback = fallback
         # Zeros, once: padding travels with every collective and must be finite.
-        self._slots = [
-            [
-                torch.zeros(area.elements, dtype=torch_dtype(area.dtype), device=device)
-                for area in plan.areas
+        with streams.communicated():
+            self._slots = [
+                [
+                    torch.zeros(area.elements, dtype=torch_dtype(area.dtype), device=streams.device)
+                    for area in plan.areas
+                ]
+                for _ in range(plan.slots)
             ]
-            for _ in range(plan.slots)
-        ]
+        self._streams = streams
         self._ledger = ledger
         ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)
         self._units = {
@@ -130,8 +133,10 @@ class SlotPool:
             self._fallback.release(key)
             return
         held = self._held.get(unit)
-        if held is None or held.pop(key, None) is None:
+        memory = None if held is None else held.pop(key, None)
+        if memory is None:
             return
+        self._streams.released(memory, key)
         self._occupy(key, -key.size_bytes)
         if not held:
             del self._held[unit]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,14 @@ from torch import nn
 
 from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.data_parallel import DataParallelAxes
+from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.plan.allocation import RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
@@ -48,6 +51,7 @@ from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
+from mfsdp_core.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Environment:
 
     dense: DataParallelAxes
     experts: DataParallelAxes | None
-    device: torch.device
+    streams: Streams
     events: EventBus
     ledger: MemoryLedger
 
@@ -122,7 +126,7 @@ def build_context(
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
     groups: dict[str, ParameterGroup] = {}
-    initialiser = MetaInitialiser(module, parameters, environment.device)
+    initialiser = MetaInitialiser(module, parameters, environment.streams.device)
     for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
         groups[plan.name] = factory.build(plan, members[plan.name])
     for plan in plans:
@@ -170,6 +174,9 @@ def build_context(
     for unit in (root, *units):
         unit.show_sharded()
     attach_hooks(context)
+    if factory.user_buffers is not None:
+        context.user_buffers = factory.user_buffers
+        _see_to_registration(context, factory.user_buffers, config.allocation.registration)
     return context
 
 
@@ -181,10 +188,33 @@ def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usag
         parameters = [id(managed.raw) for group in own for managed in group.parameters]
         if axes is not None and parameters:
             flags = AnyRank(
-                axes.data_group, len(parameters), environment.device, environment.events
+                axes.data_group, len(parameters), environment.streams, environment.events
             )
             usages.append(Usage(parameters, flags))
     return usages
+
+
+def _user_buffers(
+    environment: Environment, config: RegistrationConfig | None
+) -> UserBuffers | None:
+    """The pool that everything is allocated in from now on, where one is asked for. Collective."""
+    if config is None:
+        return None
+    both = [axes for axes in (environment.dense, environment.experts) if axes is not None]
+    groups = [(axes.role_prefix + role, g) for axes in both for role, g in axes.named_groups()]
+    # Of all groups the outer ones last, on every rank alike.
+    groups.sort(key=lambda named: named[0].endswith("outer"))
+    return user_buffers(groups, environment.streams, symmetric=config.symmetric)
+
+
+def _see_to_registration(
+    context: ShardedContext, buffers: UserBuffers, config: RegistrationConfig | None
+) -> None:
+    """Register now, unless the caller will; deregister when the model goes."""
+    if config is not None and not config.manual:
+        buffers.register()
+    end = weakref.finalize(context, buffers.close)
+    end.atexit = False  # the process group is gone by then
 
 
 class _GroupFactory:
@@ -208,18 +238,23 @@ class _GroupFactory:
             before_reduction=config.checks.before_reduction,
         )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
+        self.user_buffers = _user_buffers(environment, config.allocation.registration)
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(
             config.allocation,
             pool_requests(of_units, lambda dtype: torch_dtype(dtype).itemsize),
-            device=environment.device,
+            streams=environment.streams,
             ledger=environment.ledger,
         )
         self.reductions = ReductionQueue()
         scratch = AllocatedScratch(self.allocators.scratch)
         self._communicators = {
             axes.role_prefix: axes.communicators(
-                config.strategy, config.reduction.transport, scratch, environment.events
+                config.strategy,
+                config.reduction.transport,
+                scratch,
+                events=environment.events,
+                streams=environment.streams,
             )
             for axes in (environment.dense, environment.experts)
             if axes is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -64,9 +65,7 @@ def _step_method(
 ) -> Callable[..., Any]:
     base = LocalStep(optimizer, optimizer.step)
 
-    def finish(*, wanted: bool) -> None:
-        for owner in _alive(owners) if wanted else ():
-            owner.finish_grad_sync()
+    finish = partial(_finish, owners)
 
     def install(*, wanted: bool = True) -> None:
         for owner in _alive(owners) if wanted else ():
@@ -106,6 +105,15 @@ def _step_method(
         return result
 
     return step
+
+
+def _finish(owners: list[weakref.ref[Any]], *, wanted: bool) -> None:
+    """Before a step. wanted: whether to finish gradients as well."""
+    for owner in _alive(owners):
+        # A gather ahead of need reads the weights that the step is about to write.
+        owner.synchronize_param_gather()
+        if wanted:
+            owner.finish_grad_sync()
 
 
 def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:

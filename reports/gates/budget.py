@@ -24,9 +24,9 @@ from reports.statistics.multiplicity import adjusted
 from reports.statistics.sample_size import smallest_deciding_n
 from reports.statistics.sequential import (
     PRIOR_SPREAD,
-    ConfidenceSequence,
     bets,
     log_wealth,
+    sequence_of,
     typical_starts,
 )
 
@@ -84,7 +84,7 @@ def standings_of(
 ) -> list[Standing]:
     """The comparisons of one metric, with the verdicts of `judge_intervals` and no intervals."""
     differences = [_differences(case) for case in cases]
-    sequences = [ConfidenceSequence(found) for found in differences]
+    sequences = [sequence_of(found) for found in differences]
     bands = [math.log1p(case.tolerance) for case in cases]
     beyond = [
         min(1.0, 2 * min(one.p_above(band), one.p_below(-band)))

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import geometric_mean, median
+from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, Rule
@@ -84,8 +84,7 @@ class Case:
     """One metric of one cell: its number by block. paired: blocks were interleaved.
 
     tokens_ratio: tokens of a step, head / base. sequential: the number of blocks was decided by
-    looking at them. starts: block -> the start of the ranks it was run in, for blocks that share
-    one; their mean is one sample, because what a start is like all of its blocks are like.
+    looking at them.
     """
 
     cell: str
@@ -96,7 +95,6 @@ class Case:
     floor: bool = False
     tokens_ratio: float = 1.0
     sequential: bool = False
-    starts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def blocks(self) -> list[int]:
@@ -105,19 +103,8 @@ class Case:
 
     @property
     def samples(self) -> tuple[list[float], list[float]]:
-        """Base and head of every start: of its one block, or the geometric means of several."""
-        groups: dict[str | int, list[int]] = {}
-        for block in self.blocks:
-            groups.setdefault(self.starts.get(block, block), []).append(block)
-        base, head = (
-            [_middle([side[block] for block in group]) for group in groups.values()]
-            for side in (self.base, self.head)
-        )
-        return base, head
-
-
-def _middle(values: Sequence[float]) -> float:
-    return values[0] if len(values) == 1 else geometric_mean(values)
+        """Base and head of every block."""
+        return [self.base[block] for block in self.blocks], [self.head[b] for b in self.blocks]
 
 
 def judge_intervals(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -66,7 +66,10 @@ class ConfidenceSequence:
         """Logarithm of the largest wealth of any look, at least 0. side: 1 above, -1 below."""
         if not self.differences:
             return 0.0
-        return max(0.0, float(log_wealth(self._array, self._bets, bound, side).max()))
+        if (bound, side) not in self._known:
+            highest = float(log_wealth(self._array, self._bets, bound, side).max())
+            self._known[bound, side] = max(0.0, highest)
+        return self._known[bound, side]
 
     def _end(self, needed: float, side: float) -> float:
         """The nearest bound on one side that is refuted: wealth falls from `far` to `near`."""
@@ -80,12 +83,22 @@ class ConfidenceSequence:
         return side * far
 
     @cached_property
+    def _known(self) -> dict[tuple[float, float], float]:
+        return {}
+
+    @cached_property
     def _array(self) -> np.ndarray:
         return np.asarray(self.differences, dtype=float)
 
     @cached_property
     def _bets(self) -> np.ndarray:
         return bets(self._array)
+
+
+@lru_cache(maxsize=256)
+def sequence_of(differences: tuple[float, ...]) -> ConfidenceSequence:
+    """The sequence of `differences`; after a block only one cell's is new."""
+    return ConfidenceSequence(differences)
 
 
 def bets(differences: np.ndarray) -> np.ndarray:

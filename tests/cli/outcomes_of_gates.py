@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,7 +201,7 @@ def _(world: World) -> int:
     try:
         file = world.file(TWO_CELLS)
         assert world.run("gate", file, *ARMS, "--budget", "10m") == 1
-        assert re.search(r"ddp: step_time regressed after \d starts", world.err)
+        assert re.search(r"ddp: step_time regressed after \d blocks", world.err)
         assert "2 of 2 comparisons decided in" in world.err
         assert "valid after every block" in world.out
         # What was decided by looking is judged as such for ever, and nothing runs again.
@@ -239,7 +241,7 @@ def _(world: World) -> int:
     finally:
         patch.undo()
     assert "0 of 2 comparisons decided" in world.err
-    assert re.search(r"ddp: step_time is undecided after \d+ starts: about \d+ more", world.err)
+    assert re.search(r"ddp: step_time is undecided after \d+ blocks: about \d+ more", world.err)
     return code
 
 
@@ -375,3 +377,32 @@ def _(world: World) -> int:
     assert world.run("baseline", "promote", "there", "here") == 5
     assert "hardware differs" in world.err
     return world.run("baseline", "promote", "ddp", "here")
+
+
+# -- bisect ------------------------------------------------------------------------------------
+
+
+@scenario("bisect", "an unknown metric or ref, or refs without commits between")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    for wrong in (
+        ("--good", "HEAD", "--metric", "wire_byte"),
+        ("--good", "no-such-ref", "--metric", "wire_bytes"),
+        ("--good", "HEAD", "--metric", "wire_bytes"),
+    ):
+        assert world.run("bisect", file, *wrong) == 2
+    return 2
+
+
+@scenario("bisect", "good or bad cannot be measured")
+def _(world: World) -> int:
+    repository = Path(world.file(TWO_CELLS)).parent / "no_engine"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(repository)]
+    subprocess.run(["git", "init", "-q", str(repository)], check=True, timeout=60)
+    for message in ("one", "two"):
+        commit = [*git, "commit", "-q", "--allow-empty", "-m", message]
+        subprocess.run(commit, check=True, timeout=60)
+    asked = ("--repo", str(repository), "--good", "HEAD~1", "--metric", "wire_bytes")
+    code = world.run("bisect", world.file(TWO_CELLS), *asked)
+    assert "holds no Python package" in world.err
+    return code

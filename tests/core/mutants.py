@@ -32,11 +32,16 @@ def regression_tests(bug: Bug) -> list[Path]:
 
 def bugs_with_tests() -> list[Bug]:
     """The bugs that can be put back and have a regression test."""
-    return [bug for bug in BUGS if bug.patch is not None and regression_tests(bug)]
+    return [bug for bug in BUGS if regression_tests(bug)]
 
 
 def is_noticed(bug: Bug, folder: Path) -> bool:
-    """Whether the regression test fails on a copy of the core with the bug, made in `folder`.
+    """Whether the regression test of `bug` fails on a copy of the core with it, in `folder`."""
+    return is_noticed_by(regression_tests(bug), f"test_{bug.id.lower()}_", bug, folder)
+
+
+def is_noticed_by(tests: list[Path], keyword: str, bug: Bug, folder: Path) -> bool:
+    """Whether the tests of some files, chosen by `keyword`, fail on a copy with the bug.
 
     Raises:
         RuntimeError: the copy could not be tested, which proves nothing.
@@ -44,11 +49,11 @@ def is_noticed(bug: Bug, folder: Path) -> bool:
     copy_of_core(folder, bug.patch)
     shutil.copytree(TESTS, folder / "tests" / "core")
     shutil.copy(_ROOT / "pyproject.toml", folder)
-    files = [str(file.relative_to(_ROOT)) for file in regression_tests(bug)]
+    files = [str(file.relative_to(_ROOT)) for file in tests]
     result = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
-            *(*files, "-k", f"test_{bug.id.lower()}_"),
+            *(*files, "-k", keyword),
         ],
         cwd=folder,
         capture_output=True,

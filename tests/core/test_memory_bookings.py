@@ -17,8 +17,9 @@ from mfsdp_core.memory.allocators import (
 from mfsdp_core.memory.ledger import POOL, Booking, MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.streams import Streams
 
-CPU = torch.device("cpu")
+CPU = Streams(torch.device("cpu"))
 KEY = BufferKey("layers.0/0", "grad_bucket", 6, torch.float32)
 
 
@@ -56,7 +57,7 @@ def test_a_pool_is_booked_once_and_its_slots_are_noted_while_a_unit_uses_them() 
     requests = [BucketRequest(u, f"{u}/0", "float32", n, 4) for u, n in (("a", 6), ("b", 4))]
     fallback = StorageResizeAllocator(CPU, ledger)
     plan = plan_pool("max_pool", requests, 2)
-    pool = SlotPool("grad_bucket", plan, fallback, device=CPU, ledger=ledger)
+    pool = SlotPool("grad_bucket", plan, fallback, streams=CPU, ledger=ledger)
     key = BufferKey("b/0", "grad_bucket", 4, torch.float32)
     pool.acquire(key)
     assert ledger.bytes_by_category()["communication_buffers"] == 2 * 24

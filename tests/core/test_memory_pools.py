@@ -15,8 +15,9 @@ from mfsdp_core.memory.allocators import (
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.streams import Streams
 
-CPU = torch.device("cpu")
+CPU = Streams(torch.device("cpu"))
 
 
 def key(unit: str, elements: int, bucket: int = 0, dtype: torch.dtype = torch.float32) -> BufferKey:
@@ -29,7 +30,7 @@ def pool(sizes: dict[str, int], slots: int = 2, kind="max_pool", persistent: boo
     requests = [BucketRequest(u, f"{u}/0", "float32", n, 4) for u, n in sizes.items()]
     fallback = (PersistentAllocator if persistent else StorageResizeAllocator)(CPU, ledger)
     plan = plan_pool(kind, requests, slots)
-    return SlotPool("compute_weights", plan, fallback, device=CPU, ledger=ledger), ledger
+    return SlotPool("compute_weights", plan, fallback, streams=CPU, ledger=ledger), ledger
 
 
 def test_all_slots_exist_from_the_start_and_hold_finite_numbers():
@@ -103,7 +104,7 @@ def test_a_slot_is_idle_only_when_all_buckets_of_its_unit_are():
         "compute_weights",
         plan,
         StorageResizeAllocator(CPU, ledger),
-        device=CPU,
+        streams=CPU,
         ledger=ledger,
     )
     small, large = allocator.acquire(key("a", 4, 0)), allocator.acquire(key("a", 5, 1))

@@ -20,6 +20,7 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.streams import Streams
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import WORLD, RankPool
 from oracle.sharded import STRATEGIES
@@ -107,8 +108,10 @@ def gather_in_place(size: int) -> dict[str, Any]:
     ledger = MemoryLedger()
     booked: list[Any] = []
     ledger.subscribe(booked.append)
-    scratch = AllocatedScratch(TemporaryAllocator(torch.device("cpu"), ledger))
-    communicator = PointToPointCommunicator(axis(size).get_group(), "inner", EventBus(), scratch)
+    streams = Streams(torch.device("cpu"))
+    scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
+    group = axis(size).get_group()
+    communicator = PointToPointCommunicator(group, "inner", EventBus(), streams, scratch)
     full = torch.zeros(1 << 16)
     parts = full.tensor_split(size)
     own = parts[communicator.rank]

@@ -10,16 +10,15 @@ from bench.validate.bugs import BUGS, Bug
 from mutants import bugs_with_tests, is_noticed
 
 #: Bugs whose regression test is a test of the core; the others are the validator's alone.
-TESTED = {f"R{n}" for n in range(1, 22)} - {"R10", "R16", "R17"}
+TESTED = {f"R{n}" for n in range(1, 22)} - {"R10"}
 
 
 def test_no_regression_test_of_a_known_bug_was_lost() -> None:
     assert {bug.id for bug in bugs_with_tests()} >= TESTED
 
 
-def test_every_bug_has_one_number_and_either_a_patch_or_a_reason_against_it() -> None:
+def test_every_bug_has_one_number() -> None:
     assert len({bug.id for bug in BUGS}) == len(BUGS)
-    assert all(bool(bug.patch) != bool(bug.without_patch) for bug in BUGS)
     assert [bug.id for bug in BUGS] == [f"R{n}" for n in range(1, 22)]
 
 

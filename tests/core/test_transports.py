@@ -16,6 +16,7 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.streams import Streams
 from oracle.ranks import RankPool, mesh
 from oracle.reference import relative_difference
 from oracle.sharded import STRATEGIES, shard
@@ -28,8 +29,9 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 def direct(group: Any) -> tuple[PointToPointCommunicator, MemoryLedger, WireLog]:
     ledger, events, log = MemoryLedger(), EventBus(), WireLog()
     events.subscribe(log)
-    scratch = AllocatedScratch(TemporaryAllocator(torch.device("cpu"), ledger))
-    return PointToPointCommunicator(group, "inner", events, scratch), ledger, log
+    streams = Streams(torch.device("cpu"))
+    scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
+    return PointToPointCommunicator(group, "inner", events, streams, scratch), ledger, log
 
 
 def contribution(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -26,10 +26,10 @@ def standing(cell: str, more: float, starts: int = 6, verdict: str = "inconclusi
     return Standing(cell, "step_time", verdict, starts, more)
 
 
-def case(differences, *, starts=None, tolerance=0.02, cell="cell") -> Case:
+def case(differences, *, tolerance=0.02, cell="cell") -> Case:
     base = dict.fromkeys(range(len(differences)), 100.0)
     head = {block: 100.0 * math.exp(d) for block, d in enumerate(differences)}
-    return Case(cell, base, head, True, tolerance, sequential=True, starts=starts or {})
+    return Case(cell, base, head, True, tolerance, sequential=True)
 
 
 def test_every_cell_gets_a_block_before_any_gets_a_second():
@@ -82,16 +82,6 @@ def test_cells_without_a_block_count_among_those_that_are_judged_together():
     assert among[0].open
 
 
-def test_blocks_of_one_start_are_one_sample():
-    """Eight blocks that agree are eight coins; of one start they are one."""
-    apart = standings_of([case([0.1] * 8)], "step_time", RULE, 0.05, 1)[0]
-    together = standings_of(
-        [case([0.1] * 8, starts=dict.fromkeys(range(8), "one"))], "step_time", RULE, 0.05, 1
-    )[0]
-    assert (apart.verdict, apart.starts) == ("regressed", 8)
-    assert (together.verdict, together.starts) == ("inconclusive", 1)
-
-
 def test_a_forecast_finds_less_with_fewer_starts_and_more_spread():
     few, many = (forecast(n, 0.02, 0.02, alpha=0.05) for n in (8, 30))
     noisy = forecast(30, 0.06, 0.02, alpha=0.05)
@@ -127,50 +117,31 @@ def test_a_sweep_whose_blocks_were_looked_at_is_judged_so_ever_after(store):
     assert [one.verdict for one in found] == [one.verdict for one in times[1]]
 
 
-def measured(start: float, block: float, step: float, *, starts: int, blocks: int) -> Any:
-    """A pair whose log ratios vary by so much from start to start, and so on."""
+def measured(start: float, step: float, *, blocks: int) -> Any:
+    """A pair whose log ratios vary by so much from start to start, and by their steps."""
     rng = np.random.default_rng(6)
-    sides = {"base": {}, "head": {}}
-    of_block = {}
-    for number in range(starts * blocks):
-        of_block[number] = f"start {number // blocks}"
-        if number % blocks == 0:
-            shared = start * rng.standard_normal()
-        change = shared + block * rng.standard_normal() + step * rng.standard_normal()
-        sides["base"][number], sides["head"][number] = 100.0, 100.0 * math.exp(change)
-    timing = dict.fromkeys(of_block, RunTiming(9.0, 2.0, step / math.sqrt(2)))
-    base, head = (
-        SimpleNamespace(of=lambda _, v=values: v, starts=of_block, timing=timing)
-        for values in sides.values()
-    )
+    change = start * rng.standard_normal(blocks) + step * rng.standard_normal(blocks)
+    timing = dict.fromkeys(range(blocks), RunTiming(9.0, 2.0, step / math.sqrt(2)))
+    sides = dict.fromkeys(range(blocks), 100.0), dict(enumerate(100.0 * np.exp(change)))
+    base, head = (SimpleNamespace(of=lambda _, v=v: v, timing=timing) for v in sides)
     return SimpleNamespace(base=base, head=head)
 
 
-def test_the_spread_is_told_apart_into_starts_blocks_and_steps():
-    found = spread_of(measured(0.03, 0.02, 0.01, starts=400, blocks=3))
-    parts = [math.sqrt(part) for part in (found.starts, found.blocks, found.steps)]
-    assert parts == pytest.approx([0.03, 0.02, 0.01], rel=0.15)
-    text = spread_text(found, 30)
-    assert "blocks of one start, " in text
-    assert "start-up takes 7.0 of 9.0 s of a run" in text
+def test_the_spread_is_told_apart_into_starts_and_steps():
+    found = spread_of(measured(0.03, 0.01, blocks=400))
+    parts = [math.sqrt(part) for part in (found.starts, found.steps)]
+    assert parts == pytest.approx([0.03, 0.01], rel=0.15)
+    assert "start-up takes 7.0 of 9.0 s of a run" in spread_text(found, 30)
+    assert spread_of(measured(0.03, 0.01, blocks=2)) is None
 
 
-def test_with_one_block_a_start_the_two_cannot_be_told_apart():
-    found = spread_of(measured(0.03, 0.0, 0.01, starts=400, blocks=1))
-    assert found.blocks is None
-    assert math.sqrt(found.starts) == pytest.approx(0.03, rel=0.15)
-    assert "starts and blocks, " in spread_text(found, 30)
-    assert spread_of(measured(0.03, 0.0, 0.01, starts=2, blocks=4)) is None
-
-
-def test_more_steps_are_advised_where_steps_are_the_noise_and_start_up_the_price():
-    steps = Spread(4e-4, 1e-4, None, 3e-4, 1.0, startup_seconds=7.0, stepping_seconds=2.0)
+def test_other_steps_are_advised_where_steps_are_the_noise_and_start_up_the_price():
+    steps = Spread(4e-4, 3e-4, startup_seconds=7.0, stepping_seconds=2.0)
     assert steps.step_factor == pytest.approx(math.sqrt(3 * 3.5))
     assert "train.steps = 97 instead of 30" in spread_text(steps, 30)
-    launches = Spread(4e-4, 4e-4, None, 1e-6, 1.0, startup_seconds=7.0, stepping_seconds=2.0)
-    assert launches.gain < 1.3
-    assert launches.best_blocks_per_start == 1
-    assert steps.best_blocks_per_start > 1
+    launches = Spread(4e-4, 1e-6, startup_seconds=7.0, stepping_seconds=0.1)
+    assert launches.gain < 1.15
+    assert "train.steps" not in spread_text(launches, 30)
 
 
 def test_neighbouring_steps_that_are_alike_leave_more_open_than_independent_ones():

@@ -5,6 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.budget_simulation import (
+    BLOCK_SECONDS,
+    BUDGET_SECONDS,
+    NAMES,
+    peeking_alarms,
+    simulated,
+)
 from benchmarks.gate_simulation import (
     STEPS,
     Rate,
@@ -79,3 +86,28 @@ def test_the_script_prints_its_tables(capsys):
     printed = capsys.readouterr().out
     assert "all at once" in printed
     assert "true change +5%" in printed
+
+
+def test_a_budgeted_gate_ends_in_its_budget_and_finds_a_large_change():
+    ended = simulated("plain", 10, seed=2, effects=(1.0, 1.15, 1.0), tolerance=0.05)
+    assert all(one.blocks * BLOCK_SECONDS <= BUDGET_SECONDS for one in ended)
+    assert all(one.standing[1].verdict == "regressed" for one in ended)
+    assert all(one.standing[0].verdict == "equivalent" for one in ended)
+    assert np.mean([one.blocks for one in ended]) < 30  # of 40: what is decided costs no more
+
+
+def test_a_budgeted_gate_on_a_machine_with_slow_launches_cries_wolf_rarely():
+    ended = simulated("bimodal", 60, seed=3, tolerance=0.0)
+    rate = Rate(sum(one.any("regressed", "improved") for one in ended), len(ended))
+    assert rate.interval[0] <= 0.05
+    assert rate.value <= 0.1
+    # The plain interval, looked at after each block, is what this is for.
+    assert peeking_alarms("bimodal", 60, seed=3).value > 0.08
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_two_thousand_budgeted_gates_raise_at_most_six_and_a_half_per_cent_false_alarms(name):
+    ended = simulated(name, 2000, seed=1, tolerance=0.0)
+    rate = Rate(sum(one.any("regressed", "improved") for one in ended), len(ended))
+    assert rate.interval[1] <= 0.065

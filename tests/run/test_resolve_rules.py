@@ -143,10 +143,10 @@ CASES = {
     "double-buffer-needs-pool": Case(
         engine(double_buffer=True), engine(), "use fixed_pool or max_pool"
     ),
-    "not-built": Case(
-        on_cuda(**POOL),
-        on_cuda(double_buffer=True, allocator="max_pool"),
-        "mfsdp does not have NCCL user buffers",
+    "registration-needs-nccl-ub": Case(
+        on_cuda(manual_registration=True),
+        on_cuda(manual_registration=True, symmetric_registration=False, **POOL),
+        "manual_registration=True is about NCCL user buffers",
         SERVER,
     ),
     "recipe-not-built": Case(
@@ -213,11 +213,10 @@ def test_a_rule_lets_the_nearest_case_through(rule: str) -> None:
 
 
 def test_resolve_raises_the_first_broken_rule_in_the_order_of_the_table() -> None:
-    # Three rules are broken; the reason that no larger machine would cure comes first.
+    # Two rules are broken; the reason that no larger machine would cure comes first.
     spec = on_cuda(ranks=8, nccl_ub=True)
     assert [rule for rule, _ in broken_rules(resolve_anywhere(spec), LAPTOP)] == [
         "nccl-ub-needs-pool",
-        "not-built",
         "too-few-devices",
     ]
     with pytest.raises(UnsupportedError) as caught:

@@ -87,3 +87,30 @@ def test_a_setting_that_a_later_version_writes_into_the_status_breaks_no_seal(
 
 def test_a_record_from_before_there_were_seals_is_whole(store: ResultsStore) -> None:
     assert store.read(finished_run(store, steps=20).run_id).is_whole
+
+
+def test_an_overview_of_a_sealed_record_reads_no_samples(
+    store: ResultsStore, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.store.reading.read_samples", None)
+    (outline,), damaged = store.outlines()
+    assert (outline.run_id, outline.status.state, outline.damage) == (folder.run_id, "ok", ())
+    assert damaged == []
+
+
+@pytest.mark.parametrize("name", ["steps.node0.jsonl", "memory.json", "env.json"])
+def test_an_overview_says_of_a_damaged_record_what_the_record_says(
+    store: ResultsStore, folder: RunFolder, name: str
+) -> None:
+    with (folder.path / name).open("a") as stream:
+        stream.write(" ")
+    (outline,), _ = store.outlines()
+    record = store.read(folder.run_id)
+    assert (outline.damage, outline.status) == (record.damage, record.status)
+    assert outline.damage
+
+
+def test_an_overview_of_an_unsealed_record_counts_its_samples(store: ResultsStore) -> None:
+    finished_run(store, steps=2)
+    (outline,), _ = store.outlines()
+    assert outline.damage == ("rank 0 has 2 of 20 steps", "rank 1 has 2 of 20 steps")

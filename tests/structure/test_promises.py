@@ -34,3 +34,16 @@ def test_no_contract_ignores_exemptions_that_nothing_needs() -> None:
     """import-linter fails on an exemption without a match unless told otherwise."""
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     assert not [one["id"] for one in contracts if "unmatched_ignore_imports_alerting" in one]
+
+
+def test_one_module_of_the_core_knows_cuda() -> None:
+    """Streams, events and memory of a device go through `mfsdp_core.streams`."""
+    knows = [
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "mfsdp_core").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in {"cuda", "get_device_module"})
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
+    ]
+    assert set(knows) == {"mfsdp_core/streams.py"}

@@ -72,7 +72,7 @@ def _why_not(evidence: CaseEvidence) -> str | None:
     lacking = evidence.seen[0].lacking
     if "log" in lacking or "buckets" in lacking:
         return lacking.get("log") or lacking["buckets"]
-    if evidence.case.scenario == "ahead":
+    if evidence.case.scenario in {"ahead", "ordered"}:
         return "evaluations gather weights as well"
     if evidence.case.model == "recomputed" and evidence.case.recipe in _PAYLOADS:
         return "what is recomputed is gathered again, for both passes"

@@ -60,7 +60,7 @@ def _why_not(evidence: CaseEvidence) -> str | None:
         return EXPERTS_APART
     if evidence.case.recipe == "mxfp8":
         return "scales of a shard take as many bytes as its rows need"
-    if evidence.case.scenario == "ahead":
+    if evidence.case.scenario in {"ahead", "ordered"}:
         return "weights that were gathered ahead are held"
     lacking = evidence.seen[0].lacking
     return lacking.get("ledger") or lacking.get("buckets")

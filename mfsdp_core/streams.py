@@ -1,0 +1,225 @@
+"""The device as the core uses it: its memory, its streams, and what is under way on them.
+
+One object per model; the only module that calls `torch.cuda`. On a CPU it does nothing.
+
+[Note: stream order] The core enqueues everything that it computes on the stream that is current
+when it is called (copies into buckets, casts, landings), and has no stream of its own. A collective
+runs on a stream of its group, from what was enqueued before it was issued until somebody waits:
+
+1. What a collective reads is not written, and what it writes is neither read nor written, between
+   its issue and the wait for it.
+2. Memory is given back, to the allocator or to a pool, after the wait for what uses it.
+3. Every collective is waited for, and its tensors are referenced until then.
+
+A landing is therefore deferred to where its result is needed, instead of running on a side stream:
+the wait orders it, and memory never crosses from one stream's allocator to another's.
+`stream_order` checks the rules on operations as they were recorded, on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from mfsdp_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mfsdp_core.stream_order import StreamOrder
+
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Work(Protocol):
+    """A collective as torch hands it over."""
+
+    def wait(self) -> object:
+        """Let the current stream wait for its end."""
+
+
+class Observer(Protocol):
+    """Somebody who writes down what happens on streams. Numbers are of collectives."""
+
+    def issued(
+        self,
+        name: str,
+        group: object,
+        reads: Tensors,
+        writes: Tensors,
+    ) -> int:
+        """A collective starts; its number."""
+
+    def waited(self, number: int) -> None:
+        """The current stream waits for it."""
+
+    def released(self, memory: torch.Tensor, name: object) -> None:
+        """Memory may be used again, by anybody, from here on."""
+
+
+class InFlight:
+    """Works that make up one collective. Holds its tensors until it was waited for."""
+
+    __slots__ = ("_number", "_observer", "_tensors", "_works")
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        tensors: Tensors,
+        observer: Observer | None,
+        number: int,
+    ) -> None:
+        self._works = works
+        self._tensors = tensors
+        self._observer = observer
+        self._number = number
+
+    def wait(self) -> None:
+        """Let the current stream wait for the end of all of them; on a CPU return afterwards."""
+        for work in self._works:
+            work.wait()
+        self._works = self._tensors = ()
+        if self._observer is not None:
+            self._observer.waited(self._number)
+            self._observer = None
+
+
+class DevicePool(Protocol):
+    """Memory of an allocator of one's own. raw: as torch knows it."""
+
+    raw: Any
+
+    def use(self) -> AbstractContextManager[None]:
+        """Allocate in it, on this thread, inside the block."""
+
+    def segment_bytes(self) -> list[int]:
+        """Sizes of its segments, in the order in which they were allocated."""
+
+
+class Streams:
+    """Those of a device whose operations end in the order in which they are issued: a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._observer: Observer | None = None
+        self._pool: DevicePool | None = None
+
+    @staticmethod
+    def of(device: torch.device) -> Streams:
+        """Those of `device`."""
+        return CudaStreams(device) if device.type == "cuda" else Streams(device)
+
+    def track(
+        self,
+        works: Sequence[Work],
+        name: str,
+        group: object,
+        *,
+        reads: Tensors,
+        writes: Tensors,
+    ) -> InFlight:
+        """A collective that was issued just now, on the stream of `group`."""
+        observer = self._observer
+        number = 0 if observer is None else observer.issued(name, group, reads, writes)
+        return InFlight(works, (*reads, *writes), observer, number)
+
+    def released(self, memory: torch.Tensor, name: object) -> None:
+        """Note that `memory` goes back to its allocator or pool."""
+        if self._observer is not None:
+            self._observer.released(memory, name)
+
+    def synchronize(self) -> None:
+        """Return once the device has done everything."""
+
+    def communicated(self) -> AbstractContextManager[None]:
+        """Around allocations that collectives read or write, and that stay where they are."""
+        return nullcontext() if self._pool is None else self._pool.use()
+
+    def registrar(self, group: Any) -> Any:
+        """The backend of a process group, which has an allocator and registers memory of it.
+
+        Raises:
+            ConfigurationError: the device has none.
+        """
+        del group
+        raise ConfigurationError(
+            f"nccl_ub registers memory of NCCL's allocator; found device {self.device.type}: use "
+            "cuda, or leave nccl_ub out."
+        )
+
+    def use_pool_of(self, registrar: Any) -> DevicePool:
+        """Let `communicated` allocate in a new pool of the registrar's allocator."""
+        self._pool = self.new_pool(registrar.mem_allocator)
+        return self._pool
+
+    def new_pool(self, allocator: Any) -> DevicePool:
+        """A pool of `allocator`."""
+        raise NotImplementedError(f"{self.device} has no pools of {allocator}")
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Tell `observer` what happens inside the block."""
+        before, self._observer = self._observer, observer
+        try:
+            yield
+        finally:
+            self._observer = before
+
+    @contextmanager
+    def recording(self) -> Iterator[StreamOrder]:
+        """Record what happens on this thread and in its backward passes, and check its order."""
+        from mfsdp_core.stream_order import Operations, StreamOrder
+
+        order = StreamOrder()
+        with self.observed(order), Operations(order):
+            yield order
+
+
+class CudaStreams(Streams):
+    """Those of a CUDA device."""
+
+    def synchronize(self) -> None:
+        """Return once the device has done everything."""
+        torch.cuda.synchronize(self.device)
+
+    def registrar(self, group: Any) -> Any:
+        """NCCL's backend of a process group."""
+        return group._get_backend(self.device)
+
+    def new_pool(self, allocator: Any) -> DevicePool:
+        """A pool of `allocator`."""
+        return _CudaPool(allocator, self.device)
+
+
+class _CudaPool:
+    """torch's memory pool."""
+
+    def __init__(self, allocator: Any, device: torch.device) -> None:
+        # A tensor of its own segment has the same offset in its window on all ranks.
+        self.raw: Any = torch.cuda.MemPool(allocator, no_split=True)
+        self._device = device
+
+    def use(self) -> AbstractContextManager[None]:
+        """Allocate in it, on this thread."""
+        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self.raw, self._device)
+        return context
+
+    def segment_bytes(self) -> list[int]:
+        """By the allocator's own account."""
+        segments = self.raw.snapshot()
+        ordered = sorted(segments, key=lambda one: one.get("registration_counter", 0))
+        return [int(segment["total_size"]) for segment in ordered]
+
+
+def current_device(kind: str) -> torch.device:
+    """The device of type `kind` that this process computes on."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, torch.get_device_module(kind).current_device())
+
+
+def default_kind() -> str:
+    """The type of device that a process computes on unless it says otherwise."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,239 @@
+"""Everything that touches the same memory is ordered, as a GPU with its streams would need it.
+
+On torch's fake process group, which returns from every collective at once: one process stands for
+a rank, and what is recorded is what the rank enqueues. Its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.validate.bugs import UNLISTED
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from mfsdp_core.stream_order import COMPUTE, Span, StreamOrder
+from mutants import is_noticed_by
+
+RANKS = 4
+#: Waited for when a rank has something to learn from it, and else before the next one.
+KEPT = {"all_reduce of flags"}
+BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=RANKS)
+    yield
+    dist.destroy_process_group()
+
+
+class Block(nn.Module):
+    """Two weights; the second one's gradient may be written by the kernel that computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu(self.first(x)))
+
+
+class FusedLinear(torch.autograd.Function):
+    """A product whose backward pass writes the gradient of its weight where it belongs."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        torch.mm(gradient.t(), x, out=weight.get_main_grad())
+        weight.grad_added_to_main_grad = True
+        return gradient @ weight, torch.empty(()).expand(weight.shape)
+
+
+class FusedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return FusedLinear.apply(x, self.weight)
+
+
+def sharded(block=Block, blocks=5, *, hybrid="", policy=None, dtype=torch.float32, **options):
+    options.setdefault("zero_dp_strategy", 3)
+    if hybrid:
+        mesh = init_device_mesh("cpu", (2, RANKS // 2), mesh_dim_names=("outer", "inner"))
+        options |= {"device_mesh": mesh, "dp_shard_dim": "inner", "dp_outer_dim": "outer"}
+        options["hybrid_fsdp_group"] = dist.group.WORLD
+        options["outer_dp_sharding_strategy"] = hybrid
+    return fully_shard_model(
+        nn.Sequential(*(block() for _ in range(blocks))).to(dtype),
+        fsdp_unit_modules=[block],
+        mixed_precision_policy=policy or MixedPrecisionPolicy(),
+        **options,
+    )
+
+
+def recorded(model, *, dtype=torch.float32, steps=2, microbatches=2) -> StreamOrder:
+    """The order of training steps; before each update, weights are gathered ahead as well."""
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))
+    with model.streams.recording() as order:
+        for _ in range(steps):
+            for index in range(microbatches):
+                with model.sync() if index == microbatches - 1 else model.no_sync():
+                    model(torch.ones(2, 8, dtype=dtype)).sum().backward()
+            model.start_param_sync()
+            optimizer.step()
+            optimizer.zero_grad()
+    return order
+
+
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+POOLED = ({}, {"allocator": "temporary"}, {"allocator": "fixed_pool"}, {"allocator": "max_pool"})
+
+
+@pytest.mark.parametrize(("strategy", "memory"), list(product(STRATEGIES, POOLED)), ids=str)
+def test_training_has_no_race_under_any_strategy_and_allocator(strategy, memory):
+    model = sharded(zero_dp_strategy=strategy, policy=BF16, **memory)
+    order = recorded(model)
+    assert [str(race) for race in order.races] == []
+    assert set(order.unwaited) <= KEPT
+    assert order.operations > 500
+    assert model.wire_log.counts["all_reduce" if strategy == "no_shard" else "reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hybrid": "no_shard"},
+        {"hybrid": "optim", "policy": BF16, "allocator": "fixed_pool"},
+        {"zero_dp_strategy": "no_shard"},
+        {"zero_dp_strategy": "optim"},
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.bfloat16, "zero_dp_strategy": "optim_grads", "allocator": "max_pool"},
+        {"transport": "point_to_point"},
+        {"transport": "point_to_point", "zero_dp_strategy": "no_shard"},
+        {"overlap_param_gather": False},
+        {"enable_fine_grained_param_gather": True},
+        {"prefetch_budget_bytes": 10_000},
+        {"block": FusedBlock, "allocator": "fixed_pool"},
+        {"block": FusedBlock, "zero_dp_strategy": "optim"},
+    ],
+    ids=str,
+)
+def test_training_has_no_race_in_other_schedules(options):
+    order = recorded(sharded(**options), dtype=options.get("dtype", torch.float32))
+    assert [str(race) for race in order.races] == []
+    assert set(order.unwaited) <= KEPT
+
+
+def test_r16_memory_is_given_back_after_what_uses_it():
+    for memory in ({}, {"allocator": "fixed_pool"}):
+        assert recorded(sharded(**memory)).races == []
+
+
+def test_r17_a_fused_kernel_never_writes_into_a_bucket_that_is_being_reduced():
+    # On a group of their own, whoever waits for a gather does not wait for a reduction as well.
+    gathers = dist.new_group(range(RANKS))
+    order = recorded(sharded(FusedBlock, allocator="fixed_pool", fsdp_group_ag=gathers))
+    assert [str(race) for race in order.races if "mm" in race.second.name] == []
+    assert order.races == []
+
+
+#: Bugs of order alone, in the folder of patches that are not historical.
+ORDERING = (
+    "weights-are-computed-with-before-their-gather-was-waited-for",
+    "the-cast-of-a-rank-s-own-part-comes-after-its-gather-was-issued",
+    "the-outer-stage-starts-before-the-inner-one-has-landed",
+    "an-optimizer-steps-while-a-gather-ahead-reads-its-weights",
+    "an-accumulator-is-read-before-its-reduction-in-place-has-ended",
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bug", [bug for bug in UNLISTED if bug.id in ORDERING], ids=lambda b: b.id)
+def test_a_bug_of_order_alone_is_noticed(bug, tmp_path):
+    assert is_noticed_by([Path(__file__)], "has_no_race", bug, tmp_path)
+
+
+# -- the checker itself ------------------------------------------------------------------------
+
+HERE = Span(0, 8)
+
+
+def test_a_read_that_does_not_wait_for_a_write_of_another_stream_is_a_race():
+    order = StreamOrder()
+    number = order.issue("gather", "a", (), (HERE,))
+    order.run("mm", (Span(4, 6),), ())
+    (race,) = order.races
+    assert str(race) == "mm (reads, on compute) does not wait for gather (writes, on a)"
+    assert order.unwaited == ["gather"]
+    order.waited(number)
+    order.run("mm", (HERE,), ())
+    assert len(order.races) == 1
+    assert order.unwaited == []
+
+
+def test_reads_need_no_order_among_each_other_and_neither_does_other_memory():
+    order = StreamOrder()
+    order.issue("reduce", "a", (HERE,), ())
+    order.run("mm", (HERE,), (Span(8, 16),))
+    assert order.races == []
+    order.run("zero_", (), (HERE,))
+    assert len(order.races) == 1
+
+
+def test_a_collective_is_behind_what_was_enqueued_before_it():
+    order = StreamOrder()
+    order.run("cast", (), (HERE,))
+    order.issue("gather", "a", (HERE,), ())
+    assert order.races == []
+
+
+def test_two_streams_are_ordered_by_waiting_and_not_by_the_time_of_issue():
+    order = StreamOrder()
+    number = order.issue("inner", "a", (), (HERE,))
+    order.issue("outer too early", "b", (HERE,), ())
+    assert len(order.races) == 1
+    order.waited(number)
+    order.issue("outer", "b", (HERE,), ())
+    assert len(order.races) == 1
+
+
+def test_a_wait_for_a_later_collective_of_a_stream_covers_the_earlier_ones():
+    order = StreamOrder()
+    order.issue("first", "a", (), (HERE,))
+    order.waited(order.issue("second", "a", (), (Span(8, 16),)))
+    order.run("mm", (HERE,), ())
+    assert order.races == []
+    assert order.unwaited == ["first"]
+
+
+def test_operations_are_recorded_with_what_they_read_and_write(monkeypatch):
+    model = sharded(blocks=1)
+    seen = []
+    monkeypatch.setattr(StreamOrder, "run", lambda _self, *found: seen.append(found))
+    with model.streams.recording():
+        x, y = torch.ones(4), torch.zeros(4)
+        y[1:].add_(x[1:])
+        x.view(2, 2)
+    name, reads, writes = next(found[:3] for found in seen if found[0] == "aten::add_")
+    second = x.data_ptr() + 4, x.data_ptr() + 16
+    assert name == "aten::add_"
+    assert second in list(reads)
+    assert Span(y.data_ptr() + 4, y.data_ptr() + 16) in list(writes)
+    assert not [found for found in seen if "view" in found[0]]
+    assert COMPUTE == "compute"
