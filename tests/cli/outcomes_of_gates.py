@@ -245,6 +245,25 @@ def _(world: World) -> int:
     return code
 
 
+@scenario("gate", "a budget with no room for a block")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    patch = timed(world, lambda *_: 10.0)
+    try:
+        assert world.run("noise", file, "--repeat", "6") == 0
+    finally:
+        patch.undo()
+    known = next((world.folder / "results/noise").glob("*.json"))
+    document = json.loads(known.read_text())
+    for cell in document["cells"]:
+        cell["block_seconds"] = 30.0
+    known.write_text(json.dumps(document))
+    code = world.run("gate", file, *ARMS, "--budget", "20s")
+    assert "budget 20 s, ddp: about 0 blocks" in world.err
+    assert "it was planned and has not run" in world.err
+    return code
+
+
 @scenario("gate", "a budget that cannot be")
 def _(world: World) -> int:
     both(world, Arm(), cells=ONE)
