@@ -27,9 +27,12 @@ RunState = Literal[
     "nan",
     "unstable",
     "interrupted",
+    "preempted",
     "unsupported",
 ]
 FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
+#: Ended from outside before it was over, for no fault of its own.
+STOPPED: frozenset[str] = frozenset({"interrupted", "preempted"})
 _SHOWN = 8
 
 
@@ -71,6 +74,8 @@ class RunStatus(BaseModel):
     its block. attempt: counts, from 1, how often an interleaved block was started; None for a run
     that belongs to no interleaved block. code_proof: whether every rank showed that it runs the
     code of its arm (or of this checkout); None where the ranks did not get that far.
+    job: the job of a cluster that the run is part of, which decides whether it lives; None where
+    the lock of its folder does.
     files, seal: hashes of the raw files and of this status, written at the end (`store.digest`);
     None in records from before they existed.
     """
@@ -91,6 +96,7 @@ class RunStatus(BaseModel):
     attempt: int | None = None
     code: str = ""
     code_proof: Literal["proven", "mismatch"] | None = None
+    job: str | None = None
     comparable_in_time: bool = True
     files: dict[str, str] | None = None
     seal: str | None = None

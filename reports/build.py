@@ -16,6 +16,7 @@ from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
 from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
+from reports.sections.communication import communication_section
 from reports.sections.comparison import comparison
 from reports.sections.counts import counts_section
 from reports.sections.headline import headline
@@ -58,6 +59,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     memory_section,
     counts_section,
     checkpoints_section,
+    communication_section,
     nccl_section,
     _validation,
     unmeasured,

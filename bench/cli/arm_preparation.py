@@ -65,7 +65,8 @@ def _planned(arm: PreparedArm, plan: Plan) -> PlannedArm:
 
 
 def _side(arm: PreparedArm) -> Side:
-    return Side(partial(launch, code=arm.code), partial(code_identity, code=arm.code))
+    code = arm.code
+    return Side(partial(launch, code=code), partial(code_identity, code=code), code)
 
 
 def _remark_on_equal_arms(arms: tuple[PlannedArm, ...]) -> None:

@@ -221,7 +221,7 @@ class BlockBudget:
 
     @cached_property
     def _noise(self) -> dict[str, CellNoise]:
-        """Cell -> its newest calibration in this results folder."""
+        """Cell -> its newest calibration of step time in this results folder."""
         names = self._store.noise.names()
         known = [NoiseCalibration.from_document(self._store.noise.read(name)) for name in names]
         by_config = {

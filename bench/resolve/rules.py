@@ -47,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     Rule("registration-needs-nccl-ub", nccl_rules.registration_needs_nccl_ub),
     Rule("recipe-not-built", recipe_rules.recipe_not_built),
     Rule("engine-not-here", engine_rules.engine_not_here),
+    Rule("too-few-nodes", device_rules.too_few_nodes),
     Rule("too-few-devices", device_rules.too_few_devices),
     Rule("too-many-cpu-ranks", device_rules.too_many_cpu_ranks),
     Rule("dtype-not-on-device", device_rules.dtype_not_on_device),

@@ -271,9 +271,12 @@ def _(world: World) -> int:
     document = json.loads(known.read_text())
     for cell in document["cells"]:
         cell["block_seconds"] = 30.0
+    of_cpu_time = [cell | {"metric": "cpu_time", "spread": 0.77} for cell in document["cells"]]
+    document["cells"] += of_cpu_time
     known.write_text(json.dumps(document))
     code = world.run("gate", file, *ARMS, "--budget", "20s")
     assert "budget 20 s, ddp: about 0 blocks" in world.err
+    assert "77.0 %" not in world.err
     assert "it was planned and has not run" in world.err
     return code
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from gate_runs import CELLS, Arm, record_arms
 
+from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.gates.gate import gate
@@ -47,6 +48,30 @@ def test_a_configuration_that_was_not_calibrated_gets_the_largest_floor(usual):
 
 def test_a_noisier_machine_has_a_higher_floor(store, usual):
     assert calibrated(store, noise=0.002).floor("any") < usual.floor("any")
+
+
+def test_cpu_time_has_a_floor_of_its_own_and_wall_time_keeps_its(store):
+    quiet = Arm(cpu_noise=0.001)
+    found = calibrated(store, noise=0.05, a=quiet, b=quiet)
+    config = CELLS["ddp"].config_hash
+    assert found.floor(config, CPU_TIME) < 0.01 < found.floor(config)
+    assert found.floor(config, THROUGHPUT) == found.floor(config, STEP_TIME)
+    assert "of step time, 0." in found.describe(NOW)
+    assert "of CPU time" in found.describe(NOW)
+
+
+def test_a_calibration_from_before_cpu_time_sets_no_floor_for_it(usual):
+    assert usual.floor(CELLS["ddp"].config_hash, CPU_TIME) == 0.0
+
+
+def test_cpu_time_finds_what_the_noise_of_wall_time_hides(store):
+    arms = {"base": Arm(cpu_noise=0.001), "head": Arm(cpu_noise=0.001, slower=1.05)}
+    record_arms(store, arms, noise=0.2, blocks=8)
+    judged = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    verdicts = {(one.metric, one.verdict, one.required) for one in judged.judgements}
+    assert ("cpu_time", "regressed", False) in verdicts
+    assert ("step_time", "regressed", True) not in verdicts
+    assert "cpu_time" in to_terminal(judged, NOW)
 
 
 def test_it_reads_back_as_it_was_written(usual):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from bench.errors import UnsupportedError
+from bench.errors import ConfigError, UnsupportedError
 from bench.resolve import RULES, Machine, broken_rules, resolve
 from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.resolution import resolve_anywhere
@@ -150,6 +150,13 @@ CASES = {
         engine("validate_engines:Replicatng"),
         engine("validate_engines:Replicating"),
         "defines no Replicatng: it has ",
+    ),
+    "too-few-nodes": Case(
+        RunSpec(launch=LaunchSpec(ranks=2, nodes=2)),
+        RunSpec(launch=LaunchSpec(ranks=2, nodes=2)),
+        "needs 2 nodes; found 1: run it on a cluster (--launcher slurm)",
+        LAPTOP,
+        replace(LAPTOP, nodes=2),
     ),
     "too-few-devices": Case(
         on_cuda(ranks=8),
@@ -301,3 +308,14 @@ def test_on_cuda_too_little_memory_is_left_to_the_run_because_it_is_a_result() -
     spec = on_cuda().model_copy(update={"model": ModelSpec(preset="llama3-70b")})
     small = Machine(8, 2**30, cuda_devices=(H100,) * 8)
     assert resolve(spec, small).shape.preset == "llama3-70b"
+
+
+def test_what_a_node_must_hold_is_its_share_of_the_ranks() -> None:
+    spec = RunSpec(
+        launch=LaunchSpec(ranks=16, nodes=2, device="cuda"), train=TrainSpec(global_batch=32)
+    )
+    assert resolve(spec, replace(SERVER, nodes=2)).launch.ranks_per_node == 8
+    with pytest.raises(UnsupportedError, match="needs 8 CUDA devices; a node has 0"):
+        resolve(spec, replace(LAPTOP, nodes=2))
+    with pytest.raises(ConfigError, match=r"launch.nodes: 16 ranks cannot be spread evenly over 3"):
+        resolve(spec.model_copy(update={"launch": LaunchSpec(ranks=16, nodes=3)}), SERVER)
