@@ -62,6 +62,10 @@ class Bench:
         self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
         self._logged = 0
         self._accounted = 0
+        # What was sent while the engine was built belongs to no step.
+        with contextlib.suppress(UnsupportedError):
+            self._logged = len(self.inspection.wire())
+        self._accounted = self.engine.wire_bytes() or 0
 
     def accumulate(self, step: int, *, mark_last: bool = True) -> StepSeen:
         """All microbatches of a step, up to gradients that were looked at."""
