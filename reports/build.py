@@ -21,6 +21,7 @@ from reports.sections.headline import headline
 from reports.sections.memory import memory_section
 from reports.sections.method import method
 from reports.sections.nccl import nccl_section
+from reports.sections.nodes import nodes_section
 from reports.sections.parity import parity_section
 from reports.sections.reproduce import reproduce
 from reports.sections.switches import switches_section
@@ -56,6 +57,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     switches_section,
     memory_section,
     checkpoints_section,
+    nodes_section,
     nccl_section,
     _validation,
     unmeasured,
