@@ -18,6 +18,7 @@ from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
 from reports.sections.comparison import comparison
 from reports.sections.headline import headline
+from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
 from reports.sections.method import method
 from reports.sections.nccl import nccl_section
@@ -57,6 +58,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     switches_section,
     memory_section,
     checkpoints_section,
+    imported_section,
     nodes_section,
     nccl_section,
     _validation,
