@@ -1,11 +1,13 @@
 # Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
 #
-#   make demo | test | check | bench | gpu-check | gpu-wheels | nightly | faults | venv | clean
+#   make demo | test | check | bench | gpu-check | gpu-wheels | nightly | mutation | faults | venv | clean
 #
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
 # WORKERS=2                 processes that `make test` spreads the test files over
+# SEED=1 SAMPLE=30          mutants of `make mutation`: which, and how many per room of the core
+# MINUTES=600               after which `make mutation` ends; the next one goes on
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
 # DEVICE=cpu                tries `make gpu-check` out without a GPU; PARTS="core speed" runs some parts
 # GPU_PYTHON=python3        the GPU image's own Python, which has torch with CUDA
@@ -20,6 +22,9 @@ PYTHON ?=
 TORCH ?=
 BLOCKS ?= 6
 WORKERS ?= 2
+SEED ?= 1
+SAMPLE ?= 30
+MINUTES ?= 600
 DEVICE ?= cuda
 PARTS ?=
 GPU_PYTHON ?= python3
@@ -34,10 +39,10 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
   fsdp2-optim_grads_params-bf16-2xcpu:mfsdp-optim_grads_params-bf16-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
-.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly faults clean
+.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults clean
 
 help:
-	@sed -n '2,13s/^# \{0,1\}//p' Makefile
+	@sed -n '2,15s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -85,6 +90,10 @@ check: venv
 
 nightly: venv
 	@$(BIN)/python -m pytest -m nightly
+
+# Goes on where the last one ended: 30 mutants per room take hours. MINUTES=60 ends it in time.
+mutation: venv
+	@$(BIN)/python -m bench.validate.mutation_score --seed $(SEED) --per-room $(SAMPLE) --minutes $(MINUTES)
 
 # A run that fails leaves its record and its cell undecided; the tables are printed all the same.
 bench: venv

@@ -20,6 +20,7 @@ from bench.data.batches import Batches
 from bench.engines.protocol import Engine
 from bench.errors import BenchError
 from bench.meters.cost import MeterCost
+from bench.meters.cpu_time import CpuMeter, spent
 from bench.meters.memory import MemoryMeter
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
@@ -65,6 +66,7 @@ class TrainingLoop:
         self._microbatches = resolved.microbatches
         self._tokens = resolved.tokens_per_step // resolved.data_parallel
         self._memory = MemoryMeter(device)
+        self._cpu = CpuMeter()
         self._sink = sink
         self._wire_bytes = 0
         self.cost = MeterCost()
@@ -77,10 +79,14 @@ class TrainingLoop:
                 sample is not written, because JSON has no NaN.
         """
         for step in range(1, self._train.steps + 1):
+            with self.cost.timed("cpu"):
+                before = self._cpu.read()
             outcome = self.step(step)
+            with self.cost.timed("cpu"):
+                cpu = spent(before, self._cpu.read())
             self.cost.add_step(outcome.milliseconds / 1e3)
             _check_finite(step, outcome)
-            self._record(step, outcome)
+            self._record(step, outcome, cpu)
             if after_step is not None:
                 after_step(step)
         return self.cost
@@ -111,7 +117,7 @@ class TrainingLoop:
             raise ValueError("a step needs at least one microbatch")
         return total if count == 1 else total / count
 
-    def _record(self, step: int, outcome: StepOutcome) -> None:
+    def _record(self, step: int, outcome: StepOutcome, cpu: dict[str, float] | None) -> None:
         with self.cost.timed("wire"):
             sent = self._engine.wire_bytes()
             wire = None if sent is None else sent - self._wire_bytes
@@ -128,6 +134,7 @@ class TrainingLoop:
             wire_bytes=wire,
             rss_bytes=rss,
             device_peak_bytes=device_peak,
+            cpu_milliseconds=cpu,
         )
         with self.cost.timed("samples"):
             self._sink.append(sample)

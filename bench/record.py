@@ -27,9 +27,12 @@ RunState = Literal[
     "nan",
     "unstable",
     "interrupted",
+    "preempted",
     "unsupported",
 ]
 FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
+#: Ended from outside before it was over, for no fault of its own.
+STOPPED: frozenset[str] = frozenset({"interrupted", "preempted"})
 _SHOWN = 8
 
 
@@ -48,6 +51,8 @@ class StepSample:
     tokens: consumed by this rank. wire_bytes: bytes this rank sent by the ring convention (gather
     and scatter (n-1)/n of the full buffer, all-reduce twice that). rss_bytes: resident set after
     the step. device_peak_bytes: the device allocator's peak so far, None on CPU.
+    cpu_milliseconds: CPU time of the step by thread (main, autograd, transport, other), None where
+    the system does not tell.
     """
 
     step: int
@@ -59,6 +64,7 @@ class StepSample:
     wire_bytes: int | None
     rss_bytes: int
     device_peak_bytes: int | None = None
+    cpu_milliseconds: dict[str, float] | None = None
 
 
 class RunStatus(BaseModel):
@@ -68,6 +74,8 @@ class RunStatus(BaseModel):
     its block. attempt: counts, from 1, how often an interleaved block was started; None for a run
     that belongs to no interleaved block. code_proof: whether every rank showed that it runs the
     code of its arm (or of this checkout); None where the ranks did not get that far.
+    job: the job of a cluster that the run is part of, which decides whether it lives; None where
+    the lock of its folder does.
     files, seal: hashes of the raw files and of this status, written at the end (`store.digest`);
     None in records from before they existed.
     """
@@ -88,6 +96,7 @@ class RunStatus(BaseModel):
     attempt: int | None = None
     code: str = ""
     code_proof: Literal["proven", "mismatch"] | None = None
+    job: str | None = None
     comparable_in_time: bool = True
     files: dict[str, str] | None = None
     seal: str | None = None
@@ -108,6 +117,8 @@ class RunSummary(BaseModel):
 
     memory_by_category_bytes: at the moment of `ledger_peak_bytes` if that was measured, else the
     highest of each category, whose sum is an upper bound.
+    cpu_milliseconds_median: CPU time of a step over all ranks and threads; by_thread: of which.
+    counts: what one step does, over all ranks, by metric (`bench.derive.counts.COUNTED`).
     `notes` says in words what was withheld and why.
     """
 
@@ -129,6 +140,9 @@ class RunSummary(BaseModel):
     ledger_peak_bytes: int | None = None
     ledger_is_measured: bool = False
     memory_by_category_bytes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    cpu_milliseconds_median: float | None = None
+    cpu_milliseconds_by_thread: dict[str, float] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -204,6 +218,7 @@ class RunRecord:
     steps: dict[int, list[StepSample]]
     memory: dict[str, Any] | None = None
     checkpoints: dict[str, Any] | None = None
+    counts: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
 
     @property

@@ -13,9 +13,11 @@ factor on all steps of a run is a factor on its median, which benchmarks.gate_si
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -153,69 +155,82 @@ def peeking_alarms(name: str, gates: int, seed: int) -> Rate:
     return Rate(alarms, gates)
 
 
-def _print_alarms(gates: int, seed: int) -> None:
-    print(f"\nA/A, 3 cells, 10 min, {gates} gates a row: gates in which any cell claims a change")
-    print("| noise | tolerance 0 (95 % interval) | tolerance 2 % | looked at with the plain test |")
-    print("|---|---:|---:|---:|", flush=True)
-    for name in NAMES:
-        rates = [
-            Rate(
-                sum(
-                    one.any("regressed", "improved")
-                    for one in simulated(name, count, seed, tolerance=tolerance)
-                ),
-                count,
-            )
-            for tolerance, count in ((0.0, gates), (0.02, max(20, gates // 10)))
-        ]
-        peeked = peeking_alarms(name, max(20, gates // 4), seed)
-        print(f"| {name} | {rates[0]!s} | {rates[1].value:.1%} | {peeked.value:.1%} |", flush=True)
+def _alarms(name: str, gates: int, seed: int) -> str:
+    rates = [
+        Rate(sum(one.any("regressed", "improved") for one in ended), len(ended))
+        for tolerance, count in ((0.0, gates), (0.02, max(20, gates // 10)))
+        for ended in [simulated(name, count, seed, tolerance=tolerance)]
+    ]
+    peeked = peeking_alarms(name, max(20, gates // 4), seed)
+    return f"| {name} | {rates[0]!s} | {rates[1].value:.1%} | {peeked.value:.1%} |"
 
 
-def _print_power(gates: int, seed: int) -> None:
-    gates = max(20, gates // 10)
-    print(f"\nPower, one of 3 cells slower, {gates} gates an entry: found (minutes until decided)")
-    effects = (1.03, 1.05, 1.10, 1.15)
-    print("| noise | tolerance | " + " | ".join(f"{e - 1:+.0%}" for e in effects) + " |")
-    print("|---|---:|" + "---:|" * len(effects), flush=True)
-    for name in NAMES:
-        for tolerance in (0.02, 0.05):
-            row = []
-            for effect in effects:
-                ended = simulated(
-                    name, gates, seed, effects=(1.0, effect, 1.0), tolerance=tolerance
-                )
-                found = sum(one.standing[1].verdict == "regressed" for one in ended)
-                minutes = np.median([one.blocks for one in ended]) * BLOCK_SECONDS / 60
-                row.append(f"{found / gates:.0%} ({minutes:.1f})")
-            print(f"| {name} | {tolerance:.0%} | " + " | ".join(row) + " |", flush=True)
-
-
-def _print_verdicts(gates: int, seed: int) -> None:
-    gates = max(20, gates // 10)
-    print(f"\nIdentical code, {gates} gates a row: cells called equivalent, minutes until decided")
-    print("| noise | tolerance 2 % | 5 % | 10 % |\n|---|---:|---:|---:|", flush=True)
-    for name in NAMES:
+def _power(name: str, gates: int, seed: int) -> str:
+    gates, lines = max(20, gates // 10), []
+    for tolerance in (0.02, 0.05):
         row = []
-        for tolerance in (0.02, 0.05, 0.10):
-            ended = simulated(name, gates, seed, tolerance=tolerance)
-            equal = sum(s.verdict == "equivalent" for one in ended for s in one.standing)
-            minutes = np.median([one.blocks for one in ended]) * BLOCK_SECONDS / 60
-            row.append(f"{equal / gates / len(CELLS):.0%} ({minutes:.1f})")
-        print(f"| {name} | " + " | ".join(row) + " |", flush=True)
+        for effect in EFFECTS:
+            ended = simulated(name, gates, seed, effects=(1.0, effect, 1.0), tolerance=tolerance)
+            found = sum(one.standing[1].verdict == "regressed" for one in ended)
+            row.append(f"{found / gates:.0%} ({_minutes(ended):.1f})")
+        lines.append(f"| {name} | {tolerance:.0%} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def _verdicts(name: str, gates: int, seed: int) -> str:
+    gates, row = max(20, gates // 10), []
+    for tolerance in (0.02, 0.05, 0.10):
+        ended = simulated(name, gates, seed, tolerance=tolerance)
+        equal = sum(s.verdict == "equivalent" for one in ended for s in one.standing)
+        row.append(f"{equal / gates / len(CELLS):.0%} ({_minutes(ended):.1f})")
+    return f"| {name} | " + " | ".join(row) + " |"
+
+
+def _minutes(ended: Sequence[Ended]) -> float:
+    return float(np.median([one.blocks for one in ended])) * BLOCK_SECONDS / 60
+
+
+EFFECTS = (1.03, 1.05, 1.10, 1.15)
+PARTS = {
+    "alarms": (
+        _alarms,
+        "A/A, 3 cells, 10 min: gates in which any cell claims a change",
+        "| noise | tolerance 0 (95 % interval) | tolerance 2 % | looked at with the plain test |\n"
+        "|---|---:|---:|---:|",
+    ),
+    "power": (
+        _power,
+        "One of 3 cells slower: found (median minutes until all is decided)",
+        "| noise | tolerance | "
+        + " | ".join(f"{effect - 1:+.0%}" for effect in EFFECTS)
+        + " |\n|---|---:|"
+        + "---:|" * len(EFFECTS),
+    ),
+    "verdicts": (
+        _verdicts,
+        "Identical code: cells called equivalent (median minutes until all is decided)",
+        "| noise | tolerance 2 % | 5 % | 10 % |\n|---|---:|---:|---:|",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--gates", type=int, default=2000, help="gates per alarm rate")
+    parser.add_argument("--gates", type=int, default=2000, help="for alarms; a tenth for the rest")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--noise", nargs="+", choices=NAMES, default=NAMES, metavar="MODEL")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("parts", nargs="*", help="alarms, power, verdicts; all if none")
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
-    parts = {"alarms": _print_alarms, "power": _print_power, "verdicts": _print_verdicts}
-    for name in asked.parts or parts:
-        parts[name](asked.gates, asked.seed)
+    with ProcessPoolExecutor(asked.workers) as workers:
+        for part in asked.parts or PARTS:
+            row, title, head = PARTS[part]
+            print(f"\n{title}; --gates {asked.gates}\n\n{head}", flush=True)
+            tasks = [workers.submit(row, name, asked.gates, asked.seed) for name in asked.noise]
+            for task in tasks:
+                print(task.result(), flush=True)
     print(f"\n{time.monotonic() - begun:.0f} s")
 
 

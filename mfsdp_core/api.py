@@ -65,6 +65,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
+    manual_registration: bool = False,
     unused_parameters: UnusedParameters = "none",
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
@@ -108,6 +109,11 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     need them, rather than at the start of the unit (README, Gathering by module).
     prefetch_order: the order in which units are expected to run: as the first complete pass ran
     them (`recorded`), as they are registered (`static`), or their names in the order given.
+    nccl_ub: allocate what collectives use in memory of NCCL's and register it, as symmetric windows
+    unless disable_symmetric_registration says plain buffers; implies fsdp_double_buffer, and sums
+    with local scaling instead of averages. What a group did not get is warned of, and in
+    `buffer_registration` of the model. manual_registration: leave registering to the caller, who
+    calls `param_and_grad_buffer.manual_buffer_registration()` once, after the first iteration.
     prefetch_budget_bytes: gather units ahead as long as those that have not run yet stay within it;
     None is the next unit. unused_parameters: gradient of a parameter that no rank has used in a
     cycle: `none` as in plain torch, so that optimizers leave it alone, which ranks find out by one
@@ -177,6 +183,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     prefetch_budget_bytes: int | None = None,
     check_for_nan_in_grad: bool = False,
     nested_units: NestedUnits = "outermost",
+    manual_registration: bool = False,
     unused_parameters: UnusedParameters = "none",
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.

@@ -25,6 +25,7 @@ _ARGUMENTS = {
     "fsdp_double_buffer": "fsdp_double_buffer",
     "fsdp_db_use_persist_buf_on_alloc_fail": "fsdp_db_use_persist_buf_on_alloc_fail",
     "disable_symmetric_registration": "disable_symmetric_registration",
+    "fsdp_manual_registration": "manual_registration",
     "megatron_fsdp_use_decoupled_grad": "use_decoupled_grad",
     "megatron_fsdp_cuda_graph_mode": "cuda_graph_mode",
     "megatron_fsdp_enable_fine_grained_param_gather": "enable_fine_grained_param_gather",
@@ -33,7 +34,6 @@ _ARGUMENTS = {
 #: Field -> what it would be: valid, and not built.
 _NOT_BUILT = {
     "fp8_param_gather": "FP8 parameters",
-    "fsdp_manual_registration": "NCCL user buffers",
 }
 #: Field -> why it changes nothing here. They are about speed alone.
 _WITHOUT_EFFECT = {

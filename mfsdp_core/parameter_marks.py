@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.dist_index import FSDPDistributedIndex
-from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import Residency
@@ -117,7 +118,8 @@ class ParameterGroupFacts:
 class ParamAndGradBuffer:
     """Upstream's handle on all buffers: what they hold, in the order of `MegatronFSDP.buckets`."""
 
-    def __init__(self, units: Iterable[Unit]) -> None:
+    def __init__(self, units: Iterable[Unit], user_buffers: UserBuffers | None = None) -> None:
+        self._user_buffers = user_buffers
         self.parameter_groups = [
             ParameterGroupFacts(
                 [managed.sharded for managed in group.parameters],
@@ -132,12 +134,14 @@ class ParamAndGradBuffer:
         ]
 
     def manual_buffer_registration(self) -> None:
-        """Refused: there are no user buffers in this version.
+        """Register communication buffers with NCCL, once, after the first iteration. Collective.
 
         Raises:
-            CapabilityNotBuiltError: always.
+            LifecycleError: there are none, or they are registered already.
         """
-        raise CapabilityNotBuiltError(
-            "manual_buffer_registration() needs NCCL user buffers (nccl_ub), which this version "
-            "does not build. Remove the call."
-        )
+        if self._user_buffers is None:
+            raise LifecycleError(
+                "manual_buffer_registration() registers NCCL user buffers, and this model has none."
+                " Shard it with nccl_ub=True and manual_registration=True, or remove the call."
+            )
+        self._user_buffers.register()

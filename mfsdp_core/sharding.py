@@ -16,7 +16,11 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, parse_allocation
+from mfsdp_core.plan.allocation import (
+    SMALLEST_POOL_SLOTS,
+    RegistrationConfig,
+    parse_allocation,
+)
 from mfsdp_core.plan.config import (
     GradientChecks,
     ReductionConfig,
@@ -45,6 +49,7 @@ OWN_DEFAULTS: dict[str, Any] = {
     "prefetch_budget_bytes": None,
     "check_for_nan_in_grad": False,
     "nested_units": "outermost",
+    "manual_registration": False,
     "unused_parameters": "none",
 }
 
@@ -234,8 +239,11 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
         prefetch_budget_bytes=arguments["prefetch_budget_bytes"],
         gather_by_module=arguments["enable_fine_grained_param_gather"],
     )
+    registration = _registration(arguments)
+    # Symmetric kernels add up; an average would run another kernel.
+    sums = registration is not None and registration.symmetric
     reduction = ReductionConfig(
-        arguments["average_in_collective"],
+        arguments["average_in_collective"] and not sums,
         arguments["calculate_per_token_loss"],
         arguments["transport"],
         arguments["use_decoupled_grad"],
@@ -250,9 +258,10 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
         allocation=parse_allocation(
             arguments["allocator"],
             arguments["pool_slots"],
-            double_buffer=arguments["fsdp_double_buffer"],
+            double_buffer=arguments["fsdp_double_buffer"] or registration is not None,
             max_pool=arguments["maxpool_double_buffer"],
             persistent_fallback=arguments["fsdp_db_use_persist_buf_on_alloc_fail"],
+            registration=registration,
         ),
         bucketing=not arguments["disable_bucketing"],
     )
@@ -260,6 +269,25 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
         arguments["report_nan_in_param_grad"], arguments["check_for_nan_in_grad"]
     )
     return dataclasses.replace(config, checks=checks)
+
+
+def _registration(arguments: Mapping[str, Any]) -> RegistrationConfig | None:
+    """What `nccl_ub` and its switches ask for.
+
+    Raises:
+        ConfigurationError: for messages from rank to rank, which no registration speeds up.
+    """
+    if not arguments["nccl_ub"]:
+        return None
+    if arguments["transport"] == "point_to_point":
+        raise ConfigurationError(
+            "nccl_ub registers memory for NCCL's collectives, and transport='point_to_point' uses "
+            "none. Use transport='native'."
+        )
+    return RegistrationConfig(
+        symmetric=not arguments["disable_symmetric_registration"],
+        manual=arguments["manual_registration"],
+    )
 
 
 def _environment(arguments: Mapping[str, Any]) -> Environment:

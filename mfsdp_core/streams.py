@@ -19,10 +19,12 @@ the wait orders it, and memory never crosses from one stream's allocator to anot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from mfsdp_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mfsdp_core.stream_order import StreamOrder
@@ -84,12 +86,25 @@ class InFlight:
             self._observer = None
 
 
+class DevicePool(Protocol):
+    """Memory of an allocator of one's own. raw: as torch knows it."""
+
+    raw: Any
+
+    def use(self) -> AbstractContextManager[None]:
+        """Allocate in it, on this thread, inside the block."""
+
+    def segment_bytes(self) -> list[int]:
+        """Sizes of its segments, in the order in which they were allocated."""
+
+
 class Streams:
     """Those of a device whose operations end in the order in which they are issued: a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._observer: Observer | None = None
+        self._pool: DevicePool | None = None
 
     @staticmethod
     def of(device: torch.device) -> Streams:
@@ -118,6 +133,31 @@ class Streams:
     def synchronize(self) -> None:
         """Return once the device has done everything."""
 
+    def communicated(self) -> AbstractContextManager[None]:
+        """Around allocations that collectives read or write, and that stay where they are."""
+        return nullcontext() if self._pool is None else self._pool.use()
+
+    def registrar(self, group: Any) -> Any:
+        """The backend of a process group, which has an allocator and registers memory of it.
+
+        Raises:
+            ConfigurationError: the device has none.
+        """
+        del group
+        raise ConfigurationError(
+            f"nccl_ub registers memory of NCCL's allocator; found device {self.device.type}: use "
+            "cuda, or leave nccl_ub out."
+        )
+
+    def use_pool_of(self, registrar: Any) -> DevicePool:
+        """Let `communicated` allocate in a new pool of the registrar's allocator."""
+        self._pool = self.new_pool(registrar.mem_allocator)
+        return self._pool
+
+    def new_pool(self, allocator: Any) -> DevicePool:
+        """A pool of `allocator`."""
+        raise NotImplementedError(f"{self.device} has no pools of {allocator}")
+
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
         """Tell `observer` what happens inside the block."""
@@ -143,6 +183,34 @@ class CudaStreams(Streams):
     def synchronize(self) -> None:
         """Return once the device has done everything."""
         torch.cuda.synchronize(self.device)
+
+    def registrar(self, group: Any) -> Any:
+        """NCCL's backend of a process group."""
+        return group._get_backend(self.device)
+
+    def new_pool(self, allocator: Any) -> DevicePool:
+        """A pool of `allocator`."""
+        return _CudaPool(allocator, self.device)
+
+
+class _CudaPool:
+    """torch's memory pool."""
+
+    def __init__(self, allocator: Any, device: torch.device) -> None:
+        # A tensor of its own segment has the same offset in its window on all ranks.
+        self.raw: Any = torch.cuda.MemPool(allocator, no_split=True)
+        self._device = device
+
+    def use(self) -> AbstractContextManager[None]:
+        """Allocate in it, on this thread."""
+        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self.raw, self._device)
+        return context
+
+    def segment_bytes(self) -> list[int]:
+        """By the allocator's own account."""
+        segments = self.raw.snapshot()
+        ordered = sorted(segments, key=lambda one: one.get("registration_counter", 0))
+        return [int(segment["total_size"]) for segment in ordered]
 
 
 def current_device(kind: str) -> torch.device:

@@ -119,7 +119,7 @@ class MegatronFSDP(nn.Module):
         self._dense, self._experts = environment.dense, environment.experts
         self._context = sharding.context
         self._policy = sharding.policy
-        self.param_and_grad_buffer = ParamAndGradBuffer(self._units())
+        self.param_and_grad_buffer = ParamAndGradBuffer(self._units(), self._context.user_buffers)
         owner = weakref.ref(self)
         for group in self._groups():
             for managed in group.parameters:
@@ -230,6 +230,12 @@ class MegatronFSDP(nn.Module):
     def attach_grad_to_optimizer_state(self) -> None:
         """Set `.grad` of the sharded parameters to the reduced gradients."""
         self._context.grads.attach()
+
+    @property
+    def buffer_registration(self) -> dict[str, Any] | None:
+        """What `nccl_ub` has got for each group (`UserBuffers.report`); None without it."""
+        buffers = self._context.user_buffers
+        return None if buffers is None else buffers.report()
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Issue what has not been issued, wait for all of it, attach it. Idempotent in a cycle.

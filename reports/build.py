@@ -16,7 +16,9 @@ from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
 from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
+from reports.sections.communication import communication_section
 from reports.sections.comparison import comparison
+from reports.sections.counts import counts_section
 from reports.sections.headline import headline
 from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
@@ -57,9 +59,11 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     parity_section,
     switches_section,
     memory_section,
+    counts_section,
     checkpoints_section,
     imported_section,
     nodes_section,
+    communication_section,
     nccl_section,
     _validation,
     unmeasured,

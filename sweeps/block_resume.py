@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bench.record import FINISHED_GOOD, RunRecord
+from bench.record import FINISHED_GOOD, STOPPED, RunRecord
 from sweeps.interleave import PlannedBlock, planned_blocks
 from sweeps.plan import Plan
 from sweeps.resume import UNFINISHED, PastRun, PlannedRun
 
 # Anything else that fails (out of memory, NaN, unsupported) would fail again with the same code.
-FAULTS = frozenset({"crashed", "timeout", "hang", "interrupted"})
+FAULTS = STOPPED | {"crashed", "timeout", "hang"}
 
 Attempt = dict[str, RunRecord]
 """Arm -> its newest run in one attempt at a block."""
@@ -42,6 +42,15 @@ class BlocksProgressed:
     missing: tuple[MissingBlock, ...]
     done: tuple[PastRun, ...]
     failed: tuple[PastRun, ...]
+
+    @property
+    def missing_runs(self) -> tuple[PlannedRun, ...]:
+        """Of the missing blocks, in their order."""
+        return tuple(
+            PlannedRun(one.block.cell, one.block.number, arm)
+            for one in self.missing
+            for arm in one.block.order
+        )
 
 
 def compare_blocks(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from bench.derive.metrics import target_metrics
+from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
+from bench.launch.slurm.settings import slurm_settings
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
 from sweeps.conditions import read_condition
@@ -25,7 +27,10 @@ from sweeps.targets import Target
 
 @dataclass(frozen=True)
 class SweepDefinition:
-    """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line."""
+    """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
+
+    slurm: settings of `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there.
+    """
 
     name: str
     description: str
@@ -36,6 +41,7 @@ class SweepDefinition:
     arms: tuple[ArmRequest, ...] = ()
     interleave: bool = False
     targets: tuple[Target, ...] = ()
+    slurm: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -84,6 +90,7 @@ def define(document: Document) -> SweepDefinition:
         arms=arms,
         interleave=data.get("interleave", False),
         targets=targets,
+        slurm=data.get("slurm") or {},
     )
 
 
@@ -129,7 +136,7 @@ def _read_arms(reader: Reader, written: Mapping[str, Any]) -> tuple[ArmRequest, 
 
 def _check_shape(reader: Reader) -> None:
     """The keys and kinds of the file; the settings inside are checked one by one later."""
-    apart = ("base", "arms")
+    apart = ("base", "arms", "slurm")
     data = {key: value for key, value in reader.document.data.items() if key not in apart}
     for key in ("description", "matrix", "overrides"):
         if key in data and data[key] is None:
@@ -139,10 +146,19 @@ def _check_shape(reader: Reader) -> None:
     except ValidationError as error:
         for item in error.errors():
             reader.report(tuple(p for p in item["loc"] if p != "[key]"), _shape_message(item))
-    for key, holds in (("base", "settings"), ("arms", "names to where their code comes from")):
+    holdings = (
+        ("base", "settings"), ("arms", "names to where their code comes from"),
+        ("slurm", "settings of jobs"),
+    )  # fmt: skip
+    for key, holds in holdings:
         section = reader.document.data.get(key)
         if section is not None and not isinstance(section, dict):
             reader.report((key,), f"{key}: expected a mapping of {holds}")
+    reader.stop_on_problems()
+    try:
+        slurm_settings(("slurm", reader.document.data.get("slurm") or {}))
+    except UsageError as error:
+        reader.report(("slurm",), str(error))
     reader.stop_on_problems()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Protocol
 
+from bench.launch.rank_code import RankCode
 from bench.record import RunStatus
 from bench.spec import ResolvedRun
 from bench.store.results_store import ResultsStore
@@ -32,10 +33,11 @@ class Launch(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """How the runs of one arm are started, and what names their code."""
+    """How the runs of one arm are started, what names their code, and the code of an arm."""
 
     launch: Launch
     code_identity: CodeIdentity
+    code: RankCode | None = None
 
 
 Sides = Mapping[str | None, Side]

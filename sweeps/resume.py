@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bench.record import FINISHED_GOOD, RunRecord
+from bench.record import FINISHED_GOOD, STOPPED, RunRecord
 from bench.spec import ResolvedRun
 from sweeps.plan import Plan, PlannedCell
 
 CodeIdentity = Callable[[ResolvedRun], str]
-UNFINISHED = frozenset({"running", "interrupted"})
+UNFINISHED = STOPPED | {"running"}
 
 
 @dataclass(frozen=True)

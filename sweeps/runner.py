@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 
 from bench.errors import UsageError
-from bench.record import FINISHED_GOOD
+from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from sweeps.block_resume import (
     BlocksProgressed,
@@ -72,15 +72,15 @@ class SweepOutcome:
 
     @property
     def failed(self) -> tuple[PastRun, ...]:
-        """Failed runs, new and old; one that was interrupted has not failed."""
-        neither = {*FINISHED_GOOD, "interrupted"}
+        """Failed runs, new and old; one that was ended from outside has not failed."""
+        neither = FINISHED_GOOD | STOPPED
         new = tuple(run for run in self.ran if run.state not in neither)
         return new + self.failed_before
 
     @property
     def ended_by_user(self) -> tuple[PastRun, ...]:
-        """New runs that were interrupted."""
-        return tuple(run for run in self.ran if run.state == "interrupted")
+        """New runs that were ended from outside."""
+        return tuple(run for run in self.ran if run.state in STOPPED)
 
     @property
     def good(self) -> tuple[PastRun, ...]:
@@ -143,7 +143,7 @@ def run_sides(
     with store.lock():
         plan, whole = as_recorded(plan, whole or plan, store, options)
         store.write_plan(plan.id, whole.to_document())
-        return (_run_interleaved if plan.interleaved else _run_one_by_one)(plan, maker, options)
+        return (_run_interleaved if plan.interleaved else _run_each)(plan, maker, options)
 
 
 def as_recorded(
@@ -180,13 +180,13 @@ def _seed(plan: Plan, known_plan: Plan | None, options: RunOptions) -> int | Non
     return draw_seed() if known is None else known
 
 
-def _run_one_by_one(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
-    found = _to_run(plan, maker, options)
-    again = _again(found.missing, maker)
+def _run_each(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
+    found = look_at_runs(plan, maker, options)
+    again = again_lines(found.missing, maker)
     maker.publish(
         SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed), again)
     )
-    ran = _run_all(maker, found.missing, options.max_failures)
+    ran = run_one_by_one(maker, found.missing, options.max_failures)
     return SweepOutcome(
         ran=tuple(ran),
         done_before=found.done,
@@ -197,13 +197,10 @@ def _run_one_by_one(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOu
 
 
 def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
-    found = _blocks_to_run(plan, maker, options)
+    found = look_at_blocks(plan, maker, options)
     arms = len(plan.arms)
-    to_run = len(found.missing) * arms
-    runs = [
-        PlannedRun(m.block.cell, m.block.number, a) for m in found.missing for a in m.block.order
-    ]
-    again = _again(runs, maker)
+    to_run = len(found.missing_runs)
+    again = again_lines(found.missing_runs, maker)
     maker.publish(SweepStarted(plan.id, to_run, len(found.done), len(found.failed), again))
     ran = run_blocks(
         maker,
@@ -222,13 +219,14 @@ def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepO
     )
 
 
-def _again(runs: Sequence[PlannedRun], maker: RunMaker) -> tuple[str, ...]:
-    """Why runs that have a record run again."""
+def again_lines(runs: Sequence[PlannedRun], maker: RunMaker) -> tuple[str, ...]:
+    """Why runs that have a record run again, a line per reason."""
     records = maker.store.records(sweep=maker.sweep) if runs else ()
     return lines_of_repeats(runs, records, maker.code_before())
 
 
-def _to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
+def look_at_runs(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
+    """The runs of a plan without blocks, by what is known of them."""
     if options.force:
         return Progressed(tuple(planned_runs(plan)), (), ())
     records = maker.store.records(sweep=plan.id)
@@ -243,7 +241,8 @@ def _to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
     return Progressed(missing, found.done, ())
 
 
-def _blocks_to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksProgressed:
+def look_at_blocks(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksProgressed:
+    """The blocks of an interleaved plan, by what is known of them."""
     records = list(maker.store.records(sweep=plan.id))
     if not options.force:
         return compare_blocks(
@@ -260,9 +259,10 @@ def _blocks_to_run(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksPr
     return BlocksProgressed(missing, (), ())
 
 
-def _run_all(
+def run_one_by_one(
     maker: RunMaker, runs: tuple[PlannedRun, ...], max_failures: int | None
 ) -> list[PastRun]:
+    """Make `runs`, until all are made or there is a reason to stop."""
     ended: list[PastRun] = []
     failures = 0
     for position, run in enumerate(runs, start=1):

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from bench.derive.metrics import target_metrics
+from bench.launch.slurm.settings import SlurmSettings
 from bench.spec import RunSpec
 
 AxisValues = list[Any]
@@ -87,6 +88,9 @@ class SweepFile(_Section):
         default_factory=dict, description="name -> where its code comes from; two or more"
     )
     interleave: bool = Field(default=False, description="run the arms in turn, block by block")
+    slurm: SlurmSettings = Field(
+        default=SlurmSettings(), description="jobs of a cluster, for `run --launcher slurm`"
+    )
     targets: list[TargetSection] = Field(
         default_factory=list, description="how the arms are to compare"
     )

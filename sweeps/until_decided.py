@@ -72,10 +72,16 @@ def run_until_decided(
         numbers = Counter({cell.id: 0 for cell in whole.cells})
         for run in (*found.done, *found.failed):
             numbers[run.cell] = max(numbers[run.cell], run.repeat + 1)
+        _keep(store, whole, numbers)
+
+        def keep(block: PlannedBlock) -> None:
+            numbers[block.cell.id] = max(numbers[block.cell.id], block.number + 1)
+            _keep(store, whole, numbers)
+
         maker.publish(SweepStarted(plan.id, None, len(found.done), len(found.failed)))
         ran = run_blocks(
             maker,
-            _asked_for(chooser, found.missing, lambda block: _keep(store, whole, numbers, block)),
+            _asked_for(chooser, found.missing, keep),
             total=expected_runs,
             retries=options.block_retries,
             max_failures=options.max_failures,
@@ -103,8 +109,7 @@ def _asked_for(
         yield one
 
 
-def _keep(store: ResultsStore, whole: Plan, numbers: Counter[str], block: PlannedBlock) -> None:
-    """Have the plan on disk ask for `block` too, and for no block that nobody asked for."""
-    numbers[block.cell.id] = max(numbers[block.cell.id], block.number + 1)
+def _keep(store: ResultsStore, whole: Plan, numbers: Counter[str]) -> None:
+    """Have the plan on disk ask for so many blocks of each cell, and for one at least."""
     cells = tuple(replace(cell, repeats=max(1, numbers[cell.id])) for cell in whole.cells)
     store.write_plan(whole.id, replace(whole, cells=cells).to_document())

@@ -65,10 +65,11 @@ def _planned(arm: PreparedArm, plan: Plan) -> PlannedArm:
 
 
 def _side(arm: PreparedArm) -> Side:
-    return Side(partial(launch, code=arm.code), partial(code_identity, code=arm.code))
+    code = arm.code
+    return Side(partial(launch, code=code), partial(code_identity, code=code), code)
 
 
 def _remark_on_equal_arms(arms: tuple[PlannedArm, ...]) -> None:
     first, *others = arms
-    if first.codes and all(arm.codes == first.codes for arm in others):
+    if others and first.codes and all(arm.codes == first.codes for arm in others):
         console.note("all arms run the same code: differences between them are noise (A/A)")

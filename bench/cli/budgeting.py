@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -64,7 +64,7 @@ class BlockBudget:
         self._given_up: list[str] = []
         self._begun: float | None = None
         self._block_begun = 0.0
-        self._decided: set[tuple[str, str, int]] = set()
+        self._decided: set[tuple[str, str, str]] = set()
         self.standing = self._standings()
         self._newly_decided()
 
@@ -109,7 +109,7 @@ class BlockBudget:
         self.standing = self._standings()
         for one in self._newly_decided():
             blocks = quantity.counted(one.starts, "block")
-            self._say(f"{one.cell}: {one.metric} {one.verdict} after {blocks}")
+            self._say(f"{self._name(one)} {one.verdict} after {blocks}")
         if any(one.cell == cell and one.open for one in self.standing):
             self._say_what_to_expect(cell)
 
@@ -168,17 +168,18 @@ class BlockBudget:
 
     def _standings(self) -> list[Standing]:
         found = []
-        for index in range(len(self._asked.arms)):
+        asked = self._asked
+        for index, (_, head) in enumerate(asked.arms):
             pairs = [pairs[index] for pairs in self._pairs.values() if pairs]
-            asked = self._asked
-            found += standings(pairs, asked.policy, asked.calibrations, len(asked.cells))
+            judged = standings(pairs, asked.policy, asked.calibrations, len(asked.cells))
+            found += [replace(one, head=head) for one in judged]
         return found
 
     def _newly_decided(self) -> list[Standing]:
         """Comparisons that are decided and were not before."""
         found = []
-        for index, one in enumerate(self.standing):
-            key = (one.cell, one.metric, index // max(1, len(self._cells)))
+        for one in self.standing:
+            key = (one.cell, one.metric, one.head)
             if not one.open and key not in self._decided:
                 self._decided.add(key)
                 found.append(one)
@@ -215,6 +216,7 @@ class BlockBudget:
             cell.config_hash: cell
             for calibration in sorted(known, key=lambda one: one.measured_utc)
             for cell in calibration.cells
+            if cell.metric == STEP_TIME.name
         }
         return {
             cell.id: by_config[config]
@@ -222,6 +224,10 @@ class BlockBudget:
             for config in cell.config_hashes
             if config in by_config
         }
+
+    def _name(self, one: Standing) -> str:
+        arm = f", {one.head}" if len(self._asked.arms) > 1 else ""
+        return f"{one.cell}{arm}: {one.metric}"
 
     def _say(self, text: str) -> None:
         self.publish(Remark(text))

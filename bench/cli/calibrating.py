@@ -81,6 +81,7 @@ def _show(found: list[NoiseCalibration], *, as_json: bool) -> None:
         rows = [
             (
                 cell.cell,
+                cell.metric,
                 str(cell.blocks),
                 quantity.change(cell.change),
                 interval_text((1 + cell.low, 1 + cell.high)),
@@ -89,6 +90,14 @@ def _show(found: list[NoiseCalibration], *, as_json: bool) -> None:
             )
             for cell in one.cells
         ]
-        head = ("cell", "blocks", "A/A change", "95 % interval", "spread of a block", "floor")
+        head = (
+            "cell",
+            "metric",
+            "blocks",
+            "A/A change",
+            "95 % interval",
+            "spread of a block",
+            "floor",
+        )
         console.data(f"{one.hardware.describe()}: {one.describe(now)}\n")
-        console.data(console.columns(head, rows, left=1))
+        console.data(console.columns(head, rows, left=2))

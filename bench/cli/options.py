@@ -50,6 +50,22 @@ ArmOption = Annotated[
 InterleaveOption = Annotated[
     bool, typer.Option("--interleave", help="Run the arms in turn, block by block.")
 ]
+LauncherOption = Annotated[
+    str,
+    typer.Option(
+        "--launcher",
+        metavar="[local|slurm|print]",
+        help="Where runs are made: here, in Slurm jobs, or in scripts to submit yourself.",
+    ),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="NAME", help="Settings of ~/.config/mfsdp-bench/slurm.yaml."),
+]
+SlurmOption = Annotated[
+    list[str] | None,
+    typer.Option("--slurm", metavar="KEY=VALUE", help="A setting of jobs, as partition=gpu."),
+]
 BudgetOption = Annotated[
     str | None,
     typer.Option(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import sweeps
 from bench.cli import console, exit_codes
+from bench.cli.launchers import LOCAL, LauncherRequest, machine_for
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
-from bench.resolve import Machine
+from bench.launch.slurm.settings import SlurmSettings
 from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import ResolvedRun
@@ -32,22 +33,26 @@ class Request:
     repeat: int | None
     arms: tuple[str, ...] = ()
     interleave: bool = False
+    launcher: LauncherRequest = field(default_factory=LauncherRequest)
 
 
 @dataclass(frozen=True)
 class RequestedPlan:
     """The plan of the whole sweep, and the part of it that was selected.
 
-    `arms` are what is asked for; the plans name them only once they are prepared.
+    `arms` are what is asked for; the plans name them only once they are prepared. slurm: settings
+    of the jobs that make the runs, None where this machine does.
     """
 
     whole: Plan
     chosen: Plan
     arms: tuple[ArmRequest, ...] = ()
+    launcher: str = LOCAL
+    slurm: SlurmSettings | None = None
 
 
 def requested_plan(request: Request) -> RequestedPlan:
-    """Read the sweep file and plan it for this machine.
+    """Read the sweep file and plan it for this machine, or for the cluster that is asked for.
 
     Raises:
         UsageError: the file, an option or a cell is wrong.
@@ -68,12 +73,15 @@ def requested_plan(request: Request) -> RequestedPlan:
             "arms that differ in their settings are compared block by block; add `interleave: true`"
             " to the file, or --interleave"
         )
-    whole = make_plan(definition, Machine.detect(), fixed=fixed, repeat=request.repeat, arms=arms)
+    slurm = request.launcher.settings(definition.slurm)
+    machine = machine_for(request.launcher.name, slurm)
+    whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
         whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in arms)}")
     whole = replace(whole, interleaved=interleave)
-    return RequestedPlan(whole, whole.selected(c.id for c in cells if selection.keeps(c)), arms)
+    chosen = whole.selected(c.id for c in cells if selection.keeps(c))
+    return RequestedPlan(whole, chosen, arms, request.launcher.name, slurm)
 
 
 def sweep_file(named: Path) -> Path:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
+from bench.cli.launchers import PRINT, job_request
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
 from bench.cli.remaining_time import parsed_seconds
 from bench.errors import UsageError
+from bench.launch.slurm.queue import SlurmQueue
+from bench.launch.slurm.settings import SlurmSettings
+from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
 from sweeps.execution import RunMaker, Sides
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
+from sweeps.queued import run_queued, write_scripts
 from sweeps.resume import PastRun
 from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
+from sweeps.submitting import Submission
 from sweeps.until_decided import run_until_decided
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
+_JOBS_GO_ON = "leaving; the jobs go on"
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,13 @@ class Options:
     seed: int | None = None
     budget_seconds: float | None = None
     policy: Path | None = None
+
+    @property
+    def of_runs(self) -> RunOptions:
+        """What to repeat, and when to give up."""
+        return RunOptions(
+            self.force, self.retry_failed, self.max_failures, self.block_retries, self.seed
+        )
 
 
 def budget_seconds(
@@ -75,6 +90,8 @@ def run_sweep(request: Request, options: Options) -> int:
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
+    if plans.launcher == PRINT:
+        return _write_scripts(plans, sides, store, options)
     budget = None
     if options.budget_seconds is None:
         outcome = run_planned(plans, sides, store, options)
@@ -88,14 +105,7 @@ def run_sweep(request: Request, options: Options) -> int:
         _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)
-    report: str | None = None
-    if options.report and not outcome.interrupted:
-        from bench.cli.reporting import write_sweep_report
-
-        report = str(write_sweep_report(store, plans.chosen.id).html)
-    elif not outcome.interrupted and outcome.good:
-        where = "" if options.results == Path("results") else f" --results {options.results}"
-        console.note(f"report: mfsdp-bench report {plans.chosen.id}{where}")
+    report = _report_or_hint(plans, outcome, store, options)
     if options.as_json:
         document = _outcome_document(plans.chosen, outcome, code) | {"report": report}
         if budget is not None:
@@ -104,6 +114,24 @@ def run_sweep(request: Request, options: Options) -> int:
     elif report is not None:
         console.data(report)
     return code
+
+
+def _report_or_hint(
+    plans: RequestedPlan, outcome: SweepOutcome, store: ResultsStore, options: Options
+) -> str | None:
+    """The report that was asked for; else what can be done next, to stderr."""
+    sweep = plans.chosen.id
+    where = "" if options.results == Path("results") else f" --results {options.results}"
+    if outcome.interrupted:
+        if plans.slurm is not None:
+            console.note(f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}")
+    elif options.report:
+        from bench.cli.reporting import write_sweep_report
+
+        return str(write_sweep_report(store, sweep).html)
+    elif outcome.good:
+        console.note(f"report: mfsdp-bench report {sweep}{where}")
+    return None
 
 
 def _show_results(store: ResultsStore, plan: Plan) -> None:
@@ -120,6 +148,16 @@ def _check_options(plans: RequestedPlan, options: Options) -> None:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
+    if plans.slurm is not None:
+        for name, given in (
+            ("--max-failures", options.max_failures),
+            ("--until-decided", options.budget_seconds),
+        ):
+            if given is not None:
+                raise UsageError(
+                    f"{name} looks at each run before the next; jobs do not wait for each other:"
+                    " leave it out, or use --launcher local"
+                )
     if options.budget_seconds is not None and options.force:
         raise UsageError(
             "--until-decided adds blocks to those that are there, and --force sets them aside; "
@@ -188,25 +226,21 @@ def run_planned(
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
-    asked = RunOptions(
-        options.force,
-        options.retry_failed,
-        options.max_failures,
-        options.block_retries,
-        options.seed,
-    )
+    make = run_sides if plans.slurm is None else partial(run_queued, _submission(plans, sides))
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
-            stop, lambda hint: publish(Stopping(hint)), last_seconds=_SECONDS_AFTER_THE_SECOND
+            stop,
+            lambda hint: publish(Stopping(hint if plans.slurm is None else _JOBS_GO_ON)),
+            last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
         if budget is None:
-            return run_sides(
+            return make(
                 plans.chosen,
                 store,
                 sides=sides,
-                options=asked,
+                options=options.of_runs,
                 whole=plans.whole,
                 stop=stop,
                 publish=publish,
@@ -216,10 +250,47 @@ def run_planned(
             plans.chosen,
             RunMaker(plans.chosen.id, store, sides, stop, publish),
             budget,
-            options=asked,
+            options=options.of_runs,
             whole=plans.whole,
             expected_runs=budget.expected_blocks * len(plans.chosen.arms),
         )
+
+
+def _submission(plans: RequestedPlan, sides: Sides) -> Submission:
+    settings = plans.slurm or SlurmSettings()
+    return Submission(
+        SlurmQueue(settings),
+        {arm: side.code for arm, side in sides.items()},
+        settings.model_dump(mode="json"),
+        job_request,
+        settings.poll_seconds,
+    )
+
+
+def _write_scripts(
+    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
+) -> int:
+    """`--launcher print`: paths to stdout, one per script."""
+    settings = plans.slurm or SlurmSettings()
+    scripts = write_scripts(
+        _submission(plans, sides),
+        plans.chosen,
+        store,
+        script=lambda request, count: batch_script(request, settings, count),
+        sides=sides,
+        options=options.of_runs,
+        whole=plans.whole,
+    )
+    if options.as_json:
+        console.data_json({"sweep": plans.chosen.id, "scripts": [str(path) for path in scripts]})
+    else:
+        for path in scripts:
+            console.data(str(path))
+    console.note(
+        f"{len(scripts)} scripts for sbatch; once submitted, the same command with --launcher slurm"
+        " finds their jobs and follows them"
+    )
+    return exit_codes.OK
 
 
 def outcome_code(plan: Plan, outcome: SweepOutcome) -> int:

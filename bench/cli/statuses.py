@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes
+from bench.cli.job_states import RunLine, with_jobs
 from bench.errors import UsageError
 from bench.launch import code_identity
 from bench.record import RunOutline
 from bench.store import ResultsStore
 from sweeps.plan import Plan
 from sweeps.resume import planned_runs, remembered
-
-
-@dataclass(frozen=True)
-class RunLine:
-    """The newest record of one planned run; `missing` has none.
-
-    `current` is False where the code has changed since: `run` will repeat it. For an arm, since the
-    plan was made, as its code is looked at only when it is prepared.
-    """
-
-    cell: str
-    repeat: int
-    state: str
-    current: bool
-    run_id: str
-    reason: str
-    arm: str | None = None
 
 
 def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
@@ -41,7 +25,9 @@ def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
     plans = [_readable_plan(store, name, strict=sweep is not None) for name in names]
     records, damaged = store.outlines()
     lines = {
-        plan.id: _run_lines(plan, [r for r in records if r.status.sweep == plan.id])
+        plan.id: with_jobs(
+            store, plan.id, _run_lines(plan, [r for r in records if r.status.sweep == plan.id])
+        )
         for plan in plans
         if plan is not None
     }
@@ -115,6 +101,7 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
                 record.run_id,
                 "; ".join(record.damage) or status.reason,
                 run.arm,
+                status.job,
             )
         result.append(line)
     return result
@@ -132,19 +119,22 @@ def _overview(plans: Sequence[Plan], lines: dict[str, list[RunLine]]) -> str:
 
 
 def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
+    with_job = any(line.job for line in lines)
     rows = [
         (
             f"{line.cell} [{line.arm}]" if line.arm else line.cell,
             str(line.repeat),
             line.state if line.current else f"{line.state} (code changed)",
             line.run_id.rpartition("/")[2] or "-",
+            *([line.job or "-"] if with_job else []),
             line.reason or "-",
         )
         for line in lines
     ]
     parts = [f"{plan.id}: {plan.description}".rstrip(": ")]
     if rows:
-        parts.append(console.columns(("cell", "repeat", "state", "run", "reason"), rows))
+        job = ("job",) if with_job else ()
+        parts.append(console.columns(("cell", "repeat", "state", "run", *job, "reason"), rows))
     if plan.pruned:
         pruned = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
         parts.append(console.columns(("pruned", "rule", "reason"), pruned))

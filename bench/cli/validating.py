@@ -47,7 +47,12 @@ def run_validation(results: Path, asked: Asked) -> int:
     from bench.validate.injection import parse_bugs
     from bench.validate.matrix import cases, select
 
-    engines = _engines(asked)
+    engines = checked_engines(asked.engines)
+    if asked.inject is not None and engines != ("mfsdp",):
+        raise UsageError(
+            "--inject puts bugs back into mfsdp_core, so it checks the engine mfsdp; "
+            f"found {', '.join(engines)}"
+        )
     bugs = parse_bugs(asked.inject) if asked.inject is not None else ()
     chosen = select([c for e in engines for c in cases(e, full=asked.full)], asked.patterns)
     if asked.list_only:
@@ -96,19 +101,19 @@ def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
     return exit_codes.OK
 
 
-def _engines(asked: Asked) -> tuple[str, ...]:
-    engines = asked.engines or ("mfsdp",)
+def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
+    """Engines as asked for, each once; mfsdp if none is.
+
+    Raises:
+        UsageError: an unknown one.
+    """
+    engines = tuple(names) or ("mfsdp",)
     for engine in engines:
         if engine not in engine_names() and ":" not in engine:
             raise UsageError(
                 f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "
                 f"{', '.join(engine_names())}, or package.module:factory of an engine of your own"
             )
-    if asked.inject is not None and engines != ("mfsdp",):
-        raise UsageError(
-            "--inject puts bugs back into mfsdp_core, so it checks the engine mfsdp; "
-            f"found {', '.join(engines)}"
-        )
     return tuple(dict.fromkeys(engines))
 
 
@@ -122,10 +127,11 @@ def _run(
     from bench.testing.workers import ForkServer
     from bench.validate.bugs import Bug
     from bench.validate.cases import Case
+    from bench.validate.fuzz.fixed import ProgramCase
     from bench.validate.injection import inject
     from bench.validate.session import MODULES, WorkerSettings, verdicts
 
-    cases = [case for case in chosen if isinstance(case, Case)]
+    cases = [case for case in chosen if isinstance(case, Case | ProgramCase)]
     workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []

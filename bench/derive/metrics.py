@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from bench.derive.counts import COUNTED
 from bench.record import RunRecord, RunSummary
 
-Unit = Literal["ms", "tokens/s", "bytes", "loss", "share", ""]
+Unit = Literal["ms", "tokens/s", "bytes", "loss", "share", "count", ""]
 Direction = Literal["lower_is_better", "higher_is_better", "both"]
 Requirement = Literal["required", "advisory", "off"]
 LossMode = Literal["spread", "bitwise"]
-Judge = Literal["interval", "ratio", "curve"]
+Judge = Literal["interval", "ratio", "curve", "count"]
 """interval: of the paired ratio over blocks, for what varies from run to run. ratio: of medians,
-for what repeats almost exactly. curve: losses, step by step."""
+for what repeats almost exactly. curve: losses, step by step. count: exact, and a rise names what
+rose and who called it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ def _why_no_mfu(summary: RunSummary) -> str:
     return "unknown device"
 
 
+def _count(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
+    return lambda _, summary: summary.counts.get(name)
+
+
 _LESS: Final = "lower_is_better"
 
 STEP_TIME = Metric(
@@ -105,6 +111,16 @@ THROUGHPUT = Metric(
     judge="interval",
     rule=Rule("off", 0.02, "higher_is_better"),
 )
+CPU_TIME = Metric(
+    "cpu_time",
+    "CPU ms",
+    "ms",
+    _derived("cpu_milliseconds_median"),
+    judge="interval",
+    rule=Rule("advisory", 0.02, _LESS),
+)
+"""Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
+than wall time; it does not see waiting."""
 TFLOPS = Metric("tflops", "TFLOP/s per device", "", _derived("tflops_per_second_per_device"))
 MFU = Metric("mfu", "MFU", "share", _derived("mfu"), missing=_why_no_mfu)
 LOSS = Metric(
@@ -165,10 +181,28 @@ WIRE_BYTES = Metric(
 MEMORY_PEAKS = MEMORY.alternatives
 """The most telling first."""
 
+COUNTS: tuple[Metric, ...] = tuple(
+    Metric(
+        name,
+        title,
+        "bytes" if name.endswith("_bytes") else "count",
+        _count(name),
+        judge="count",
+        rule=Rule("required", 0.0, _LESS),
+        column=False,
+    )
+    for name, (title, _) in COUNTED.items()
+)
+"""What a step does, of runs with `measure.counts`; per step, over all ranks."""
+
+UNASKED: tuple[Metric, ...] = (CPU_TIME, *COUNTS)
+"""Judged where they were measured; where they were not, only a policy that names them asks."""
+
 METRICS: list[Metric] = [
     STEP_TIME,
     STEP_TIME_P90,
     THROUGHPUT,
+    CPU_TIME,
     TFLOPS,
     MFU,
     MEMORY,
@@ -176,6 +210,7 @@ METRICS: list[Metric] = [
     GRAD_NORM,
     *MEMORY_PEAKS,
     WIRE_BYTES,
+    *COUNTS,
 ]
 """In the order in which tables show them."""
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
+from bench.derive.counts import totals
 from bench.derive.flops import flops_per_global_batch, formula
 from bench.derive.gathers import broken_promise
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
@@ -54,6 +55,7 @@ def summarise(record: RunRecord) -> RunSummary:
     if broken is not None:
         notes.append(broken)
     ledger = ledger_peak(record.memory)
+    cpu = _cpu_milliseconds(window)
     return RunSummary(
         formula=summary_formula(record.resolved),
         steady=steady,
@@ -71,6 +73,9 @@ def summarise(record: RunRecord) -> RunSummary:
         ledger_peak_bytes=ledger.peak_bytes,
         ledger_is_measured=ledger.is_measured,
         memory_by_category_bytes=ledger.by_category,
+        counts=totals(record),
+        cpu_milliseconds_median=cpu.get("all"),
+        cpu_milliseconds_by_thread={role: time for role, time in cpu.items() if role != "all"},
         notes=tuple(notes),
     )
 
@@ -129,6 +134,8 @@ def _window_steps(
 def _why_no_times(record: RunRecord) -> str:
     if record.resolved.measure.nccl == "evidence":
         return "no times: NCCL wrote a log of every collective, which slows the run down"
+    if record.resolved.launch.ranks_per_device > 1:
+        return "no times: ranks shared a device"
     return "no times: the run was profiled, which slows it down"
 
 
@@ -165,6 +172,22 @@ def _mfu(record: RunRecord, tflops: float | None, notes: list[str]) -> ModelFlop
     if mfu.reason:
         notes.append(f"no MFU: {mfu.reason}")
     return mfu
+
+
+def _cpu_milliseconds(steps: list[list[StepSample]]) -> dict[str, float]:
+    """Medians over steps of CPU time over all ranks, by thread and "all"; empty if not measured."""
+    by_step = []
+    for ranks in steps:
+        found: dict[str, float] = {"all": 0.0}
+        for sample in ranks:
+            if sample.cpu_milliseconds is None:
+                return {}
+            for role, time in sample.cpu_milliseconds.items():
+                found[role] = found.get(role, 0.0) + time
+                found["all"] += time
+        by_step.append(found)
+    roles = sorted({role for found in by_step for role in found})
+    return {role: median(found.get(role, 0.0) for found in by_step) for role in roles}
 
 
 def _wire_bytes(steps: list[list[StepSample]]) -> float | None:

@@ -66,5 +66,6 @@ def _answer(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SilentSlurmError(f"{command[0]} does not answer: {error}") from error
     if done.returncode != 0:
-        raise SilentSlurmError(f"{command[0]} fails: {done.stderr.strip()[:200]}")
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise SilentSlurmError(f"{command[0]} fails: {said[0][:100]}")
     return done.stdout.strip()

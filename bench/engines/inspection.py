@@ -10,7 +10,7 @@ table then lists the check as not applicable with that reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -122,6 +122,10 @@ class Inspection(Protocol):
 
     def finish_gradients(self) -> None:
         """Complete gradients although no microbatch was marked as the last. Collective."""
+        ...
+
+    def follow(self, write: Callable[[str], None]) -> None:
+        """Call `write` with a line for everything that the engine does from now on."""
         ...
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:

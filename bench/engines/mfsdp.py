@@ -46,6 +46,8 @@ class MfsdpEngine:
         initial = model.state_dict()
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         self._accumulates = resolved.microbatches > 1
+        switches = settings_of(resolved.engine)
+        self._registers = switches.nccl_ub and switches.manual_registration
         self._model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
@@ -55,7 +57,7 @@ class MfsdpEngine:
             mixed_precision_policy=_policy(resolved.dtypes, settings_of(resolved.engine)),
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
-            **_switches(settings_of(resolved.engine)),
+            **_switches(switches),
         )
         if _loses_values(resolved.dtypes):
             self._model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
@@ -87,6 +89,9 @@ class MfsdpEngine:
     def optimizer_step(self) -> None:
         """Step on the main weights, then refresh the compute weights."""
         self._optimizer.step()
+        if self._registers:
+            self._registers = False
+            self._model.param_and_grad_buffer.manual_buffer_registration()
 
     def zero_grad(self) -> None:
         """Begin a new cycle."""
@@ -113,6 +118,11 @@ class MfsdpEngine:
         """The core's own plan, with the slots that units have now."""
         plan: dict[str, Any] = self._model.pool_plan
         return plan
+
+    def buffer_registration(self) -> dict[str, Any] | None:
+        """What NCCL has registered, group by group; None where nothing was asked for."""
+        registration: dict[str, Any] | None = self._model.buffer_registration
+        return registration
 
     def ledger(self) -> LedgerView:
         """The core's own; see `bench.engines.ledger_view`."""
@@ -254,6 +264,8 @@ def _switches(engine: MfsdpSettings) -> dict[str, Any]:
         "average_in_collective": engine.average_in_collective,
         "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
+        "disable_symmetric_registration": not engine.symmetric_registration,
+        "manual_registration": engine.manual_registration,
         "use_decoupled_grad": engine.decoupled_grad,
         "allocator": engine.allocator,
         "pool_slots": engine.pool_slots,

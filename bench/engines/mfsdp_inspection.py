@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -91,6 +91,15 @@ class MfsdpInspection:
     def finish_gradients(self) -> None:
         """`finish_grad_sync`."""
         self._model.finish_grad_sync()
+
+    def follow(self, write: Callable[[str], None]) -> None:
+        """The core's events."""
+        self._model.events.subscribe(
+            lambda event: write(
+                f"{event.kind} {event.operation} of {event.bucket}, {event.payload_bytes} B, "
+                f"{event.group}"
+            )
+        )
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:
         """`reset_mixed_precision_policy`."""

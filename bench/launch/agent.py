@@ -1,8 +1,10 @@
 """The process between the launcher and the ranks: torch.distributed.run, tied to its parent's life.
 
-`python -m bench.launch.agent PARENT_PID RANKS WORKER_MODULE RUN_DIR`. What torchrun knows about
-failed ranks (rank, exit code or signal), and when each of them was gone, goes to `logs/agent.json`
-as data, so that nobody has to parse its output. Exit code 0 if every rank ended with 0.
+`python -m bench.launch.agent PARENT_PID RANKS WORKER_MODULE RUN_DIR`, on every node of a run. RANKS
+are those of this node; PARENT_PID 0 is whoever started the agent. What torchrun knows about failed
+ranks (rank, exit code or signal), and when each of them was gone, goes to `logs/agent.json` (of
+further nodes, `logs/agent.node<K>.json`) as data, so that nobody has to parse its output. Exit code
+0 if every rank ended with 0.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from typing import Any
 from bench.launch.deaths import Deaths
 from bench.launch.parent_death import die_with_parent
 from bench.launch.process import AGENT_PID_VARIABLE
+from bench.launch.rendezvous import Rendezvous, node_number
 
 OUTCOME_FILE = "agent.json"
+OUTCOME_GLOB = "agent*.json"
 
 # torchrun asks the kernel about its children this often. Ten times per second is its default; a
 # failed rank is noticed soon enough at five, and beside a measurement less is better.
@@ -28,25 +33,41 @@ _MONITOR_INTERVAL_SECONDS = 0.2
 def main(arguments: list[str]) -> int:
     """Start the ranks and wait for them."""
     parent, ranks, worker_module, run_dir = arguments
-    die_with_parent(int(parent))
+    die_with_parent(int(parent) or os.getppid())
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
-    return _run(int(ranks), worker_module, Path(run_dir))
+    meeting, node = Rendezvous.from_environment(), node_number()
+    where = ["--standalone", "--local-addr=127.0.0.1"]
+    if meeting is None:
+        return _run(int(ranks), worker_module, Path(run_dir), where, OUTCOME_FILE)
+    # Whoever watches from another node can ask for stacks only by way of the agent.
+    signal.signal(signal.SIGUSR1, lambda *_: _ask_for_stacks())
+    interface = meeting.interface()
+    if interface is not None and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    where = meeting.torchrun_arguments(node)
+    outcome = f"agent.node{node}.json" if node else OUTCOME_FILE
+    return _run(int(ranks), worker_module, Path(run_dir), where, outcome)
 
 
-def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
+def _ask_for_stacks() -> None:
+    from bench.launch.local.process_tree import ask_for_stacks
+
+    ask_for_stacks(os.getpid())
+
+
+def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: str) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     # --standalone lets both the rendezvous and the process group take ports that the kernel found
     # free; --local-addr keeps them on this machine, whatever its host name resolves to.
-    scratch = run_dir / "logs" / "torchrun"
+    scratch = run_dir / "logs" / f"torchrun.{file}"
     arguments = [
-        "--standalone",
+        *where,
         f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         f"--monitor-interval={_MONITOR_INTERVAL_SECONDS}",
-        "--local-addr=127.0.0.1",
         # Without this, torchrun leaves a folder in /tmp behind for every run.
         f"--log-dir={scratch}",
         "--module",
@@ -76,12 +97,11 @@ def _run(ranks: int, worker_module: str, run_dir: Path) -> int:
         code = 128 + error.sigval
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _write_outcome(run_dir, outcome)
+    _write_outcome(run_dir / "logs" / file, outcome)
     return code
 
 
-def _write_outcome(run_dir: Path, outcome: dict[str, Any]) -> None:
-    path = run_dir / "logs" / OUTCOME_FILE
+def _write_outcome(path: Path, outcome: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(outcome, indent=2) + "\n")
     except OSError as error:

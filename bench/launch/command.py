@@ -31,20 +31,29 @@ _FOREIGN = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+#: Several ranks on one device: NCCL 2.30 or later, few channels each, and no NVLS.
+SHARED_DEVICE = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "4",
+    "NCCL_NVLS_ENABLE": "0",
+}
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_")
 
 
-def agent_command(resolved: ResolvedRun, run_dir: Path, code: RankCode | None = None) -> list[str]:
-    """Argument vector of the agent; its parent is this process.
+def agent_command(
+    resolved: ResolvedRun, run_dir: Path, code: RankCode | None = None, parent: int | None = None
+) -> list[str]:
+    """Argument vector of the agent of a node.
 
-    Agent and ranks are those of `code`; what a rank runs first is this harness's own module.
+    Its parent is this process unless `parent` says otherwise (0: whoever starts it). Agent and
+    ranks are those of `code`; what a rank runs first is this harness's own module.
     """
     return [
         (code or own_code()).python,
         "-m",
         "bench.launch.agent",
-        str(os.getpid()),
-        str(resolved.launch.ranks),
+        str(os.getpid() if parent is None else parent),
+        str(resolved.launch.ranks_per_node),
         rank_entry.__name__.rpartition(".")[2],
         str(run_dir),
     ]
@@ -89,10 +98,24 @@ def launch_variables(
         added[CHECKOUT_VARIABLE] = str(code.root)
     if resolved.launch.device == "cpu":
         added["CUDA_VISIBLE_DEVICES"] = ""
-        # gloo resolves the host name to find its interface, which fails on machines whose name
-        # resolves to nothing; all ranks are on this one.
-        added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
+        if resolved.launch.nodes == 1:
+            # gloo resolves the host name to find its interface, which fails on machines whose name
+            # resolves to nothing; all ranks are on this one. Between nodes, the agents know it.
+            added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
+    else:
+        added |= nccl_library({**inherited, **resolved.launch.env})
+    if resolved.launch.ranks_per_device > 1:
+        added |= SHARED_DEVICE
     return added | resolved.launch.env | nccl_variables(resolved)
+
+
+def nccl_library(variables: Mapping[str, str]) -> dict[str, str]:
+    """NCCL_LIB names the libnccl that ranks load, in the place of torch's own."""
+    library = variables.get("NCCL_LIB")
+    if not library:
+        return {}
+    others = variables.get("LD_PRELOAD")
+    return {"LD_PRELOAD": f"{library}:{others}" if others else library}
 
 
 def python_path(code: RankCode, inherited: Mapping[str, str], folders: Iterable[str] = ()) -> str:

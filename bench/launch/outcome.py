@@ -7,13 +7,14 @@ that broke first ([Note: who broke first]), else the agent.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.launch.agent import OUTCOME_FILE
+from bench.launch.agent import OUTCOME_GLOB
 from bench.launch.blame import Failure, first_to_break
 from bench.launch.protocol import JobState
 from bench.record import RunState
@@ -57,16 +58,19 @@ class Evidence:
 def gather_evidence(
     folder: RunFolder, end: JobState, *, steps: list[int], steps_expected: int
 ) -> Evidence:
-    """Read the reports of the ranks (earliest first) and of the agent out of the run folder."""
+    """Read the reports of the ranks (earliest first) and of the agents out of the run folder."""
     failures = folder.read_failures()
-    agent = read_json_object(folder.logs_path / OUTCOME_FILE, []) or {}
+    agents = [read_json_object(file, []) or {} for file in folder.logs_path.glob(OUTCOME_GLOB)]
+    codes = _of_ranks(agents, "exit_code")
+    signals = [found for one in agents if isinstance(found := one.get("signal"), int)]
     ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
     return Evidence(
         agent_exit_code=end.exit_code,
         failures={rank: failures[rank] for rank in ordered},
-        exit_codes={rank: int(code) for rank, code in _of_ranks(agent, "exit_code").items()},
-        died_seconds=_of_ranks(agent, "died_seconds"),
-        agent_signal=found if isinstance(found := agent.get("signal"), int) else None,
+        exit_codes={rank: int(code) for rank, code in codes.items()},
+        died_seconds=_of_ranks(agents, "died_seconds"),
+        # Where a rank has failed on one node, the agents of the others are ended for it.
+        agent_signal=signals[0] if signals and not codes else None,
         steps=steps,
         steps_expected=steps_expected,
         kernel_oom_kills=end.kernel_oom_kills,
@@ -180,13 +184,14 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _of_ranks(agent: Mapping[str, Any], name: str) -> dict[int, float]:
+def _of_ranks(agents: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
     """One number per failed rank out of `agent.json`, where it is known."""
-    try:
-        found = {int(entry["rank"]): entry.get(name) for entry in agent["failures"]}
-        return {rank: float(value) for rank, value in found.items() if value is not None}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return {}
+    numbers: dict[int, float] = {}
+    for agent in agents:
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            found = {int(entry["rank"]): entry.get(name) for entry in agent["failures"]}
+            numbers |= {rank: float(value) for rank, value in found.items() if value is not None}
+    return numbers
 
 
 def _failed_at(report: Mapping[str, Any]) -> float:

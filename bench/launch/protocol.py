@@ -2,18 +2,19 @@
 
 `bench.launch.run` takes a run from its folder to its final status with any launcher. How processes
 are found, watched and ended is the launcher's own business: a process tree and a lock that the
-kernel frees on one machine (`bench.launch.local`), job ids and the controller's word on a cluster.
+kernel frees on one machine (`bench.launch.local`), the controller's word in a job of a cluster
+(`bench.launch.slurm`). A queue is what such jobs wait in: it is asked from outside of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from bench.launch.rank_code import RankCode
-from bench.record import RunState, RunStatus
+from bench.record import RunState
 from bench.spec import ResolvedRun
 
 Phase = Literal["queued", "running", "ended"]
@@ -83,14 +84,49 @@ class Job(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts jobs, and finds those that an earlier runner has started."""
+    """Starts the processes of a run, on the nodes that this process has."""
 
     @property
-    def name(self) -> str:
-        """As it stands in the status of a run, and in `--launcher`."""
+    def job(self) -> str | None:
+        """Id of the job that this process is part of, which then decides whether its runs live.
+
+        None on a machine of one's own: a lock that the kernel frees decides.
+        """
 
     def start(self, order: Order) -> Job:
-        """Start the processes of a run, or have them queued."""
+        """Start the processes of a run."""
 
-    def adopt(self, order: Order, status: RunStatus) -> Job | None:
-        """The job of a run whose runner is gone; None if nothing of it can still be running."""
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job as its queue sees it.
+
+    phase: `ended` also where the queue knows it no more. reason: why it waits. state: of a run that
+    the end of this job has cut off, and `detail` in words.
+    """
+
+    phase: Phase
+    reason: str = ""
+    nodes: str = ""
+    state: RunState = "interrupted"
+    detail: str = ""
+
+
+class Queue(Protocol):
+    """Holds jobs until there are nodes for them; nobody has to wait beside it."""
+
+    @property
+    def most_at_once(self) -> int:
+        """Jobs that one `submit` takes."""
+
+    def submit(self, request: Any, count: int) -> str:
+        """Hand over `count` jobs alike; the id of their array. Job n of it is ID_n."""
+
+    def find(self, name: str) -> str | None:
+        """Id of the array that was submitted under `name`; None if there is none."""
+
+    def look(self, jobs: Collection[str]) -> Mapping[str, QueuedJob]:
+        """How each of `jobs` is; one question for all of them."""
+
+    def cancel(self, arrays: Collection[str]) -> None:
+        """Have arrays ended; returns before they are."""

@@ -18,7 +18,7 @@ from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.rank_code import RankCode, own_code
 from bench.launch.watch import Ending, Limits, Watch
-from bench.record import RunStatus
+from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
 from bench.store.errors import StoreGoneError
@@ -63,6 +63,8 @@ def launch(
     code = code or own_code()
     ranks = resolved.launch.ranks
     with folder:
+        if launcher.job is not None:
+            folder.write_status(folder.status.model_copy(update={"job": launcher.job}))
         folder.write_environment(collect_environment(resolved, folder.path, code))
         expect_code(resolved, folder, code, worker_module)
         try:
@@ -105,6 +107,8 @@ def _run(
     end = job.wait(0.0)
     if ending is not None:
         return Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
+    if end.state is not None:
+        return Outcome(end.state, end.detail, None, end.exit_code)
     steps = order.resolved.train.steps
     _await_late_files(folder, heartbeat, steps if end.exit_code == 0 else None)
     evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
@@ -132,7 +136,7 @@ def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None
 
 def _note_interruption(folder: RunFolder, ending: Ending | None) -> None:
     """Keep the reason already now: whoever cannot wait for the ranks to end kills this process."""
-    if ending is not None and ending.state == "interrupted":
+    if ending is not None and ending.state in STOPPED:
         with contextlib.suppress(StoreFullError, StoreGoneError):
             folder.write_status(folder.status.model_copy(update={"reason": ending.reason}))
 

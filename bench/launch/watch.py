@@ -70,7 +70,8 @@ class Watch:
     def _reason_to_end(self, now: float, stop: threading.Event) -> Ending | None:
         if stop.is_set():
             why = stop.why if isinstance(stop, StopRequest) else StopRequest.why
-            return Ending("interrupted", f"{why} {self._progress()}")
+            state = stop.state if isinstance(stop, StopRequest) else StopRequest.state
+            return Ending(state, f"{why} {self._progress()}")
         if self._heartbeat.folder_is_gone:
             return Ending("crashed", "the folder of the run was removed while it was going on")
         if now - self._start_seconds > self._launch.timeout_seconds:

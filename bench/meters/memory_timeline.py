@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
@@ -136,10 +136,17 @@ def _change(milliseconds: float, booked: Booked) -> MemoryChange:
     )
 
 
+class Marked(Protocol):
+    """Somebody who is told when the parts of a step begin."""
+
+    def mark(self, name: str) -> None:
+        """One does."""
+
+
 class MarkedEngine:
     """An engine whose calls mark where the parts of a recorded step begin."""
 
-    def __init__(self, engine: Engine, meter: TimelineMeter) -> None:
+    def __init__(self, engine: Engine, meter: Marked) -> None:
         self._engine = engine
         self._meter = meter
         self._microbatch = 0

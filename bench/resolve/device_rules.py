@@ -17,22 +17,33 @@ MAX_THREADS_PER_CORE = 4
 _BF16_CAPABILITY = (8, 0)
 
 
+def too_few_nodes(run: ResolvedRun, machine: Machine) -> str | None:
+    """Without a cluster there is one node."""
+    needed, found = run.launch.nodes, machine.nodes
+    if needed <= found:
+        return None
+    change = ": run it on a cluster (--launcher slurm)" if found == 1 else ""
+    return f"needs {needed} nodes; found {found}{change}"
+
+
 def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
-    """One rank drives one CUDA device."""
-    needed, found = run.launch.ranks, len(machine.cuda_devices)
+    """One rank drives one CUDA device, unless ranks are to share it."""
+    needed, found = run.launch.devices_per_node, len(machine.cuda_devices)
     if run.launch.device != "cuda" or needed <= found:
         return None
-    return f"needs {needed} CUDA device{'s' if needed > 1 else ''}; this machine shows {found}"
+    where = "this machine shows" if machine.nodes == 1 else "a node has"
+    return f"needs {needed} CUDA device{'s' if needed > 1 else ''}; {where} {found}"
 
 
 def too_many_cpu_ranks(run: ResolvedRun, machine: Machine) -> str | None:
     """CPU ranks may share cores, within a bound that is documented in bench/README.md."""
     launch = run.launch
-    threads, most = launch.ranks * launch.threads_per_rank, MAX_THREADS_PER_CORE * machine.cpu_count
+    ranks, most = launch.ranks_per_node, MAX_THREADS_PER_CORE * machine.cpu_count
+    threads = ranks * launch.threads_per_rank
     if launch.device != "cpu" or threads <= most:
         return None
     return (
-        f"{launch.ranks} ranks x {launch.threads_per_rank} threads = {threads} threads on"
+        f"{ranks} ranks x {launch.threads_per_rank} threads = {threads} threads on"
         f" {machine.cpu_count} cores; at most {MAX_THREADS_PER_CORE} per core, {most} here"
     )
 
@@ -47,7 +58,7 @@ def dtype_not_on_device(run: ResolvedRun, machine: Machine) -> str | None:
     used = {run.dtypes.compute, run.dtypes.main_params, run.dtypes.main_grads, run.dtypes.grad_comm}
     if run.launch.device != "cuda" or "bf16" not in used:
         return None
-    for index, device in enumerate(machine.cuda_devices[: run.launch.ranks]):
+    for index, device in enumerate(machine.cuda_devices[: run.launch.ranks_per_node]):
         if device.capability is not None and device.capability < _BF16_CAPABILITY:
             major, minor = device.capability
             return (
@@ -66,12 +77,13 @@ def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
     """
     if run.launch.device != "cpu" or outer_needs_inner_sharding(run, machine):
         return None
-    needed = state_bytes_of_all_ranks(run)
-    if needed is None or needed <= machine.memory_bytes:
+    needed, nodes = state_bytes_of_all_ranks(run), run.launch.nodes
+    if needed is None or needed <= machine.memory_bytes * nodes:
         return None
+    where = f"{nodes} nodes with {{}} each are given" if nodes > 1 else "this machine has {}"
     return (
         f"{run.model_name} needs at least {_gib(needed)} for weights, gradients and optimizer"
-        f" state on {run.launch.ranks} CPU ranks; this machine has {_gib(machine.memory_bytes)}"
+        f" state on {run.launch.ranks} CPU ranks; {where.format(_gib(machine.memory_bytes))}"
     )
 
 

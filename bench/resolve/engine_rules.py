@@ -189,11 +189,3 @@ def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | No
         f"the optimizer {train.optimizer} has no {', '.join(changed)}: set train.optimizer to"
         " precision_aware_adamw, or leave them at their defaults"
     )
-
-
-def not_built(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Capabilities of the mfsdp engine that do not exist yet."""
-    settings = core_settings(run.engine)
-    if settings is None or not settings.nccl_ub:
-        return None
-    return "mfsdp does not have NCCL user buffers (nccl_ub) yet"

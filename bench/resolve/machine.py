@@ -20,10 +20,11 @@ _CGROUP_LIMITS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """The part of a machine that decides what can run on it.
+    """The part of a machine that decides what can run on it; of a cluster, what one node offers.
 
     cpu_count: cores that this process may use (its affinity). memory_bytes: of the machine, or of
-    the container if that has less. cuda_devices: the visible ones, in CUDA's numbering.
+    the container if that has less. cuda_devices: the visible ones, in CUDA's numbering. nodes: how
+    many of its kind a run may take.
     """
 
     cpu_count: int
@@ -31,6 +32,7 @@ class Machine:
     cuda_devices: tuple[CudaDevice, ...] = ()
     cpu_name: str = ""
     hostname: str = ""
+    nodes: int = 1
 
     @property
     def cuda_device_names(self) -> tuple[str, ...]:

@@ -27,6 +27,20 @@ def nccl_ub_needs_sum(run: ResolvedRun, _machine: Machine) -> str | None:
     return "NCCL's symmetric reductions have no average: nccl_ub needs average_in_collective=False"
 
 
+def registration_needs_nccl_ub(run: ResolvedRun, _machine: Machine) -> str | None:
+    """How to register says nothing where nothing is registered."""
+    engine, defaults = core_settings(run.engine), MfsdpSettings()
+    if engine is None or engine.nccl_ub:
+        return None
+    names = ("symmetric_registration", "manual_registration")
+    asked = [
+        f"{n}={getattr(engine, n)}" for n in names if getattr(engine, n) != getattr(defaults, n)
+    ]
+    if not asked:
+        return None
+    return f"{' and '.join(asked)} is about NCCL user buffers: set nccl_ub to true, or leave it out"
+
+
 def nccl_ub_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:
     """Registration is by address, so buffers must stay where they are."""
     engine = core_settings(run.engine)

@@ -22,6 +22,7 @@ def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> N
     _check_batch(spec, data_parallel)
     _check_warmup(spec)
     _check_data(spec, shape)
+    _check_nodes(spec)
     _check_outer(spec)
 
 
@@ -82,6 +83,16 @@ def _check_data(spec: RunSpec, shape: ModelShape | None) -> None:
         )
     if spec.data.path is not None and "\0" in spec.data.path:
         raise ConfigError("data.path: holds a NUL character; expected the path of a file or folder")
+
+
+def _check_nodes(spec: RunSpec) -> None:
+    ranks, nodes = spec.launch.ranks, spec.launch.nodes
+    if ranks % nodes:
+        fitting = [count for count in range(1, ranks + 1) if ranks % count == 0]
+        raise ConfigError(
+            f"launch.nodes: {ranks} ranks cannot be spread evenly over {nodes} nodes; choose one of"
+            f" {fitting}"
+        )
 
 
 def _check_outer(spec: RunSpec) -> None:

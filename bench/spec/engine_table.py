@@ -24,13 +24,16 @@ class MfsdpSettings(EngineSettings):
     fine_grained_gather: gather module by module; None: by the rule of
     `mfsdp_core.plan.fine_grained`. recipe: how matrices are quantised on their way.
     gather_precision: what travels then, codes of the recipe, or weights in the compute dtype that
-    are quantised on arrival.
+    are quantised on arrival. symmetric_registration, manual_registration: of user buffers, as
+    windows rather than plain buffers, and after the first step rather than before it.
     """
 
     allocator: AllocatorName = "storage_resize"
     overlap_param_gather: bool = True
     overlap_grad_reduce: bool = True
     nccl_ub: bool = False
+    symmetric_registration: bool = True
+    manual_registration: bool = False
     double_buffer: bool = False
     average_in_collective: bool = False
     transport: TransportName = "auto"

@@ -16,6 +16,7 @@ from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "shape": {"hybrid": (None,)},
+    "launch": {"ranks_per_device": (1,)},
     "measure": {"nccl": ("none",)},
     "engine": {
         "decoupled_grad": (False,),
@@ -24,6 +25,8 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "fine_grained_gather": (None, False),
         "recipe": ("none",),
         "gather_precision": ("recipe",),
+        "symmetric_registration": (True,),
+        "manual_registration": (False,),
     },
     "train": {"state_dtype": ("fp32",), "master_weights": (False,), "checkpoint_every": (None,)},
 }

@@ -21,7 +21,7 @@ TransportName = Literal["auto", "native", "point_to_point"]
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 GatherPrecisionName = Literal["recipe", "compute"]
-Profile = Literal["none", "memory"]
+Profile = Literal["none", "memory", "torch"]
 NcclRecord = Literal["none", "evidence"]
 
 

@@ -73,15 +73,31 @@ class TrainSpec(Frozen):
 class LaunchSpec(Frozen):
     """Processes and their environment. The two limits do not change a result and are not hashed.
 
+    ranks: of the whole run, the same number on each of its `nodes`. ranks_per_device: neighbours
+    that share a CUDA device, which NCCL 2.30 and later can: a test of what ranks do to each other
+    on few devices. Times then mean nothing.
+
     Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
     """
 
     ranks: int = Field(default=2, ge=1)
+    nodes: int = Field(default=1, ge=1)
     device: DeviceType = "cpu"
     threads_per_rank: int = Field(default=1, ge=1)
+    ranks_per_device: int = Field(default=1, ge=1, le=16)
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
     hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node: `resolve` refuses what does not divide."""
+        return self.ranks // self.nodes
+
+    @property
+    def devices_per_node(self) -> int:
+        """CUDA devices that the ranks of a node take."""
+        return -(-self.ranks_per_node // self.ranks_per_device)
 
     @field_serializer("env", when_used="json")
     def _without_credentials(self, env: dict[str, str]) -> Any:
@@ -91,11 +107,14 @@ class LaunchSpec(Frozen):
 class MeasureSpec(Frozen):
     """What is measured beside time. A profiled run is not comparable in time.
 
-    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps.
+    profile: `memory` follows what autograd saves; `torch` writes a trace of three steps per rank.
+    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps. counts:
+    count what a few more steps do, behind the last timed one, so that times stand.
     """
 
     profile: Profile = "none"
     nccl: NcclRecord = "none"
+    counts: bool = False
 
     @property
     def comparable_in_time(self) -> bool:
@@ -158,6 +177,11 @@ class ResolvedRun(Frozen):
     factory: str | None = None
 
     @property
+    def comparable_in_time(self) -> bool:
+        """Whether its times mean something: nothing slows it down, and no rank shares a device."""
+        return self.measure.comparable_in_time and self.launch.ranks_per_device == 1
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one global batch."""
         return self.train.global_batch * self.train.seq_len
@@ -213,4 +237,6 @@ class ResolvedRun(Frozen):
         if self.dtypes.grad_comm != self.dtypes.compute:
             parts.append(f"comm_{self.dtypes.grad_comm}")
         parts.append(f"{self.launch.ranks}x{self.launch.device}")
+        if self.launch.nodes > 1:
+            parts.append(f"{self.launch.nodes}nodes")
         return "-".join(parts)

@@ -24,6 +24,7 @@ _RAW = (
     layout.RUNTIME,
     layout.MEMORY,
     layout.CHECKPOINTS,
+    layout.COUNTS,
     samples.GLOB,
     layout.FAILURE_GLOB,
 )

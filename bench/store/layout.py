@@ -7,12 +7,15 @@ results/
     spec.json            ResolvedRun, as the code of the run's arm knows it     written first
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
+    trace.rank<N>.json   of runs with measure.profile torch
     checkpoints.json     time and bytes of checkpoints, of runs that save them
+    counts.json          what one step did, of runs that count it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
     logs/                agent.log, agent.json, rank<N>.log,
                          expected_code.json, code_proof.node<K>.jsonl
     nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json
+  sweeps/<id>/jobs/      <name>.json: an array of jobs of a cluster; its script and what it printed
   arms/                  worktrees and packages of arms; may be removed, it is made again
   baselines/<name>.json  noise/<hardware-key>.json
   validations/<id>/verdict.json
@@ -39,12 +42,14 @@ IMPORTS = "imports"
 LOGS = "logs"
 NCCL = "nccl"
 PLAN = "plan.json"
+JOBS = "jobs"
 SPEC = "spec.json"
 STATUS = "status.json"
 ENVIRONMENT = "env.json"
 RUNTIME = "runtime.json"
 MEMORY = "memory.json"
 CHECKPOINTS = "checkpoints.json"
+COUNTS = "counts.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"
@@ -52,6 +57,11 @@ FAILURE_GLOB = "failure.rank*.json"
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _RANK = re.compile(r"\.rank(\d+)\.")
+
+
+def trace_name(rank: int) -> str:
+    """File of a rank's trace, in Chrome's format."""
+    return f"trace.rank{rank}.json"
 
 
 def failure_name(rank: int) -> str:

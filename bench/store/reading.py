@@ -60,6 +60,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         steps=_read_steps(path, resolved, status, problems),
         memory=read_json_object(path / layout.MEMORY, problems),
         checkpoints=read_json_object(path / layout.CHECKPOINTS, problems),
+        counts=read_json_object(path / layout.COUNTS, problems),
         problems=tuple(problems),
     )
 
@@ -121,7 +122,10 @@ def read_spec(path: Path) -> ResolvedRun:
 
 
 def read_status(path: Path, problems: list[str]) -> RunStatus:
-    """`status.json`; a run that says it is running but has no living owner was interrupted."""
+    """`status.json`; a run that says it is running but has no living owner was interrupted.
+
+    Of a run in a job of a cluster the job decides, which is not asked here.
+    """
     document = read_json_object(path / layout.STATUS, problems)
     if document is None:
         problems.append(f"{layout.STATUS} is missing or damaged")
@@ -135,7 +139,7 @@ def read_status(path: Path, problems: list[str]) -> RunStatus:
         problems.append(
             f"{layout.STATUS} was written by a newer version (schema {status.schema_version})"
         )
-    return _ownerless(path, status) if status.state == "running" else status
+    return _ownerless(path, status) if status.state == "running" and status.job is None else status
 
 
 def _ownerless(path: Path, status: RunStatus) -> RunStatus:

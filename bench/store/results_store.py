@@ -118,7 +118,7 @@ class ResultsStore:
             arm=arm,
             attempt=attempt,
             code=code,
-            comparable_in_time=resolved.measure.comparable_in_time,
+            comparable_in_time=resolved.comparable_in_time,
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 
@@ -129,6 +129,13 @@ class ResultsStore:
                 continue
             with contextlib.suppress(DamagedRecordError):
                 yield read_record(path, run_id)
+
+    def statuses(self, sweep: str) -> Iterator[tuple[str, Path, RunStatus]]:
+        """(id, folder, status) of the runs of a sweep, oldest first; nothing else is read."""
+        for run_id, path in self._folders():
+            status = read_status(path, [])
+            if status.sweep == sweep:
+                yield run_id, path, status
 
     def outlines(self) -> tuple[list[RunOutline], list[DamagedRun]]:
         """All runs as an overview shows them, oldest first, and those that cannot be read."""

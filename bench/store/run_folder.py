@@ -67,6 +67,11 @@ class RunFolder:
             raise
         return folder
 
+    @classmethod
+    def left_behind(cls, path: Path, run_id: str, status: RunStatus) -> RunFolder:
+        """The folder of a run whose processes are known to be gone, to write how it ended."""
+        return cls(path, run_id, status, FileLock(path / layout.OWNER_LOCK))
+
     def steps_path(self, node: int = 0) -> Path:
         """File to which the ranks of node `node` append their samples."""
         return self.path / node_file(node)

@@ -22,13 +22,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Model:
-    """inner, outer: sizes of the axes (outer 1: none). every: reduced on every microbatch."""
+    """inner, outer: sizes of the axes (outer 1: none). every: reduced on every microbatch.
+
+    rounds_sum: whether a sum over ranks may be rounded to the dtype of the wire.
+    """
 
     main: torch.dtype
     wire: torch.dtype
     inner: int
     outer: int
     every: bool
+    rounds_sum: bool = True
 
 
 def sent(
@@ -101,7 +105,8 @@ def _inner(rows: Sequence[Sequence[Tensor]], model: Model, scale: float) -> tupl
         scaled = [(tensor * scale).double() for tensor in tensors]
         total += torch.stack(scaled).sum(0)
         size += torch.stack([value.abs() for value in scaled]).sum(0)
-    return total, size * (wire * (model.inner + 1) + main * (len(rows[0]) + 2))
+    roundings = model.inner + 1 if model.rounds_sum else 0
+    return total, size * (wire * roundings + main * (len(rows[0]) + 2))
 
 
 def _unit(dtype: torch.dtype) -> float:

@@ -37,7 +37,7 @@ def serve(group: WorkerGroup, rank: int) -> None:
     sys.path[:0] = [*([str(group.core)] if group.core else []), *group.paths]
     torch.set_num_threads(1)
     if group.device != "cpu":
-        torch.cuda.set_device(torch.device(group.device, rank))
+        torch.cuda.set_device(torch.device(group.device, rank % torch.cuda.device_count()))
     with Client(group.address, family="AF_UNIX") as pipe:
         pipe.send(rank)
         with stack_file(group.folder, rank).open("w") as stacks:
@@ -89,6 +89,7 @@ def _join(world: World, rank: int, device: str) -> None:
         rank=rank,
         world_size=world.ranks,
         timeout=_COLLECTIVE_TIMEOUT,
+        device_id=None if device == "cpu" else torch.device(device, torch.cuda.current_device()),
     )
 
 

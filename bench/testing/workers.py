@@ -31,23 +31,28 @@ _START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0
 _STACK_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
-_LOG_CHARACTERS = 2000
+_LOG_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank without a result. text: its traceback, how it ended and its log, or its stack."""
+    """A rank without a result. text: its traceback, how it ended, or its stack; log: what it wrote.
+
+    Of the log there is the end.
+    """
 
     rank: int
     kind: Literal["raised", "died", "hung"]
     text: str
+    log: tuple[str, ...] = ()
 
 
 class WorkersError(BenchError):
     """A call that did not come back from every rank. returned: what did, by rank."""
 
     def __init__(self, failures: Sequence[Failure], returned: dict[int, Any]) -> None:
-        super().__init__("\n".join(f"rank {f.rank}: {f.text}" for f in failures))
+        said = ["\n".join((f"rank {f.rank}: {f.text}", *f.log)) for f in failures]
+        super().__init__("\n".join(said))
         self.failures = tuple(failures)
         self.returned = returned
 
@@ -236,19 +241,20 @@ class Workers:
     def _failures(
         self, ranks: int, answers: dict[int, Answer], dead: list[int], seconds: float
     ) -> list[Failure]:
-        found = {r: Failure(r, "raised", a.error) for r, a in answers.items() if a.error}
+        found = {
+            r: Failure(r, "raised", a.error, self._log(r)) for r, a in answers.items() if a.error
+        }
         for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
-            log = self._log(rank)
-            found[rank] = Failure(rank, "died", f"died with {_ending(code)}\n{log}".strip())
+            found[rank] = Failure(rank, "died", f"died with {_ending(code)}", self._log(rank))
         silent = [rank for rank in range(ranks) if rank not in answers and rank not in dead]
         for rank, stack in zip(silent, self._stacks(silent), strict=True):
-            last = self._log(rank).splitlines()[-1:]
-            text = "\n".join((f"no answer (limit {seconds:g} s), was in", stack, *last))
-            found[rank] = Failure(rank, "hung", text)
+            text = f"no answer (limit {seconds:g} s), was in\n{stack}"
+            found[rank] = Failure(rank, "hung", text, self._log(rank))
         return [found[rank] for rank in sorted(found)]
 
-    def _log(self, rank: int) -> str:
-        return log_file(self._folder, rank).read_text(errors="replace")[-_LOG_CHARACTERS:]
+    def _log(self, rank: int) -> tuple[str, ...]:
+        end = log_file(self._folder, rank).read_text(errors="replace")[-_LOG_CHARACTERS:]
+        return tuple(line for line in end.splitlines() if line.strip())
 
     def _stacks(self, silent: list[int]) -> list[str]:
         for rank in silent:

@@ -10,13 +10,18 @@ from bench.validate.cases import Case
 from bench.validate.toy_models import TOY_MODELS
 
 
+def needs_ranks(needed: int, there: int) -> str:
+    """The reason of a case that is too large."""
+    return f"needs {needed} ranks, and there are {there}"
+
+
 def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Machine) -> str | None:
     """The reason, in words; None for a case that can run.
 
     An engine given by its import path is asked everything: what it cannot do, it refuses itself.
     """
     if case.ranks > ranks:
-        return f"needs {case.ranks} ranks, and there are {ranks}"
+        return needs_ranks(case.ranks, ranks)
     if ":" in case.engine:
         return None
     run = case.resolved(device)

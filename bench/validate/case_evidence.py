@@ -99,7 +99,17 @@ class CaseEvidence:
         if compute == grads == wire:
             return self.raw(step).mean(name), None
         outer = self.case.outer
-        model = rounding.Model(grads, wire, self.case.inner, outer, self.reduces_every_microbatch)
+        # Direct exchange adds up in FP32; a divisor that is no power of two would round before.
+        scatters = self.case.strategy != "no_shard" and self.case.outer == 1
+        exact = self.case.transport == "point_to_point" and scatters and _divides_exactly(self.case)
+        model = rounding.Model(
+            grads,
+            wire,
+            self.case.inner,
+            outer,
+            self.reduces_every_microbatch,
+            rounds_sum=not exact,
+        )
         return rounding.expected(self.raw(step).contributions(name), model)
 
     def gradient_shards(self, name: str, step: int) -> list[LocalRows | None]:
@@ -153,6 +163,10 @@ class CaseEvidence:
             if bucket is None or e.bucket == bucket
         ] or [f"{s.operation} {s.dtype} {s.payload_bytes} B, {s.ranks} ranks" for s in found.sent]
         return _counted(lines, f"rank {rank}, step {step + 1}: ")
+
+
+def _divides_exactly(case: Case) -> bool:
+    return case.data_ranks.bit_count() == 1
 
 
 def _counted(lines: Sequence[str], prefix: str, most: int = 8) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUG_BY_ID, BUGS, UNLISTED, Bug, bug_of
 from bench.validate.cases import Case
+from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.mutation import copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
@@ -62,7 +63,7 @@ class Control:
         self.workers = workers
         self._passed: dict[str, bool] = {}
 
-    def passes(self, case: Case) -> bool:
+    def passes(self, case: Case | ProgramCase) -> bool:
         """Whether `case` passes without any change; asked once."""
         if case.id not in self._passed:
             (verdict,) = verdicts(self._fork_server, [case], self.workers)
@@ -73,7 +74,7 @@ class Control:
 def inject(
     fork_server: ForkServer,
     bugs: Iterable[Bug],
-    cases: Sequence[Case],
+    cases: Sequence[Case | ProgramCase],
     workers: WorkerSettings,
     stop: threading.Event,
 ) -> Iterator[BugVerdict]:
@@ -97,7 +98,7 @@ def inject(
 def first_failure(
     fork_server: ForkServer,
     patch: Path | None,
-    cases: Sequence[Case],
+    cases: Sequence[Case | ProgramCase],
     workers: WorkerSettings,
 ) -> CaseVerdict | None:
     """The first case that fails on a core with `patch` and passes without; None: not noticed."""
@@ -109,7 +110,7 @@ def first_failure(
 def _met(
     fork_server: ForkServer,
     patch: Path | None,
-    cases: Sequence[Case],
+    cases: Sequence[Case | ProgramCase],
     *,
     control: Control,
     stop: threading.Event,

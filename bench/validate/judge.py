@@ -46,6 +46,7 @@ _ENDINGS = {
     "hung": "an answer of every rank in time",
 }
 _LINES_OF_TRACE = 6
+_LAST_EVENTS = 5
 
 
 def judge(case: Case, outcome: CaseOutcome, device: torch.device, seconds: float) -> CaseVerdict:
@@ -61,7 +62,7 @@ def judge(case: Case, outcome: CaseOutcome, device: torch.device, seconds: float
     if outcome.kind == "unsupported":
         return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})
     if outcome.kind != "seen":
-        checks: tuple[CheckVerdict, ...] = (_unfinished(outcome),)
+        checks: tuple[CheckVerdict, ...] = (_unfinished(case, outcome),)
     else:
         evidence = CaseEvidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
         asked = [_asked(check, evidence) for check in CHECKS]
@@ -84,13 +85,23 @@ def _asked(check: Check, evidence: CaseEvidence) -> CheckVerdict | None:
         return CheckVerdict(check=name, state="failed", finding=finding)
 
 
-def _unfinished(outcome: CaseOutcome) -> CheckVerdict:
+def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
+    """Where the rank was: the step that it began last, and the last events of the core."""
     lines = [line for line in outcome.text.strip().splitlines() if line.strip(" ^~")]
     last = lines[-1] if lines else outcome.kind
+    begun = [index for index, line in enumerate(outcome.log) if line.startswith(case.id)]
+    where = (
+        outcome.log[begun[-1]].removeprefix(f"{case.id}: ") if begun else "before the first step"
+    )
+    events = outcome.log[begun[-1] + 1 :][-_LAST_EVENTS:] if begun else outcome.log[-_LAST_EVENTS:]
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
         found=last if outcome.kind == "raised" else lines[0] if lines else outcome.kind,
-        evidence=tuple(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines[1:]),
+        evidence=(
+            f"in {where}",
+            *(f"last: {line}" for line in events),
+            *(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines[1:]),
+        ),
     )
     return CheckVerdict(check="runs to its end", state="failed", finding=finding)

@@ -16,6 +16,7 @@ from bench.validate.cases import (
     TENSOR_PARALLEL,
     Case,
 )
+from bench.validate.fuzz.fixed import FIXED, ProgramCase
 from bench.validate.toy_models import TOY_MODELS
 
 #: Toy models that were cut over meshes of their own.
@@ -29,13 +30,20 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
 )
 
 
-def cases(engine: str, *, full: bool) -> list[Case]:
+def cases(engine: str, *, full: bool) -> list[Case | ProgramCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
-    return sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
+    on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
+    return sorted([*on_axes, *(one for one in FIXED if one.engine == engine)], key=_ranks)
 
 
-def select(found: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+def _ranks(case: Case | ProgramCase) -> int:
+    return case.ranks
+
+
+def select(
+    found: Sequence[Case | ProgramCase], patterns: Sequence[str]
+) -> list[Case | ProgramCase]:
     """Cases that one of `patterns` names: an id, a part of ids, or a shell pattern; all if none.
 
     Raises:

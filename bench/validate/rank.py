@@ -33,7 +33,11 @@ def prepare() -> None:
 def run(case: Case, device: str) -> Seen | Refused:
     """Run `case`; the process group of its ranks exists."""
     rank = dist.get_rank()
-    where = torch.device("cpu") if device == "cpu" else torch.device(device, rank)
+    where = (
+        torch.device("cpu")
+        if device == "cpu"
+        else torch.device(device, torch.cuda.current_device())
+    )
     try:
         return run_case(case, rank, where)
     except UnsupportedError as refusal:

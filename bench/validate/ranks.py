@@ -15,13 +15,14 @@ from bench.validate.observation import Seen
 class CaseOutcome:
     """kind: `seen`, `unsupported`, `raised` (an exception), `died` or `hung`.
 
-    seen: of all ranks, in order. rank, text: of the rank that says most, for the other kinds.
+    seen: of all ranks, in order. rank, text, log: of the rank that says most, for the other kinds.
     """
 
     kind: Literal["seen", "unsupported", "raised", "died", "hung"]
     seen: tuple[Seen, ...] = ()
     rank: int | None = None
     text: str = ""
+    log: tuple[str, ...] = ()
 
 
 def run_on(workers: Workers, case: Case, device: str, seconds: float) -> CaseOutcome:
@@ -47,9 +48,10 @@ def _failed(error: WorkersError) -> CaseOutcome:
         by_kind.setdefault(failure.kind, []).append(failure)
     if "raised" in by_kind:
         first = min(by_kind["raised"], key=lambda f: (_is_of_a_peer(f.text), f.rank))
-        return CaseOutcome("raised", rank=first.rank, text=first.text)
+        return CaseOutcome("raised", rank=first.rank, text=first.text, log=first.log)
     if "died" in by_kind:
-        return CaseOutcome("died", rank=by_kind["died"][0].rank, text=by_kind["died"][0].text)
+        dead = by_kind["died"][0]
+        return CaseOutcome("died", rank=dead.rank, text=dead.text, log=dead.log)
     silent = by_kind["hung"]
     refused = [
         f"rank {r} refused: {answer.reason}"
@@ -57,7 +59,8 @@ def _failed(error: WorkersError) -> CaseOutcome:
         if isinstance(answer, rank.Refused)
     ]
     stacks = [f"rank {failure.rank}: {failure.text}" for failure in silent]
-    return CaseOutcome("hung", rank=silent[0].rank, text="\n".join([*refused, *stacks]))
+    text = "\n".join([*refused, *stacks])
+    return CaseOutcome("hung", rank=silent[0].rank, text=text, log=silent[0].log)
 
 
 def _is_of_a_peer(text: str) -> bool:

@@ -55,6 +55,8 @@ class Bench:
                 f"{type(self.engine).__name__} has no inspection() (bench/engines/inspection.py)",
             )
         self.inspection: Inspection = self.engine.inspection()
+        with contextlib.suppress(UnsupportedError):
+            self.optional("follow")(_write)
         self.tap = WireTap()
         self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
         self._logged = 0
@@ -85,8 +87,7 @@ class Bench:
 
     def say(self, where: str) -> None:
         """Into the log of this rank, whose end is told where the rank dies or hangs."""
-        sys.stdout.write(f"{self.case.id}: {where}\n")
-        sys.stdout.flush()
+        _write(f"{self.case.id}: {where}")
 
     def evaluate(self, step: int, index: int) -> None:
         """A forward pass without autograd."""
@@ -157,6 +158,12 @@ class Bench:
             yield
         except UnsupportedError as refusal:
             self.seen.lacking[what] = refusal.reason
+
+
+def _write(line: str) -> None:
+    """At once, since a process that is killed flushes nothing."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def run_case(case: Case, rank: int, device: torch.device) -> Seen:

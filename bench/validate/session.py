@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bench.resolve.machine import Machine
-from bench.testing.workers import ForkServer
-from bench.validate.applicability import why_not
+from bench.testing.workers import ForkServer, Workers
+from bench.validate.applicability import needs_ranks, why_not
 from bench.validate.cases import Case
+from bench.validate.fuzz.fixed import ProgramCase
+from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge, settings
 from bench.validate.rank import prepare
 from bench.validate.ranks import run_on
-from bench.verdict import CaseVerdict
+from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
-MODULES = ("bench.validate.rank",)
+MODULES = ("bench.validate.rank", "bench.validate.fuzz.rank")
 DEFAULT_CASE_SECONDS = 120.0
 DEFAULT_CPU_RANKS = 4
+_LINES_OF_TRACE = 6
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class WorkerSettings:
 
 def verdicts(
     fork_server: ForkServer,
-    cases: Iterable[Case],
+    cases: Iterable[Case | ProgramCase],
     workers: WorkerSettings,
     *,
     core: Path | None = None,
@@ -62,20 +66,53 @@ def verdicts(
         for case in cases:
             if stop is not None and stop.is_set():
                 return
+            if isinstance(case, ProgramCase):
+                yield _program_verdict(case, ranks, workers)
+                continue
             reason = why_not(case, workers.ranks, workers.device, machine)
             if reason is not None:
-                yield _not_applicable(case, reason)
+                yield _not_applicable(case, reason, settings(case))
                 continue
             start = time.perf_counter()
             outcome = run_on(ranks, case, workers.device, workers.case_seconds)
             yield judge(case, outcome, device, time.perf_counter() - start)
 
 
-def _not_applicable(case: Case, reason: str) -> CaseVerdict:
+def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings) -> CaseVerdict:
+    """A program has one check: all of it ends as plain torch does."""
+    does = dataclasses.asdict(case.program) | {"does": case.name}
+    if case.ranks > workers.ranks:
+        return _not_applicable(case, needs_ranks(case.ranks, workers.ranks), does)
+    if workers.device != "cpu":
+        return _not_applicable(case, "programs run on CPU ranks", does)
+    start = time.perf_counter()
+    outcome = outcome_on(ranks, case.program)
+    finding = None
+    if outcome.kind != "equal":
+        lines = [line for line in outcome.text.splitlines() if line.strip()]
+        finding = Finding(
+            expected="what plain torch does",
+            found=f"{outcome.kind}: {lines[0] if lines else ''}",
+            evidence=tuple(lines[1:][-_LINES_OF_TRACE:]),
+        )
+    check = CheckVerdict(
+        check="as plain torch", state="failed" if finding else "passed", finding=finding
+    )
+    return CaseVerdict(
+        case=case.id,
+        engine=case.engine,
+        state=check.state,
+        settings=does,
+        seconds=round(time.perf_counter() - start, 3),
+        checks=(check,),
+    )
+
+
+def _not_applicable(case: Case | ProgramCase, reason: str, settings: dict[str, Any]) -> CaseVerdict:
     return CaseVerdict(
         case=case.id,
         engine=case.engine,
         state="not_applicable",
         reason=reason,
-        settings=settings(case),
+        settings=settings,
     )

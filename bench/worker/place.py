@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.errors import UsageError
-from bench.spec import DeviceType, ResolvedRun, known_engine
+from bench.spec import DeviceType, LaunchSpec, ResolvedRun, known_engine
 
 _BACKENDS: Final[dict[DeviceType, str]] = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -43,13 +43,15 @@ class Place:
                 f"it with --nproc-per-node {wanted}"
             )
         node = int(os.environ.get("GROUP_RANK", "0"))
-        return cls(rank, ranks, _device(resolved.launch.device), node)
+        return cls(rank, ranks, _device(resolved.launch), node)
 
 
-def _device(kind: DeviceType) -> torch.device:
-    if kind == "cpu":
+def _device(launch: LaunchSpec) -> torch.device:
+    """Local ranks in turn over the devices that the launch uses."""
+    if launch.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    used = min(torch.cuda.device_count(), -(-launch.ranks // launch.ranks_per_device))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(used, 1))
     torch.cuda.set_device(device)
     return device
 

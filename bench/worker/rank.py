@@ -15,12 +15,14 @@ from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
+from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, MEMORY, RUNTIME
+from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, trace_name
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
+from bench.worker.counting import count_steps
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
@@ -48,30 +50,56 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     recorder = None
     if place.rank == 0:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
-    driven: Engine = engine if recorder is None else MarkedEngine(engine, recorder)
+    trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
-    saver = None
-    if resolved.train.checkpoint_every is not None:
-        every = resolved.train.checkpoint_every
-        saver = CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
+    saver = _saver(engine, resolved, place, run_dir)
     with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
-        loop = TrainingLoop(driven, batches, resolved, device=place.device, sink=sink)
-        cost = loop.run(_after_step(recorder, profile, evidence, saver))
+        loop = TrainingLoop(
+            _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
+        )
+        cost = loop.run(_after_step(recorder, profile, evidence, saver, trace))
+    _stop(profile, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
-    if profile is not None:
-        profile.stop()
     if place.rank == 0:
         if saver is not None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
             saver.discard()
         timeline = None if recorder is None else recorder.timeline
-        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place, cost))
+        report = runtime_report(engine, resolved, place, cost)
+        write_json_atomically(run_dir / RUNTIME, report | communication(trace))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
+    if resolved.measure.counts:
+        # After everything else, so that no time and no memory is counting's.
+        counts = count_steps(loop, model, resolved, place)
+        if place.rank == 0:
+            write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
+
+
+def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engine:
+    """The engine, telling each of the meters where the parts of a step begin."""
+    for meter in meters:
+        engine = engine if meter is None else MarkedEngine(engine, meter)
+    return engine
+
+
+def _stop(*meters: MemoryProfile | TorchTrace | None) -> None:
+    for meter in meters:
+        if meter is not None:
+            meter.stop()
+
+
+def _saver(
+    engine: Engine, resolved: ResolvedRun, place: Place, run_dir: Path
+) -> CheckpointMeter | None:
+    every = resolved.train.checkpoint_every
+    if every is None:
+        return None
+    return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
 
 
 def _after_step(
-    *meters: TimelineMeter | MemoryProfile | NcclEvidence | CheckpointMeter | None,
+    *meters: TimelineMeter | MemoryProfile | NcclEvidence | CheckpointMeter | TorchTrace | None,
 ) -> Callable[[int], None] | None:
     """What happens between two steps, outside the clock."""
     wanted = [one.after_step for one in meters if one is not None]

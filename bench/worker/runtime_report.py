@@ -19,6 +19,7 @@ def runtime_report(
     """Facts of this process; `meters` (their cost over the whole run) once the run has ended.
 
     gathered_bytes: sent by this rank in gathers of weights so far, by dtype on the wire.
+    buffer_registration: what NCCL has registered, group by group, and why not more.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -32,8 +33,9 @@ def runtime_report(
         "device_names": _device_names(place.device),
         "engine": resolved.engine.name,
         "engine_code_path": engine.code_path(),
-        # An engine of others may have been written before the method was.
+        # An engine of others may have been written before these methods were.
         "gathered_bytes": getattr(engine, "gathered_bytes", lambda: None)(),
+        "buffer_registration": getattr(engine, "buffer_registration", lambda: None)(),
     }
     if cost is not None:
         report["meters"] = {

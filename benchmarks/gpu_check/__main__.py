@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from bench.launch.command import nccl_library
 from bench.store.run_folder import utc_now
 from benchmarks.gpu_check.record import (
     ROOT,
@@ -88,8 +89,7 @@ def _run_process(
 ) -> tuple[State, str] | None:
     """How the process was ended from outside, if it was."""
     environment = os.environ | {"PYTHONPATH": _python_path()}
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else nccl_library(os.environ)
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--inside", "--part", part]
     command += ["--device", device, "--out", str(out.resolve()), "--seconds", str(limit_seconds)]
     with log.open("wb") as stream:

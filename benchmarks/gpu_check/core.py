@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from bench.spec.engine_row import STRATEGIES
 from benchmarks.gpu_check.record import ROOT, Device, Findings
 from benchmarks.gpu_check.trained import Trained
-from benchmarks.gpu_check.training import rank_count, ranks, run, small_run
+from benchmarks.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
 _RELATIVE = 1e-4
 _TEST_SECONDS = 180
@@ -33,6 +33,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
 def check(device: Device) -> Findings:
     """Run the part."""
     findings = Findings()
+    note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         plain = run(workers, small_run(device, {"name": "single"}), findings, "single")
         for variant in _VARIANTS:

@@ -7,7 +7,7 @@ from typing import Any
 from bench.spec.names import AllocatorName
 from benchmarks.gpu_check.record import Device, Findings
 from benchmarks.gpu_check.trained import Trained
-from benchmarks.gpu_check.training import rank_count, ranks, run, small_run
+from benchmarks.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
 _STEPS = 8
 _SETTLED = 3
@@ -19,6 +19,7 @@ _ALLOCATORS: tuple[AllocatorName, ...] = ("temporary", "storage_resize", "fixed_
 def check(device: Device) -> Findings:
     """Run the part."""
     findings = Findings()
+    note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         for allocator in _ALLOCATORS:
             engine = {"name": "mfsdp", "strategy": "optim_grads_params", "allocator": allocator}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu_check.record import Device, Findings
-from benchmarks.gpu_check.training import rank_count, ranks, run, small_run
+from benchmarks.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
 _POOLED: dict[str, Any] = {
     "name": "mfsdp",
@@ -19,6 +19,7 @@ _POOLED: dict[str, Any] = {
 def check(device: Device) -> Findings:
     """Run the part."""
     findings = Findings()
+    note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         plain = run(workers, small_run(device, _POOLED), findings, "without registration")
         spec = small_run(device, _POOLED | {"nccl_ub": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,19 +10,25 @@ from typing import Any
 import torch
 
 from bench.errors import UnsupportedError
+from bench.launch.command import SHARED_DEVICE
 from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve
 from bench.spec import RunSpec
 from bench.testing.workers import ForkServer, Workers
+from bench.worker.runtime_report import nccl_version
 from benchmarks.gpu_check.record import ROOT, Device, Findings, State
 from benchmarks.gpu_check.trained import Trained, train
 
 _SECONDS = 200.0
+#: The first NCCL that lets several ranks share a device.
+SHARING_NCCL = (2, 30, 0)
 
 
 @contextmanager
 def ranks(device: Device, count: int) -> Iterator[Workers]:
     """Up to `count` forked ranks."""
+    if device == "cuda" and _per_device(count) > 1:
+        os.environ.update(SHARED_DEVICE)
     with (
         ForkServer(device, (str(ROOT),), ("benchmarks.gpu_check.trained",)) as server,
         server.workers(count) as workers,
@@ -46,8 +53,17 @@ def run(
 
 
 def rank_count(device: Device) -> int:
-    """Two CPU ranks, or one on each CUDA device."""
-    return 2 if device == "cpu" else max(1, torch.cuda.device_count())
+    """Two CPU ranks; one on each of several CUDA devices, or two on one, where NCCL can."""
+    if device == "cpu":
+        return 2
+    devices = torch.cuda.device_count()
+    return devices if devices > 1 or not shares_devices() else 2
+
+
+def shares_devices() -> bool:
+    """Whether the NCCL that is loaded lets ranks share a device."""
+    version = nccl_version("runtime") or "0"
+    return tuple(map(int, version.split("."))) >= SHARING_NCCL
 
 
 def small_run(device: Device, engine: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -59,5 +75,23 @@ def small_run(device: Device, engine: dict[str, Any], **train: Any) -> dict[str,
         "data": {"kind": "markov"},
         "engine": engine,
         "train": {"steps": 4, "global_batch": 2 * count, "micro_batch": 1, "seq_len": 16} | train,
-        "launch": {"ranks": 1 if alone else count, "device": device},
+        "launch": {
+            "ranks": 1 if alone else count,
+            "device": device,
+            "ranks_per_device": 1 if alone or device == "cpu" else _per_device(count),
+        },
     }
+
+
+def _per_device(count: int) -> int:
+    return -(-count // max(1, torch.cuda.device_count()))
+
+
+def note_ranks(device: Device, findings: Findings) -> None:
+    """Say on how many ranks a part ran, and why not on more."""
+    count = rank_count(device)
+    findings.measurements["ranks"] = count
+    if device == "cuda" and count == 1:
+        found = nccl_version("runtime")
+        said = f"one device, and NCCL {found} puts one rank on it; NCCL_LIB names a newer one"
+        findings.note("several ranks", "skipped", said)

@@ -69,6 +69,15 @@ class DataParallelAxes:
         """One per axis of `whole`; sums over all of them in turn reach every rank."""
         return tuple(self.whole.get_group(dim) for dim in range(self.whole.ndim))
 
+    def named_groups(self) -> list[tuple[str, dist.ProcessGroup]]:
+        """Groups that carry weights and gradients, by what they are for."""
+        named = [("inner", self.mesh.get_group(self.mesh.ndim - 1))]
+        if self.gather_group is not None:
+            named.append(("gather", self.gather_group))
+        if self.has_outer_axis:
+            named.append(("outer", self.mesh.get_group(0)))
+        return named
+
     @property
     def ranks(self) -> list[int]:
         """Global ranks of `whole`, ascending."""

@@ -86,7 +86,7 @@ def build_allocators(
     ledger: MemoryLedger,
 ) -> Allocators:
     """Allocators for `requests` by role; pools are allocated here, once."""
-    lasting = StorageResizeAllocator(streams, ledger)
+    lasting = StorageResizeAllocator(streams, ledger, lasts=True)
     transient = TemporaryAllocator(streams, ledger)
     if config.pool is None:
         weights = transient if config.allocator == "temporary" else lasting

@@ -8,6 +8,7 @@ another dtype or size can never be answered with an old buffer.
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -17,6 +18,9 @@ from mfsdp_core.comm.torch_backend import torch_dtype
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Buffer, Role
 from mfsdp_core.streams import Streams
+
+#: Roles of lasting buffers that collectives read or write.
+_COMMUNICATED: frozenset[Role] = frozenset({"compute_weights", "compute_shard", "accumulator"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,9 @@ class StorageResizeAllocator:
 
     recycles = True
 
-    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
+    def __init__(self, streams: Streams, ledger: MemoryLedger, *, lasts: bool = False) -> None:
+        """lasts: what is acquired is not released while the model lives, apart from casts."""
+        self._lasts = lasts
         self._streams = streams
         self._ledger = ledger
         self._tensors: dict[BufferKey, torch.Tensor] = {}
@@ -142,7 +148,9 @@ class StorageResizeAllocator:
         del in_place
         tensor = self._tensors.get(key)
         if tensor is None:
-            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
+            stays = key.role in _COMMUNICATED and self._lasts
+            with self._streams.communicated() if stays else nullcontext():
+                tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._tensors[key] = tensor
         elif key not in self._held:
             tensor.untyped_storage().resize_(key.size_bytes)

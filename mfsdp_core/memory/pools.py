@@ -40,13 +40,14 @@ class SlotPool:
         self.plan = plan
         self._fallback = fallback
         # Zeros, once: padding travels with every collective and must be finite.
-        self._slots = [
-            [
-                torch.zeros(area.elements, dtype=torch_dtype(area.dtype), device=streams.device)
-                for area in plan.areas
+        with streams.communicated():
+            self._slots = [
+                [
+                    torch.zeros(area.elements, dtype=torch_dtype(area.dtype), device=streams.device)
+                    for area in plan.areas
+                ]
+                for _ in range(plan.slots)
             ]
-            for _ in range(plan.slots)
-        ]
         self._streams = streams
         self._ledger = ledger
         ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)

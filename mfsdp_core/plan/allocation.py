@@ -16,16 +16,26 @@ SMALLEST_POOL_SLOTS = 2
 
 
 @dataclass(frozen=True)
+class RegistrationConfig:
+    """How memory is registered. manual: the caller says when."""
+
+    symmetric: bool = True
+    manual: bool = False
+
+
+@dataclass(frozen=True)
 class AllocationConfig:
     """Allocator of compute weights, gradient buckets and buckets of the outer reduction.
 
     slots: of every pool; other allocators have none. persistent_fallback: units that no slot serves
-    get buffers that are never freed, instead of storage that is resized.
+    get buffers that are never freed, instead of storage that is resized. registration: of what
+    collectives use, with NCCL; None is none.
     """
 
     allocator: AllocatorName = "storage_resize"
     slots: int = SMALLEST_POOL_SLOTS
     persistent_fallback: bool = False
+    registration: RegistrationConfig | None = None
 
     @property
     def pool(self) -> PoolKind | None:
@@ -40,6 +50,7 @@ def parse_allocation(
     double_buffer: bool,
     max_pool: bool,
     persistent_fallback: bool,
+    registration: RegistrationConfig | None = None,
 ) -> AllocationConfig:
     """From `allocator`, or from upstream's flags where it is None.
 
@@ -60,10 +71,11 @@ def parse_allocation(
     flags = double_buffer or max_pool
     if flags and chosen != implied and not (chosen == "max_pool" and double_buffer):
         raise ConfigurationError(
-            f"allocator={allocator!r} contradicts fsdp_double_buffer={double_buffer}, "
-            f"maxpool_double_buffer={max_pool}, which mean {implied!r}. Give one of them."
+            f"allocator={allocator!r} contradicts fsdp_double_buffer={double_buffer} "
+            f"(or nccl_ub), maxpool_double_buffer={max_pool}, which mean {implied!r}. Give one of "
+            "them."
         )
-    config = AllocationConfig(chosen, pool_slots, persistent_fallback)
+    config = AllocationConfig(chosen, pool_slots, persistent_fallback, registration)
     if config.pool and pool_slots < SMALLEST_POOL_SLOTS:
         raise ConfigurationError(
             f"pool_slots={pool_slots}: a pool needs {SMALLEST_POOL_SLOTS} slots at least, one for "

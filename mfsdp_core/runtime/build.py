@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,14 @@ from torch import nn
 
 from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.data_parallel import DataParallelAxes
+from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.plan.allocation import RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
@@ -171,6 +174,9 @@ def build_context(
     for unit in (root, *units):
         unit.show_sharded()
     attach_hooks(context)
+    if factory.user_buffers is not None:
+        context.user_buffers = factory.user_buffers
+        _see_to_registration(context, factory.user_buffers, config.allocation.registration)
     return context
 
 
@@ -186,6 +192,29 @@ def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usag
             )
             usages.append(Usage(parameters, flags))
     return usages
+
+
+def _user_buffers(
+    environment: Environment, config: RegistrationConfig | None
+) -> UserBuffers | None:
+    """The pool that everything is allocated in from now on, where one is asked for. Collective."""
+    if config is None:
+        return None
+    both = [axes for axes in (environment.dense, environment.experts) if axes is not None]
+    groups = [(axes.role_prefix + role, g) for axes in both for role, g in axes.named_groups()]
+    # Of all groups the outer ones last, on every rank alike.
+    groups.sort(key=lambda named: named[0].endswith("outer"))
+    return user_buffers(groups, environment.streams, symmetric=config.symmetric)
+
+
+def _see_to_registration(
+    context: ShardedContext, buffers: UserBuffers, config: RegistrationConfig | None
+) -> None:
+    """Register now, unless the caller will; deregister when the model goes."""
+    if config is not None and not config.manual:
+        buffers.register()
+    end = weakref.finalize(context, buffers.close)
+    end.atexit = False  # the process group is gone by then
 
 
 class _GroupFactory:
@@ -209,6 +238,7 @@ class _GroupFactory:
             before_reduction=config.checks.before_reduction,
         )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
+        self.user_buffers = _user_buffers(environment, config.allocation.registration)
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(
             config.allocation,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
+from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import Allocators
@@ -89,6 +90,7 @@ class ShardedContext:
         self.auto_sync = auto_sync
         self.marked_last = False
         self.allocators = allocators
+        self.user_buffers: UserBuffers | None = None
         self._calls = CallBook()
         self._forward_order = params.gathered["forward"]
         self._backward_order = params.gathered["backward"]

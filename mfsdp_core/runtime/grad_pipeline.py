@@ -190,8 +190,10 @@ class GradPipeline:
                 usage.ask(self._used)
 
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
+        """Start what is due now; what is reduced once and may get more waits for `issue_rest`."""
+        is_due = is_last and not unit.shares_parameters
         for buffers in unit.gradients:
-            if not buffers.holds_whole or (is_last and buffers.awaits_reduction):
+            if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
                 self._reductions.start(unit, buffers, is_last=is_last)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import nn
 
@@ -45,6 +46,19 @@ class Unit:
     def gradients(self) -> list[GradientBuffers]:
         """Gradients of the trainable buckets, in bucket order."""
         return [group.gradients for group in self.groups if group.gradients is not None]
+
+    @cached_property
+    def shares_parameters(self) -> bool:
+        """Whether a parameter is held by several modules.
+
+        Reentrant checkpointing runs nested backward passes, so such a parameter may get gradients
+        again after autograd has finished it in the outer graph.
+        """
+        return any(
+            len({id(holder) for holder, _ in managed.holders}) > 1
+            for group in self.groups
+            for managed in group.parameters
+        )
 
     def expect_gradients(self) -> None:
         """Begin a backward pass: every trainable parameter owes a gradient."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
@@ -24,6 +25,7 @@ BASELINE_VERSION = 2
 _NAMED_NUMBERS = 1
 """Version 1 had a field per number, and sums of peaks of memory, which are not read."""
 CURVE_POINTS = 32
+_AMOUNTS = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
 
 _NUMBER_LIST = re.compile(r"\[\s+([-+0-9.eE,\s]+?)\s+\]")
 
@@ -38,7 +40,10 @@ class _Losses(BaseModel):
 
 
 class _CellDocument(BaseModel):
-    """A cell as the file keeps it. values: metric -> one number per run."""
+    """A cell as the file keeps it. values: metric -> one number per run.
+
+    counts: what a step does, as kind -> operation and dtype -> `_AMOUNTS`; not who called.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,6 +58,7 @@ class _CellDocument(BaseModel):
     not_steady: int
     loss_bound: float
     losses: list[_Losses]
+    counts: dict[str, dict[str, list[int]]] = {}
 
     @field_validator("values")
     @classmethod
@@ -72,11 +78,12 @@ class _CellDocument(BaseModel):
             name: [round(value, 4) for value in found.values()]
             for name, found in cell.values.items()
         }
-        return cls(**{**plain, "values": numbers, "losses": list(curves.values())})
+        kept = {**plain, "values": numbers, "losses": list(curves.values())}
+        return cls(**{**kept, "counts": _kept_counts(cell.counts)})
 
     def samples(self, hardware: HardwareKey) -> CellSamples:
         """The cell, measured on `hardware`; its numbers have lost their blocks."""
-        plain = {name: value for name, value in self if name not in ("values", "losses")}
+        plain = {name: value for name, value in self if name not in ("values", "losses", "counts")}
         return CellSamples(
             **plain,
             hardware=hardware,
@@ -86,7 +93,26 @@ class _CellDocument(BaseModel):
                 for one in self.losses
                 for _ in range(one.runs)
             ),
+            counts=_read_counts(self.counts),
         )
+
+
+def _kept_counts(counts: StepCounts | None) -> dict[str, dict[str, list[int]]]:
+    found: dict[str, dict[str, list[int]]] = {}
+    for name, row in by_name(counts.rows if counts else ()).items():
+        found.setdefault(row.kind, {})[name] = [getattr(row, one) for one in _AMOUNTS]
+    return found
+
+
+def _read_counts(kept: Mapping[str, Mapping[str, Sequence[int]]]) -> StepCounts | None:
+    rows = [
+        CountRow.model_validate(
+            {"operation": name, "kind": kind, **dict(zip(_AMOUNTS, amounts, strict=True))}
+        )
+        for kind, named in kept.items()
+        for name, amounts in named.items()
+    ]
+    return StepCounts(ranks=1, units=1, microbatches=1, rows=tuple(rows)) if rows else None
 
 
 class _Document(BaseModel):

@@ -45,7 +45,8 @@ class Standing:
     """One required comparison of one cell as it stands.
 
     starts: samples so far. more_starts: what it will typically take, infinite where the estimate
-    lies on the tolerance itself; 0 once it is decided.
+    lies on the tolerance itself; 0 once it is decided. head: the arm that is judged, where there
+    are several.
     """
 
     cell: str
@@ -53,6 +54,7 @@ class Standing:
     verdict: Verdict
     starts: int
     more_starts: float
+    head: str = ""
 
     @property
     def open(self) -> bool:

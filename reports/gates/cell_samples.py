@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median, stdev
 
+from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
 from bench.derive.summary import common_steps, step_milliseconds
@@ -68,7 +69,8 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time. timing: by block, for interleaved runs.
+    finished runs without a time. timing: by block, for interleaved runs. counts: what a step of one
+    of the runs did, None if none counted.
     """
 
     name: str
@@ -84,6 +86,7 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
+    counts: StepCounts | None = None
     timing: Mapping[int, RunTiming] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Mapping[int, float]:
@@ -128,6 +131,7 @@ def cell_samples(
         loss_bound=tolerance_for(record.resolved).bound,
         interleaved=interleaved,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
+        counts=next((c for run in counted if (c := step_counts(run.record))), None),
         timing=_timing(counted) if interleaved else {},
     )
 

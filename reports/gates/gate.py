@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import STEP_TIME, THROUGHPUT, Metric, Rule
+from bench.derive.metrics import STEP_TIME, UNASKED, Metric, Rule
 from reports.gates.cell_samples import CellSamples, shared_metric
+from reports.gates.count_gate import judge_count, unused
 from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values
 from reports.gates.loss_gate import judge_loss
 from reports.gates.noise import NoiseCalibration
@@ -70,12 +71,15 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
     calibration = calibrations(sides.pairs[0].head.hardware) if sides.pairs else None
     judgements: list[Judgement] = []
     for metric, rule in policy.active():
+        pairs = [pair for pair in sides.pairs if rule.named or _is_asked(metric, pair)]
         if metric.judge == "interval":
-            judgements += _intervals(sides.pairs, metric, rule, policy.alpha, calibrations)
+            judgements += _intervals(pairs, metric, rule, policy.alpha, calibrations)
+        elif metric.judge == "count":
+            judgements += [judge_count(pair, metric, rule, policy.allowed) for pair in pairs]
         elif metric.judge == "curve":
-            judgements += [_loss(pair, metric, rule) for pair in sides.pairs]
+            judgements += [_loss(pair, metric, rule) for pair in pairs]
         else:
-            judgements += [_ratio(pair, metric, rule) for pair in sides.pairs]
+            judgements += [_ratio(pair, metric, rule) for pair in pairs]
     order = {pair.label: index for index, pair in enumerate(sides.pairs)}
     judgements.sort(key=lambda judgement: order[judgement.cell])
     return GateResult(
@@ -83,8 +87,12 @@ def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult
         policy=policy,
         judgements=tuple(_passed_over(judgements, policy)),
         calibration=calibration,
-        notes=sides.notes,
+        notes=(*sides.notes, *unused(policy.allowed, sides.pairs)),
     )
+
+
+def _is_asked(metric: Metric, pair: Pair) -> bool:
+    return metric not in UNASKED or bool(pair.base.of(metric) or pair.head.of(metric))
 
 
 def incomparable(base: CellSamples, head: CellSamples) -> str:
@@ -132,8 +140,7 @@ def _intervals(
 def case_of(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
     """One metric of `pair` as it is to be judged: its numbers, and the tolerance that counts."""
     calibration = calibrations(pair.head.hardware)
-    is_speed = metric in (STEP_TIME, THROUGHPUT)  # of which alone the noise is known
-    floor = calibration.floor(pair.head.config_hash) if calibration and is_speed else 0.0
+    floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
     asked = max(rule.tolerance or 0.0, metric.least_tolerance)
     return Case(
         cell=pair.label,

@@ -42,14 +42,24 @@ def time_table(judgements: Sequence[Judgement]) -> Table:
 
 
 def other_table(judgements: Sequence[Judgement]) -> Table:
-    """Everything else."""
-    rows = [_other_row(one) for one in judgements if not is_speed(one)]
+    """Everything else, but for counts that are equal, of which there are many."""
+    rows = [_other_row(one) for one in judgements if not (is_speed(one) or is_equal_count(one))]
     return Table(_OTHERS, tuple(rows))
 
 
 def is_speed(judgement: Judgement) -> bool:
     """Whether time change, throughput change and ratio are known of it."""
     return judgement.metric in (STEP_TIME.name, THROUGHPUT.name)
+
+
+def is_count(judgement: Judgement) -> bool:
+    """Whether it is of what a step does, which is judged exactly."""
+    return judged_metrics()[judgement.metric].judge == "count"
+
+
+def is_equal_count(judgement: Judgement) -> bool:
+    """A count that is the same on both sides."""
+    return is_count(judgement) and judgement.verdict == "equivalent"
 
 
 def verdict_text(judgement: Judgement) -> str:
@@ -95,8 +105,12 @@ def _other_row(one: Judgement) -> Row:
     if metric.judge == "curve":
         change = quantity.signed_difference(one.change)
         tolerance = quantity.MISSING if one.tolerance is None else f"{one.tolerance:.1e}"
+    elif metric.judge == "count" and one.base is not None and one.head is not None:
+        change, tolerance = f"{one.head - one.base:+,.0f}", "none"
     else:
         change, tolerance = quantity.change(one.change, 2), tolerance_text(one)
+        if one.interval is not None:
+            change = f"{change} ({interval_text(one.interval)})"
     texts = (
         one.cell,
         metric_text(one),

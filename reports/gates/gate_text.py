@@ -10,7 +10,14 @@ from typing import Any
 
 from reports.comparisons.comparison_text import DEFINITIONS
 from reports.gates.gate import GateResult
-from reports.gates.gate_table import is_speed, metric_text, other_table, time_table
+from reports.gates.gate_table import (
+    is_count,
+    is_equal_count,
+    is_speed,
+    metric_text,
+    other_table,
+    time_table,
+)
 from reports.gates.judgement import Judgement, Verdict
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.printable import printable
@@ -66,6 +73,8 @@ def _blamed(result: GateResult) -> list[str]:
     worst = result.of("unmeasured") + result.of("regressed")
     for one in worst or ([] if found else result.of("inconclusive")):
         change = "" if one.ratio is None else f" {quantity.change(one.ratio - 1)}"
+        if is_count(one) and one.base is not None and one.head is not None:
+            change = f" {one.head - one.base:+,.0f}"
         found.append(f"{one.cell} {one.verdict}: {metric_text(one)}{change}")
     more = len(found) - _MOST_NAMED
     return found[:_MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
@@ -120,6 +129,10 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
     found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
     found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
     found += [("left out", text) for text in result.notes]
+    counts = [one for one in result.judgements if is_count(one)]
+    if counts:
+        equal = sum(map(is_equal_count, counts))
+        found.append(("counts", f"{equal} of {len(counts)} are equal to the digit"))
     times = [one for one in result.judgements if is_speed(one)]
     found += _about_times(times)
     if times:

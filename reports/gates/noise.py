@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from bench.derive.hardware import HardwareKey
+from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples
@@ -29,6 +30,7 @@ ALPHA = 0.05
 
 _MINUTES_PER_HOUR = 60
 _DAYS_SHOWN_IN_HOURS = 2
+_CALIBRATED = {STEP_TIME: "step time", CPU_TIME: "CPU time"}
 FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
 
 
@@ -44,7 +46,7 @@ _Relative = Annotated[float, Field(gt=-1, lt=10)]
 class CellNoise:
     """A/A of one cell; everything relative (0.01 is 1 %).
 
-    change: apparent change of step time. low, high: its 95 % interval. spread: standard deviation
+    change: apparent change of `metric`. low, high: its 95 % interval. spread: standard deviation
     of one block's change. block_seconds: what a block took, None where it was not kept.
     """
 
@@ -56,6 +58,7 @@ class CellNoise:
     high: _Relative
     spread: _Relative
     block_seconds: float | None = None
+    metric: str = STEP_TIME.name
 
     @property
     def floor(self) -> float:
@@ -73,10 +76,15 @@ class NoiseCalibration:
     commit: str
     cells: Annotated[tuple[CellNoise, ...], Field(min_length=1)]
 
-    def floor(self, config_hash: str) -> float:
-        """The floor of this configuration, or the largest one if it was not calibrated."""
-        own = [cell.floor for cell in self.cells if cell.config_hash == config_hash]
-        return max(own or [cell.floor for cell in self.cells])
+    def floor(self, config_hash: str, metric: Metric = STEP_TIME) -> float:
+        """The floor of this configuration, or the largest one if it was not calibrated.
+
+        0 for a metric that was not; throughput has that of step time.
+        """
+        name = STEP_TIME.name if metric is THROUGHPUT else metric.name
+        known = [cell for cell in self.cells if cell.metric == name]
+        own = [cell.floor for cell in known if cell.config_hash == config_hash]
+        return max(own or [cell.floor for cell in known], default=0.0)
 
     def age_days(self, now: datetime) -> float:
         """Days since the calibration."""
@@ -84,15 +92,24 @@ class NoiseCalibration:
 
     def describe(self, now: datetime) -> str:
         """One sentence: floor, age, and a warning if it is old."""
-        floors = [cell.floor for cell in self.cells]
         age = self.age_days(now)
-        text = (
-            f"noise floor {quantity.share(min(floors))} to {quantity.share(max(floors))} of step "
-            f"time, calibrated {age_in_words(age)} ({quantity.counted(len(floors), 'cell')})"
-        )
+        ranges = [
+            f"{quantity.share(min(floors))} to {quantity.share(max(floors))} of {title}"
+            for title, floors in self._floors()
+        ]
+        cells = quantity.counted(len({cell.cell for cell in self.cells}), "cell")
+        text = f"noise floor {', '.join(ranges)}, calibrated {age_in_words(age)} ({cells})"
         if age > OLD_AFTER_DAYS:
             text += f"; older than {OLD_AFTER_DAYS} days: calibrate again with `mfsdp-bench noise`"
         return text
+
+    def _floors(self) -> list[tuple[str, list[float]]]:
+        """Floors by metric, in words; a metric that was not calibrated is left out."""
+        found = []
+        for metric, title in _CALIBRATED.items():
+            floors = [cell.floor for cell in self.cells if cell.metric == metric.name]
+            found += [(title, floors)] if floors else []
+        return found
 
     def to_document(self) -> dict[str, Any]:
         """Plain data for noise/<hardware-key>.json."""
@@ -103,7 +120,7 @@ class NoiseCalibration:
             "measured_utc": self.measured_utc,
             "sweep": self.sweep,
             "commit": self.commit,
-            "floor": max(cell.floor for cell in self.cells),
+            "floor": max(floor for _, floors in self._floors()[:1] for floor in floors),
             "cells": [asdict(cell) | {"floor": cell.floor} for cell in self.cells],
         }
 
@@ -152,7 +169,11 @@ def calibrate(
         if len(blocks) < FEWEST_BLOCKS:
             short.append(f"{one.name} has {len(blocks)}")
             continue
-        cells.append(_calibrated(one, other, blocks))
+        cells += [
+            _calibrated(one, other, metric, both)
+            for metric in _CALIBRATED
+            if len(both := sorted(set(one.of(metric)) & set(other.of(metric)))) >= FEWEST_BLOCKS
+        ]
     if not cells:
         found = "; ".join(short) or "no cell was measured"
         raise NothingMeasuredError(
@@ -173,9 +194,11 @@ def age_in_words(days: float) -> str:
     return f"{round(days)} days ago"
 
 
-def _calibrated(one: CellSamples, other: CellSamples, blocks: Sequence[int]) -> CellNoise:
-    base = [one.step_milliseconds[block] for block in blocks]
-    head = [other.step_milliseconds[block] for block in blocks]
+def _calibrated(
+    one: CellSamples, other: CellSamples, metric: Metric, blocks: Sequence[int]
+) -> CellNoise:
+    base = [one.of(metric)[block] for block in blocks]
+    head = [other.of(metric)[block] for block in blocks]
     estimate = estimate_paired(base, head, ALPHA, bootstrap=False)
     if estimate.interval is None:
         raise ValueError(f"{len(blocks)} blocks give no interval")
@@ -189,6 +212,7 @@ def _calibrated(one: CellSamples, other: CellSamples, blocks: Sequence[int]) -> 
         high=math.exp(estimate.interval[1]) - 1,
         spread=stdev(differences),
         block_seconds=_block_seconds(one, other),
+        metric=metric.name,
     )
 
 

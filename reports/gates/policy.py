@@ -31,10 +31,28 @@ LineOf = Callable[[KeyPath], int]
 
 
 @dataclass(frozen=True)
+class AllowedRise:
+    """An operation that may be done `count` times more per step, over all ranks, and why.
+
+    operation: as a failed gate names it, `aten._to_copy float32>bfloat16`. bytes: what it may move
+    more without being done more often; None for nothing.
+    """
+
+    operation: str
+    count: int
+    reason: str
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Policy:
-    """Rules by metric; `alpha` is the chance of a false alarm that is accepted."""
+    """Rules by metric; `alpha` is the chance of a false alarm that is accepted.
+
+    allowed: rises of counts that somebody wanted.
+    """
 
     rules: Mapping[str, Rule] = field(default_factory=default_rules)
+    allowed: tuple[AllowedRise, ...] = ()
     alpha: float = DEFAULT_ALPHA
     source: str = "the default policy"
 
@@ -77,7 +95,8 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
         gate = "required" if rules[name].gate == "off" else rules[name].gate
         rules[name] = replace(rules[name], gate=gate, named=True)
         rules[name] = replace(rules[name], **kept)
-    return Policy(rules, written.alpha, source)  # type: ignore[attr-defined]
+    allowed = tuple(AllowedRise(**one.model_dump()) for one in written.allow)  # type: ignore[attr-defined]
+    return Policy(rules, allowed, written.alpha, source)  # type: ignore[attr-defined]
 
 
 def _fraction(value: Any) -> Any:
@@ -105,11 +124,30 @@ class _LossSection(_RuleSection):
     mode: LossMode = "spread"
 
 
+class _CountSection(_Section):
+    """No tolerance: a rise that is wanted stands under `allow`, by name."""
+
+    gate: Requirement = "required"
+
+
+class _AllowSection(_Section):
+    operation: Annotated[str, Field(min_length=1)]
+    count: Annotated[int, Field(ge=0)]
+    reason: Annotated[str, Field(min_length=1)]
+    bytes: Annotated[int | None, Field(ge=0)] = None
+
+
+_SECTIONS: dict[str, type[_Section]] = {"curve": _LossSection, "count": _CountSection}
+
+
+def _section(metric: Metric) -> type[_Section]:
+    return _SECTIONS.get(metric.judge or "", _RuleSection)
+
+
 def _file_model() -> type[BaseModel]:
     """The shape of a policy file: one section for every metric that can be judged."""
     sections: dict[str, Any] = {
-        name: (_LossSection if metric.judge == "curve" else _RuleSection, _RuleSection())
-        for name, metric in judged_metrics().items()
+        name: (_section(metric), _section(metric)()) for name, metric in judged_metrics().items()
     }
     metrics = create_model("_Metrics", __base__=_Section, **sections)
     alpha = Annotated[float, BeforeValidator(_fraction), Field(gt=0, le=0.5)]
@@ -118,6 +156,7 @@ def _file_model() -> type[BaseModel]:
         __base__=_Section,
         alpha=(alpha, DEFAULT_ALPHA),
         metrics=(metrics, metrics()),
+        allow=(list[_AllowSection], []),
     )
 
 
@@ -130,6 +169,16 @@ def _message(error: ErrorDetails) -> str:
         f"{key}: expected a fraction from 0 to {most:g} or a percentage such as 2%, found {found!r}"
     )
     match error["type"]:
+        case "extra_forbidden" if key == "tolerance":
+            text = (
+                f"{where[-2]}: counts have no tolerance; name what may rise under `allow`, as "
+                "{operation: aten.copy_ float32, count: 4, reason: why}"
+            )
+        case _ if where[:1] == ("allow",):
+            text = (
+                "allow: expected a list of {operation: NAME, count: N, reason: WHY} and perhaps "
+                f"bytes: N, found {found!r}"
+            )
         case "extra_forbidden":
             text = f"unknown key {key!r}; expected {', '.join(_known(where[:-1]))}"
         case "literal_error" if where[1:] == ("loss", "direction"):
@@ -148,7 +197,7 @@ def _message(error: ErrorDetails) -> str:
 
 def _known(where: KeyPath) -> list[str]:
     if not where:
-        return ["alpha", "metrics"]
+        return ["alpha", "metrics", "allow"]
     if where == ("metrics",):
         return list(judged_metrics())
-    return list((_LossSection if where[-1] == "loss" else _RuleSection).model_fields)
+    return list(_section(judged_metrics()[str(where[-1])]).model_fields)

@@ -178,7 +178,7 @@ def _judged(target: _Planned, blocks: Sequence[Block], *, sequential: bool) -> T
     base, head = (median(side.of(metric)[b] for b in both) for side in (pair.base, pair.head))
     ratio = head / base if base else math.inf
     measured = replace(result, base=base, head=head, ratio=ratio, blocks=len(both), reason="")
-    if metric.judge == "ratio":
+    if metric.judge in ("ratio", "count"):
         return replace(measured, verdict="met" if ratio <= target.at_most else "missed")
     return _by_interval(measured, pair, metric)
 

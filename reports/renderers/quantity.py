@@ -79,6 +79,8 @@ def amount(value: float | None, unit: str) -> str:
         return binary_bytes(value)
     if unit == "loss":
         return loss(value)
+    if unit == "count":
+        return MISSING if value is None else f"{value:,.0f}"
     return share(value) if unit == "share" else significant(value)
 
 

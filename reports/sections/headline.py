@@ -19,6 +19,7 @@ from reports.views.machine import (
     describe_hardware,
     describe_software,
     distinct,
+    registration_shortfalls,
 )
 
 _MOST_COMMITS = 2
@@ -43,6 +44,7 @@ def headline(findings: Findings) -> Section:
     busy = busiest_start(records)
     if busy:
         blocks.append(Paragraph(busy, tone="warning"))
+    blocks.extend(Paragraph(text, tone="warning") for text in registration_shortfalls(records))
     blocks.append(Bullets(tuple(("", text) for text in _sentences(findings))))
     return Section("headline", "What ran", tuple(blocks))
 

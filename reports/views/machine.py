@@ -75,3 +75,20 @@ def entries(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """What stands under `key`; empty where it is missing or no mapping."""
     value = environment.get(key)
     return value if isinstance(value, Mapping) else {}
+
+
+def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
+    """A warning per way in which buffers were not registered with NCCL as a run had asked."""
+    found: dict[str, int] = {}
+    for record in records:
+        registration = entries(entries(record.environment, "runtime"), "buffer_registration")
+        wanted = registration.get("wanted")
+        for name, group in sorted(entries(registration, "groups").items()):
+            if isinstance(group, dict) and group.get("got") != wanted:
+                text = f"group {name} got {group.get('got')} instead: {group.get('reason')}"
+                text = f"Buffers were to be registered with NCCL as {wanted}; {text}."
+                found[text] = found.get(text, 0) + 1
+        if registration.get("grown"):
+            text = "Memory was allocated for collectives after the registration, which lacks it."
+            found[text] = found.get(text, 0) + 1
+    return [printable(f"{text} ({count} runs)") for text, count in found.items()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +245,25 @@ def _(world: World) -> int:
     return code
 
 
+@scenario("gate", "a budget with no room for a block")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    patch = timed(world, lambda *_: 10.0)
+    try:
+        assert world.run("noise", file, "--repeat", "6") == 0
+    finally:
+        patch.undo()
+    known = next((world.folder / "results/noise").glob("*.json"))
+    document = json.loads(known.read_text())
+    for cell in document["cells"]:
+        cell["block_seconds"] = 30.0
+    known.write_text(json.dumps(document))
+    code = world.run("gate", file, *ARMS, "--budget", "20s")
+    assert "budget 20 s, ddp: about 0 blocks" in world.err
+    assert "it was planned and has not run" in world.err
+    return code
+
+
 @scenario("gate", "a budget that cannot be")
 def _(world: World) -> int:
     both(world, Arm(), cells=ONE)
@@ -375,3 +396,32 @@ def _(world: World) -> int:
     assert world.run("baseline", "promote", "there", "here") == 5
     assert "hardware differs" in world.err
     return world.run("baseline", "promote", "ddp", "here")
+
+
+# -- bisect ------------------------------------------------------------------------------------
+
+
+@scenario("bisect", "an unknown metric or ref, or refs without commits between")
+def _(world: World) -> int:
+    file = world.file(TWO_CELLS)
+    for wrong in (
+        ("--good", "HEAD", "--metric", "wire_byte"),
+        ("--good", "no-such-ref", "--metric", "wire_bytes"),
+        ("--good", "HEAD", "--metric", "wire_bytes"),
+    ):
+        assert world.run("bisect", file, *wrong) == 2
+    return 2
+
+
+@scenario("bisect", "good or bad cannot be measured")
+def _(world: World) -> int:
+    repository = Path(world.file(TWO_CELLS)).parent / "no_engine"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(repository)]
+    subprocess.run(["git", "init", "-q", str(repository)], check=True, timeout=60)
+    for message in ("one", "two"):
+        commit = [*git, "commit", "-q", "--allow-empty", "-m", message]
+        subprocess.run(commit, check=True, timeout=60)
+    asked = ("--repo", str(repository), "--good", "HEAD~1", "--metric", "wire_bytes")
+    code = world.run("bisect", world.file(TWO_CELLS), *asked)
+    assert "holds no Python package" in world.err
+    return code

@@ -35,6 +35,18 @@ def _(world: World) -> int:
     assert f"{4 * blocks} of {4 * blocks} runs finished" in world.err
     assert world.run("run", file, *asked, "--json") == 0
     assert '"more_starts": 0.0' in world.out
+    # Blocks of a fixed number that are added later do not undo that they were looked at.
+    assert world.run("run", file, *SAME, "--interleave", "--repeat", "1") == 0
+    assert world.store.read_plan("two-base-vs-head")["until_decided"]
+    return code
+
+
+@scenario("run", "blocks of three arms within a budget")
+def _(world: World) -> int:
+    arms = (*SAME, "--arm", "third=.")
+    code = world.run("run", world.file(TWO_CELLS), *arms, "--until-decided", "--budget", "5m")
+    assert "4 of 4 comparisons decided" in world.err
+    assert "ddp, third: step_time equivalent" in world.err
     return code
 
 

@@ -99,8 +99,6 @@ def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
     ("config", "error", "said"),
     [
         ({"fp8_param_gather": True}, CapabilityNotBuiltError, "fp8_param_gather"),
-        ({"fsdp_manual_registration": True}, CapabilityNotBuiltError, "manual_registration"),
-        ({"nccl_ub": True}, CapabilityNotBuiltError, "nccl_ub"),
         ({"data_parallel_sharding_strategy": "zero"}, ConfigurationError, "optim_grads"),
         (
             {"megatron_fsdp_grad_comm_dtype": torch.bfloat16},

@@ -75,11 +75,11 @@ WRAPPER_METHODS = (
 # Arguments whose capability does not exist yet, each with a value that asks for it.
 NOT_BUILT: dict[str, Any] = {
     "keep_fp8_transpose_cache": True,
-    "nccl_ub": True,
-    "disable_symmetric_registration": True,
     "cuda_graph_mode": True,
 }
 BUILT = {
+    "nccl_ub",
+    "disable_symmetric_registration",
     "enable_fine_grained_param_gather",
     "init_model_with_meta_device",
     "fsdp_double_buffer",

@@ -111,16 +111,19 @@ def test_partitions_and_limits_of_slurm_are_read() -> None:
     assert slurm.limit_text(config) == "MaxArraySize 1001, MaxJobCount 10000"
 
 
-@pytest.mark.parametrize("script", ["exit 1", "echo >&2 no controller; exit 1"])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("exit 1", "exit code 1"), ("echo >&2 'no controller\nat all'; exit 1", "no controller")],
+)
 def test_a_slurm_that_does_not_answer_is_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     (finding,) = slurm.slurm_findings()
     assert finding.level == "note"
-    assert finding.found.startswith("sinfo fails")
+    assert finding.found == f"sinfo fails: {said}"
 
 
 def test_no_slurm_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

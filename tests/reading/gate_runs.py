@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Arm:
     states: Mapping[int, str] | None = None
     hardware: Mapping[str, Any] | None = None
     steady: bool = True
+    counts: Mapping[str, Any] | None = None
 
 
 CELLS: dict[str, ResolvedRun] = {
@@ -98,6 +100,8 @@ def _record(
                 )
         sizes = {k: int(v * arm.more_memory) for k, v in ledger(resolved).items()}
         folder.write_memory({"rank": 0, "by_category_bytes": sizes})
+        if arm.counts is not None:
+            (folder.path / "counts.json").write_text(json.dumps(arm.counts))
         status = folder.status.model_copy(
             update={"state": state, "reason": "as the test wants" if state != "ok" else ""}
         )

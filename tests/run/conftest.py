@@ -52,11 +52,16 @@ class FinishedCell:
         return [json.loads(file.read_text())["traceback"] for file in files]
 
 
-RunCells = Callable[[Path, Mapping[str, ResolvedRun]], dict[str, FinishedCell]]
+RunCells = Callable[..., dict[str, FinishedCell]]
 
 
-def run_cells(root: Path, runs: Mapping[str, ResolvedRun]) -> dict[str, FinishedCell]:
-    """All runs, which need the same number of ranks, on that many processes started once."""
+def run_cells(
+    root: Path, runs: Mapping[str, ResolvedRun], core: Path | None = None
+) -> dict[str, FinishedCell]:
+    """All runs, which need the same number of ranks, on that many processes started once.
+
+    core: a folder with a copy of mfsdp_core that the ranks import instead.
+    """
     (ranks,) = {run.launch.ranks for run in runs.values()}
     cells = {}
     arguments = []
@@ -73,7 +78,7 @@ def run_cells(root: Path, runs: Mapping[str, ResolvedRun]) -> dict[str, Finished
             cwd=ROOT,
             env=os.environ
             | {
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": os.pathsep.join(map(str, filter(None, (core, ROOT)))),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",

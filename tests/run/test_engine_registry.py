@@ -99,6 +99,8 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         overlap_param_gather=False,
         overlap_grad_reduce=False,
         nccl_ub=True,
+        symmetric_registration=False,
+        manual_registration=True,
         average_in_collective=True,
         transport="native",
     )
@@ -108,6 +110,8 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "average_in_collective": True,
         "transport": "native",
         "nccl_ub": True,
+        "disable_symmetric_registration": True,
+        "manual_registration": True,
         "use_decoupled_grad": False,
         "fsdp_double_buffer": False,
         "allocator": "max_pool",

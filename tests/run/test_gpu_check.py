@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_check import training
 from benchmarks.gpu_check.__main__ import PARTS, main, run_part
 from benchmarks.gpu_check.core import device_tests, note_tests
 from benchmarks.gpu_check.memory import judge as judge_memory
@@ -85,6 +86,21 @@ def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
     assert set(found.values()) <= {"passed", "skipped", "not_built"}
     measured = record(tmp_path, "memory")["measurements"]
     assert measured["storage_resize"]["ledger"]["bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("nccl", "devices", "wanted"),
+    [("2.28.9", 1, 1), ("2.30.7", 1, 2), ("2.30.7", 8, 8), ("2.28.9", 8, 8), (None, 1, 1)],
+)
+def test_ranks_share_one_device_only_where_nccl_lets_them(monkeypatch, nccl, devices, wanted):
+    monkeypatch.setattr(training, "nccl_version", lambda _which: nccl)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    assert training.rank_count("cuda") == wanted
+    findings = Findings()
+    training.note_ranks("cuda", findings)
+    assert bool(findings.checks) == (wanted == 1)
+    shared = training.small_run("cuda", {"name": "mfsdp"})["launch"]["ranks_per_device"]
+    assert shared == (2 if wanted > devices else 1)
 
 
 def test_without_a_device_the_check_says_so_and_ends(tmp_path, capsys, monkeypatch):

@@ -13,7 +13,8 @@ from bench.launch.environment import collect_environment, shown_variables
 from bench.launch.git_state import git_state
 from bench.launch.heartbeat import Heartbeat
 from bench.resolve.resolution import resolve_anywhere
-from bench.spec import LaunchSpec, RunSpec
+from bench.spec import LaunchSpec, ResolvedRun, RunSpec
+from bench.worker.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = resolve_anywhere(RunSpec(launch=LaunchSpec(threads_per_rank=3, env={"NCCL_ALGO": "Ring"})))
@@ -62,6 +63,42 @@ def test_a_cuda_rank_keeps_the_devices_that_the_shell_chose() -> None:
     run = resolve_anywhere(RunSpec(launch=LaunchSpec(device="cuda")))
     found = rank_environment(run, RUN_DIR, {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def sharing(ranks: int = 4, **changes: object) -> ResolvedRun:
+    launch = {"ranks": ranks, "device": "cuda", "ranks_per_device": 2} | changes
+    train = {"global_batch": 12, "micro_batch": 1}
+    return resolve_anywhere(RunSpec.model_validate({"launch": launch, "train": train}))
+
+
+def test_ranks_that_share_a_device_ask_nccl_for_it_and_are_not_comparable_in_time() -> None:
+    found = rank_environment(sharing(), RUN_DIR, {"NCCL_LIB": "/new/libnccl.so.2"})
+    assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert found["LD_PRELOAD"] == "/new/libnccl.so.2"
+    assert not sharing().comparable_in_time
+    alone = sharing(ranks_per_device=1)
+    assert alone.comparable_in_time
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in rank_environment(alone, RUN_DIR, {})
+    assert "LD_PRELOAD" not in rank_environment(RUN, RUN_DIR, {"NCCL_LIB": "/new/libnccl.so.2"})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_device", "devices", "wanted"),
+    [(4, 2, 2, [0, 1, 0, 1]), (4, 2, 8, [0, 1, 0, 1]), (3, 3, 1, [0, 0, 0]), (2, 1, 2, [0, 1])],
+)
+def test_local_ranks_go_round_the_devices_of_the_launch(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, per_device: int, devices: int, wanted: list[int]
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: chosen.append(device.index))
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    run = sharing(ranks, ranks_per_device=per_device)
+    run = run.model_copy(update={"launch": run.launch.model_copy(update={"ranks": ranks})})
+    for local in range(ranks):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        Place.from_environment(run)
+    assert chosen == wanted
 
 
 def test_the_agent_is_told_its_parent_its_ranks_its_worker_and_its_folder() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from time import sleep
+from time import process_time, sleep
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bench.engines.ring_bytes import RingBytes
 from bench.meters.cost import MeterCost
+from bench.meters.cpu_time import CpuMeter, spent
 from bench.meters.memory_profile import MemoryProfile, peak_of_changes
 from bench.meters.saved_activations import SavedActivations
 
@@ -96,3 +98,26 @@ def test_saved_activations_of_two_microbatches_do_not_add_up_if_the_first_is_don
         losses = [model(torch.ones(4, 16)).sum() for _ in range(2)]
     assert len(losses) == 2
     assert saved.peak_bytes == 2 * after_one_by_one
+
+
+def test_cpu_time_is_the_threads_that_spent_it_and_no_waiting():
+    meter = CpuMeter()
+    before = meter.read()
+    sleep(0.05)
+    slept = spent(before, meter.read())
+    end = process_time() + 0.05
+    while process_time() < end:
+        pass
+    worked = spent(before, meter.read())
+    assert slept["main"] < 25 < worked["main"]
+    assert spent(None, before) is None
+
+
+def test_a_thread_is_named_by_what_it_is_for(tmp_path):
+    before = set(CpuMeter().read())
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'r'}", rank=0, world_size=1)
+    try:
+        assert "transport" in set(CpuMeter().read())
+    finally:
+        dist.destroy_process_group()
+    assert before >= {"main"}

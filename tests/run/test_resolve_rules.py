@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from bench.errors import UnsupportedError
+from bench.errors import ConfigError, UnsupportedError
 from bench.resolve import RULES, Machine, broken_rules, resolve
 from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.resolution import resolve_anywhere
@@ -137,10 +137,10 @@ CASES = {
     "double-buffer-needs-pool": Case(
         engine(double_buffer=True), engine(), "use fixed_pool or max_pool"
     ),
-    "not-built": Case(
-        on_cuda(**POOL),
-        on_cuda(double_buffer=True, allocator="max_pool"),
-        "mfsdp does not have NCCL user buffers",
+    "registration-needs-nccl-ub": Case(
+        on_cuda(manual_registration=True),
+        on_cuda(manual_registration=True, symmetric_registration=False, **POOL),
+        "manual_registration=True is about NCCL user buffers",
         SERVER,
     ),
     "recipe-not-built": Case(
@@ -150,6 +150,13 @@ CASES = {
         engine("validate_engines:Replicatng"),
         engine("validate_engines:Replicating"),
         "defines no Replicatng: it has ",
+    ),
+    "too-few-nodes": Case(
+        RunSpec(launch=LaunchSpec(ranks=2, nodes=2)),
+        RunSpec(launch=LaunchSpec(ranks=2, nodes=2)),
+        "needs 2 nodes; found 1: run it on a cluster (--launcher slurm)",
+        LAPTOP,
+        replace(LAPTOP, nodes=2),
     ),
     "too-few-devices": Case(
         on_cuda(ranks=8),
@@ -207,11 +214,10 @@ def test_a_rule_lets_the_nearest_case_through(rule: str) -> None:
 
 
 def test_resolve_raises_the_first_broken_rule_in_the_order_of_the_table() -> None:
-    # Three rules are broken; the reason that no larger machine would cure comes first.
+    # Two rules are broken; the reason that no larger machine would cure comes first.
     spec = on_cuda(ranks=8, nccl_ub=True)
     assert [rule for rule, _ in broken_rules(resolve_anywhere(spec), LAPTOP)] == [
         "nccl-ub-needs-pool",
-        "not-built",
         "too-few-devices",
     ]
     with pytest.raises(UnsupportedError) as caught:
@@ -302,3 +308,14 @@ def test_on_cuda_too_little_memory_is_left_to_the_run_because_it_is_a_result() -
     spec = on_cuda().model_copy(update={"model": ModelSpec(preset="llama3-70b")})
     small = Machine(8, 2**30, cuda_devices=(H100,) * 8)
     assert resolve(spec, small).shape.preset == "llama3-70b"
+
+
+def test_what_a_node_must_hold_is_its_share_of_the_ranks() -> None:
+    spec = RunSpec(
+        launch=LaunchSpec(ranks=16, nodes=2, device="cuda"), train=TrainSpec(global_batch=32)
+    )
+    assert resolve(spec, replace(SERVER, nodes=2)).launch.ranks_per_node == 8
+    with pytest.raises(UnsupportedError, match="needs 8 CUDA devices; a node has 0"):
+        resolve(spec, replace(LAPTOP, nodes=2))
+    with pytest.raises(ConfigError, match=r"launch.nodes: 16 ranks cannot be spread evenly over 3"):
+        resolve(spec.model_copy(update={"launch": LaunchSpec(ranks=16, nodes=3)}), SERVER)

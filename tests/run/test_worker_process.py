@@ -24,6 +24,7 @@ from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, 
 from bench.store.reading import read_spec
 from bench.worker.place import Place
 from bench.worker.runtime_report import nccl_version
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "bench.worker"]
@@ -127,13 +128,9 @@ def test_a_run_leaves_the_plan_of_its_buffer_pools(tmp_path, free_port):
     }
 
 
-@pytest.mark.processes
-def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported(tmp_path, free_port):
-    run = spec(tmp_path / "run", engine="mfsdp", switches={"nccl_ub": True})
-    done = run_worker(run, MASTER_PORT=str(free_port))
-    assert done.returncode == 1
-    assert failure(run)["kind"] == "unsupported"
-    assert failure(run)["message"].startswith("CapabilityNotBuiltError")
+def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported():
+    assert failure_kind(CapabilityNotBuiltError("cuda_graph_mode")) == "unsupported"
+    assert failure_kind(ConfigurationError("nccl_ub on a CPU")) == "crashed"
 
 
 def test_a_damaged_spec_is_a_failure_with_a_traceback(tmp_path):

@@ -49,6 +49,13 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
             "--case-seconds", metavar="N", min=1, help="After which a case counts as hung."
         ),
     ] = 120.0,
+    fuzz: Annotated[
+        int | None,
+        typer.Option(
+            "--fuzz", metavar="N", min=1, help="Run N random training programs instead of cases."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the random programs.")] = 0,
     list_: Annotated[bool, typer.Option("--list", help="Print the ids of the cases.")] = False,
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
@@ -57,8 +64,12 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
 
     Gradients, weights, bytes on the wire and memory are checked.
     """
-    from bench.cli import validating
+    from bench.cli import fuzzing, validating
 
+    if fuzz is not None:
+        if full or case or list_ or inject is not None:
+            raise UsageError("--fuzz runs random programs: leave --full, --case, --inject, --list")
+        return fuzzing.run_fuzz(results, tuple(engines or ()), fuzz, seed, as_json=json)
     asked = validating.Asked(
         tuple(engines or ()), full, ranks, tuple(case or ()), inject, case_seconds, list_, json
     )

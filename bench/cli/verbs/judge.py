@@ -1,4 +1,4 @@
-"""`compare`, `gate` and `noise`: verdicts, and what they rest on."""
+"""`compare`, `gate`, `noise` and `bisect`: verdicts, what they rest on, and since when."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bench.cli.options import (
     ResultsOption,
     SetOption,
     SkipOption,
+    SweepFileArgument,
 )
 
 
@@ -137,3 +138,42 @@ def noise(
         return calibrating.show_noise(results, as_json=json)
     request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat)
     return calibrating.run_noise(request, results, as_json=json)
+
+
+def bisect(  # noqa: PLR0913 - every option of the command line is a parameter
+    sweep: SweepFileArgument,
+    *,
+    good: Annotated[
+        str, typer.Option("--good", metavar="REF", help="A commit without the change.")
+    ],
+    bad: Annotated[
+        str, typer.Option("--bad", metavar="REF", help="A later commit that has it.")
+    ] = "HEAD",
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="What changed, as a policy names it.")
+    ],
+    repo: Annotated[
+        Path | None,
+        typer.Option("--repo", metavar="PATH", help="Repository of the commits, if another one."),
+    ] = None,
+    most_blocks: Annotated[
+        int,
+        typer.Option("--max-blocks", metavar="N", min=6, help="Blocks per commit, for times."),
+    ] = 16,
+    policy: PolicyOption = None,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Find the commit that changed a metric.
+
+    Counts, bytes, memory and losses take one run per commit, times as many blocks as decide. The
+    same command goes on where it was interrupted. Commits that cannot run are skipped.
+    """
+    from bench.cli import bisecting, planning
+
+    request = planning.Request(sweep, set_ or [], only or [], skip or [], None)
+    asked = bisecting.Bisecting(request, good, bad, metric, repo, policy, most_blocks, json)
+    return bisecting.run_bisect(results, asked)

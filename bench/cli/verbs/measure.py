@@ -12,17 +12,20 @@ from bench.cli.options import (
     BudgetOption,
     InterleaveOption,
     JsonOption,
+    LauncherOption,
     OnlyOption,
     PolicyOption,
+    ProfileOption,
     RepeatOption,
     ResultsOption,
     SetOption,
     SkipOption,
+    SlurmOption,
     SweepFileArgument,
 )
 
 
-def plan(
+def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     sweep: SweepFileArgument,
     *,
     set_: SetOption = None,
@@ -31,16 +34,21 @@ def plan(
     repeat: RepeatOption = None,
     arm: ArmOption = None,
     interleave: InterleaveOption = False,
+    launcher: LauncherOption = "local",
+    profile: ProfileOption = None,
+    slurm: SlurmOption = None,
     json: JsonOption = False,
 ) -> int:
     """Show the cells of a sweep, and why others are pruned.
 
     Starts no process. SWEEP is a file, or the name of a sweep that comes with the tool.
     """
-    from bench.cli import planning
+    from bench.cli import launchers, planning
 
-    arms = tuple(arm or ())
-    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    arms, jobs = tuple(arm or ()), launchers.LauncherRequest(launcher, profile, tuple(slurm or ()))
+    request = planning.Request(
+        sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
+    )
     return planning.show_plan(request, as_json=json)
 
 
@@ -83,6 +91,13 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         int | None,
         typer.Option("--max-failures", metavar="N", min=1, help="Stop after N failed runs."),
     ] = None,
+    launcher: LauncherOption = "local",
+    profile: ProfileOption = None,
+    slurm: SlurmOption = None,
+    max_jobs: Annotated[
+        int | None,
+        typer.Option("--max-jobs", metavar="N", min=1, help="Jobs that run at the same time."),
+    ] = None,
     report: Annotated[
         bool, typer.Option("--report", help="Write the report and print its path at the end.")
     ] = False,
@@ -93,12 +108,15 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     Finished runs of the same configuration and code are kept. The table of results goes to
     stdout, progress and remarks to stderr.
     """
-    from bench.cli import planning, running
+    from bench.cli import launchers, planning, running
 
     arms = tuple(arm or ())
     seconds = running.budget_seconds(until_decided, budget, policy, repeat)
     interleave = interleave or until_decided
-    request = planning.Request(sweep, set_ or [], only or [], skip or [], repeat, arms, interleave)
+    jobs = launchers.LauncherRequest(launcher, profile, tuple(slurm or ()), max_jobs)
+    request = planning.Request(
+        sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
+    )
     options = running.Options(
         results,
         force,
@@ -112,3 +130,18 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         policy,
     )
     return running.run_sweep(request, options)
+
+
+def cancel(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep id.")],
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """End the jobs of a sweep on a cluster, those that wait and those that run.
+
+    Waits until they are gone and every run has its record. What runs here is ended by Ctrl-C.
+    """
+    from bench.cli import cancelling
+
+    return cancelling.cancel_jobs(results, sweep, as_json=json)

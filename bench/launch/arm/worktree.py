@@ -20,12 +20,12 @@ def commit_of(repository: Path, ref: str, who: str) -> str:
     """
     if not repository.is_dir():
         raise UsageError(f"{who}: {repository} is not a folder; expected a git repository")
-    if _git(repository, "rev-parse", "--git-dir").returncode != 0:
+    if git(repository, "rev-parse", "--git-dir").returncode != 0:
         raise UsageError(
             f"{who}: {repository} is not in a git repository, so {ref!r} means nothing there;"
             " name one with repo:PATH, or a folder with checkout:PATH"
         )
-    found = _git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    found = git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if found.returncode != 0:
         raise UsageError(
             f"{who}: git knows no commit {ref!r} in {repository}; expected a branch, tag or commit"
@@ -44,7 +44,7 @@ def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
     Raises:
         UsageError: the folder was changed by hand, git cannot make it, or the commit lacks it.
     """
-    prefix = _git(repository, "rev-parse", "--show-prefix").stdout.strip()
+    prefix = git(repository, "rev-parse", "--show-prefix").stdout.strip()
     folder = _whole_worktree(repository, commit, cache, who) / prefix
     if not folder.is_dir():
         raise UsageError(
@@ -54,24 +54,24 @@ def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
 
 
 def _whole_worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
-    origin = _git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout
+    origin = git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout
     name = hashlib.sha256(origin.encode()).hexdigest()[:6]
     folder = cache / "worktrees" / f"{commit[:12]}-{name}"
-    _git(repository, "worktree", "prune")
+    git(repository, "worktree", "prune")
     if folder.exists():
         _check_unchanged(folder, commit, who)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = _git(repository, "worktree", "add", "--quiet", "--detach", str(folder), commit)
+    made = git(repository, "worktree", "add", "--quiet", "--detach", str(folder), commit)
     if made.returncode != 0:
         raise UsageError(f"{who}: git cannot check out {commit[:12]}: {_last_line(made.stderr)}")
     return folder
 
 
 def _check_unchanged(folder: Path, commit: str, who: str) -> None:
-    head = _git(folder, "rev-parse", "HEAD").stdout.strip()
-    top = _git(folder, "rev-parse", "--show-toplevel").stdout.strip()
-    status = _git(folder, "status", "--porcelain", "--untracked-files=all").stdout
+    head = git(folder, "rev-parse", "HEAD").stdout.strip()
+    top = git(folder, "rev-parse", "--show-toplevel").stdout.strip()
+    status = git(folder, "status", "--porcelain", "--untracked-files=all").stdout
     # Not every repository ignores what Python leaves behind when it imports from it.
     changes = [line.strip() for line in status.splitlines() if "__pycache__" not in line]
     if head == commit and not changes and Path(top).resolve() == folder.resolve():
@@ -83,7 +83,12 @@ def _check_unchanged(folder: Path, commit: str, who: str) -> None:
     )
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in `folder`, whatever its exit code.
+
+    Raises:
+        UsageError: there is no git, or it does not come back.
+    """
     command = ["git", "-C", str(folder), *arguments]
     # A git hook that runs this sets GIT_DIR and others, which would name the hook's repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -13,23 +13,19 @@ from bench.launch.command import agent_command, rank_environment
 from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.local.process_tree import ask_for_stacks, end_run, process_state, rank_states
 from bench.launch.protocol import JobState, Order, Symptoms
-from bench.record import RunStatus
 from bench.store.layout import LOGS
 
 AGENT_LOG = "agent.log"
 
 
 class LocalLauncher:
-    """Runs on this machine. Nothing of a run outlives its launcher, so nothing is ever adopted."""
+    """Runs on this machine; ranks die with this process ([Note: death of the launcher])."""
 
-    name = "local"
+    job = None
 
     def start(self, order: Order) -> LocalJob:
         """Start the agent."""
         return LocalJob(order)
-
-    def adopt(self, order: Order, status: RunStatus) -> None:
-        """Ranks die with the process that launched them ([Note: death of the launcher])."""
 
 
 class LocalJob:

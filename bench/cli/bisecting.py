@@ -1,0 +1,248 @@
+"""`bisect`: which commit changed a metric, by running its cells at the commits between two refs.
+
+Every commit that is looked at is an arm of a sweep of its own (`NAME-bisect-COMMIT`), so what has
+run is found again by the records, and the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from bench.cli import console, exit_codes, running
+from bench.cli.arm_preparation import prepared_sides
+from bench.cli.planning import Request, RequestedPlan, requested_plan
+from bench.cli.policies import read_policy
+from bench.derive.metrics import Metric, judged_metrics
+from bench.errors import BenchError, NothingMeasuredError, UsageError
+from bench.launch.arm.history import Commit, first_parents, merged
+from bench.launch.arm.request import ArmRequest
+from bench.launch.arm.worktree import commit_of
+from bench.launch.rank_code import checkout_root
+from bench.store import ResultsStore
+from reports.gates.gate import gate
+from reports.gates.judgement import Judgement
+from reports.gates.noise import calibrations
+from reports.gates.pairing import Sides, sides_of_arms, sides_of_sweeps
+from sweeps.bisection import Answer, first_bad
+from sweeps.suggest import did_you_mean
+
+_GOOD: Final = "good"
+_HERE: Final = "here"
+_FIRST_BLOCKS: Final = 8
+_MORE_BLOCKS: Final = 4
+_CHANGED: Final = ("regressed", "improved")
+
+
+@dataclass(frozen=True)
+class Bisecting:
+    """What `bisect` was asked for. repo: of the commits; None is this checkout's repository."""
+
+    request: Request
+    good: str
+    bad: str
+    metric: str
+    repo: Path | None = None
+    policy: Path | None = None
+    most_blocks: int = 16
+    as_json: bool = False
+
+
+def run_bisect(results: Path, asked: Bisecting) -> int:
+    """Find the commit and print it; exit code 3 if only a range of commits is left.
+
+    Raises:
+        UsageError: an unknown metric or ref.
+        NothingMeasuredError: good and bad do not differ, or cannot be measured.
+    """
+    metrics = judged_metrics()
+    if asked.metric not in metrics:
+        raise UsageError(
+            f"--metric: expected one of {', '.join(metrics)}, found {asked.metric!r}"
+            f"{did_you_mean(asked.metric, metrics)}"
+        )
+    repository = (asked.repo or checkout_root()).resolve()
+    commits = first_parents(repository, asked.good, asked.bad)
+    looker = _Looker(results, asked, repository, metrics[asked.metric])
+    console.note(f"{len(commits)} commits from {asked.good} to {asked.bad}")
+    looker.compare_ends(asked.good, commits[-1].sha)
+    found = _narrowed(commits, looker)
+    looks = len(looker.judged)
+    first = found[-1]
+    judged = looker.judged.get(first.sha)
+    if asked.as_json:
+        console.data_json(
+            {
+                "metric": asked.metric,
+                "cell": looker.cell,
+                "looked_at": looks,
+                "candidates": [
+                    {"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject}
+                    for c in found
+                ],
+                "change": None if judged is None else _change(judged),
+                "reason": "" if judged is None else judged.reason,
+                "skipped": looker.skipped,
+            }
+        )
+    else:
+        head = "first commit with the change" if len(found) == 1 else "one of these commits"
+        lines = [f"{head}, of {len(commits)}, after a look at {looks}:"]
+        lines += [f"  {c.sha[:12]} {c.date} {c.author}: {c.subject}" for c in found]
+        if judged is not None:
+            lines.append(f"{looker.cell}: {asked.metric} {_change(judged)}")
+            lines += [f"  {judged.reason}"] if judged.reason else []
+        console.data("\n".join(lines))
+    return exit_codes.OK if len(found) == 1 else exit_codes.NOTHING_MEASURED
+
+
+def _narrowed(commits: list[Commit], looker: _Looker) -> list[Commit]:
+    """The candidates; of a merge that is to blame, those within what it brought in."""
+    by_sha = {commit.sha: commit for commit in commits}
+    found = [by_sha[sha] for sha in first_bad(list(by_sha), looker.look).candidates]
+    if len(found) == 1 and len(found[0].parents) > 1:
+        inside = merged(looker.repository, found[0])
+        if inside and looker.look(inside[-1].sha) == "bad":
+            return _narrowed(inside, looker)
+    return found
+
+
+class _Looker:
+    """Runs commits and compares them with the good one, in the cell that changed most.
+
+    judged: commit -> how it compares; skipped: commit -> why it could not be.
+    """
+
+    def __init__(self, results: Path, asked: Bisecting, repository: Path, metric: Metric) -> None:
+        self.repository = repository
+        self.judged: dict[str, Judgement] = {}
+        self.skipped: dict[str, str] = {}
+        self.cell = ""
+        self._asked = asked
+        self._metric = metric
+        self._results = results
+        self._good = self._good_sweep = ""
+        self._verdict = ""
+        policy = read_policy(asked.policy)
+        rules = {name: replace(rule, gate="off") for name, rule in policy.rules.items()}
+        rules[metric.name] = replace(policy.rules[metric.name], gate="required", named=True)
+        self._policy = replace(policy, rules=rules)
+
+    def compare_ends(self, good: str, bad: str) -> None:
+        """Find the cell and the direction of the change.
+
+        Raises:
+            NothingMeasuredError: there is none, or an end cannot be measured.
+        """
+        self._good = good
+        try:
+            judged = self._against_good(bad)
+        except UsageError as error:
+            raise NothingMeasuredError(f"good and bad cannot be compared: {error}") from error
+        changed = [one for one in judged if one.verdict in _CHANGED]
+        if not changed:
+            found = "; ".join(
+                f"{one.cell} {one.verdict}" + (f" ({one.reason})" if one.reason else "")
+                for one in judged
+            )
+            raise NothingMeasuredError(
+                f"{bad} is not different from {good} in {self._metric.name}, so there is nothing"
+                f" to look for: {found or 'no cell was measured'}"
+            )
+        most = max(changed, key=lambda one: abs((one.head or 0.0) - (one.base or 0.0)))
+        self.cell, self._verdict = most.cell, most.verdict
+        self.judged[bad] = most
+        console.note(f"{bad}: {most.cell}: {self._metric.name} {_change(most)}")
+
+    def look(self, sha: str) -> Answer:
+        """Whether a commit has the change of the bad one."""
+        try:
+            judged = next(one for one in self._against_good(sha) if one.cell == self.cell)
+        except (BenchError, StopIteration) as error:
+            why = str(error) or "its cell was not measured"
+            self.skipped[sha] = why
+            console.note(f"{sha[:12]} skipped: {why}")
+            return "skip"
+        self.judged[sha] = judged
+        if judged.verdict in ("inconclusive", "unmeasured"):
+            self.skipped[sha] = judged.reason
+            console.note(f"{sha[:12]} skipped: {judged.verdict}: {judged.reason}")
+            return "skip"
+        answer: Answer = "bad" if judged.verdict == self._verdict else "good"
+        console.note(f"{sha[:12]} {answer}: {_change(judged)}")
+        return answer
+
+    def _against_good(self, ref: str) -> list[Judgement]:
+        if self._metric.judge == "interval":
+            return self._in_blocks(ref)
+        self._good_sweep = self._good_sweep or self._run({_HERE: self._good})
+        good, here = self._good_sweep, self._run({_HERE: ref})
+        store = ResultsStore.open(self._results, create=False)
+        return self._judgements(sides_of_sweeps(store, good, here, arms=(_HERE, _HERE)))
+
+    def _in_blocks(self, ref: str) -> list[Judgement]:
+        """Blocks of both commits in turn, until they decide or are as many as may be."""
+        blocks = min(_FIRST_BLOCKS, self._asked.most_blocks)
+        while True:
+            name = self._run({_GOOD: self._good, _HERE: ref}, blocks)
+            store = ResultsStore.open(self._results, create=False)
+            judged = self._judgements(sides_of_arms(store, name, _GOOD, _HERE))
+            own = [one for one in judged if not self.cell or one.cell == self.cell]
+            open_ones = [one for one in own if one.verdict == "inconclusive"]
+            if not open_ones or blocks >= self._asked.most_blocks:
+                return judged
+            blocks = min(blocks + _MORE_BLOCKS, self._asked.most_blocks)
+
+    def _judgements(self, sides: Sides) -> list[Judgement]:
+        store = ResultsStore.open(self._results, create=False)
+        return list(gate(sides, self._policy, calibrations(store)).judgements)
+
+    def _run(self, refs: Mapping[str, str], blocks: int = 1) -> str:
+        """Run what is missing at these commits; the id of their sweep.
+
+        Raises:
+            UsageError: a commit cannot be run at all.
+            NothingMeasuredError: no run of it finished.
+        """
+        request = self._asked.request
+        assignments = list(request.assignments)
+        if self._metric.judge == "count":
+            assignments.append("measure.counts=true")
+        plans = requested_plan(replace(request, assignments=assignments, repeat=blocks))
+        plans = self._with_arms(plans, refs)
+        store = ResultsStore.open(self._results, create=True)
+        plans, sides = prepared_sides(plans, store)
+        options = running.Options(
+            self._results,
+            force=False,
+            retry_failed=False,
+            max_failures=None,
+            report=False,
+            as_json=False,
+        )
+        outcome = running.run_planned(plans, sides, store, options)
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if not outcome.good:
+            why = "; ".join(f"{run.state}: {run.reason}" for run in outcome.failed[:1])
+            raise NothingMeasuredError(f"no run finished ({why or 'every cell is pruned'})")
+        return plans.whole.id
+
+    def _with_arms(self, plans: RequestedPlan, refs: Mapping[str, str]) -> RequestedPlan:
+        arms = tuple(ArmRequest(name, git=ref, repo=self._asked.repo) for name, ref in refs.items())
+        interleaved = len(arms) > 1
+        commit = commit_of(self.repository, refs[_HERE], "bisect")[:12]
+        whole = replace(plans.whole, interleaved=interleaved)
+        whole = replace(whole, id=f"{whole.id}-bisect-{commit}{'-blocks' if interleaved else ''}")
+        wanted = [cell.id for cell in plans.chosen.cells if self.cell in ("", cell.id)]
+        return RequestedPlan(whole, whole.selected(wanted), arms)
+
+
+def _change(judged: Judgement) -> str:
+    """`regressed, 48 to 52 (+4)`."""
+    if judged.base is None or judged.head is None:
+        return judged.verdict
+    difference = judged.head - judged.base
+    return f"{judged.verdict}, {judged.base:,.6g} to {judged.head:,.6g} ({difference:+,.6g})"

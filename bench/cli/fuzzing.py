@@ -1,0 +1,110 @@
+"""`validate --fuzz`: random training programs, and scripts of those that fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.cli import console, exit_codes
+from bench.cli.interrupts import stop_on_signals
+from bench.cli.validating import checked_engines
+
+if TYPE_CHECKING:
+    from bench.validate.fuzz.session import Tally
+
+_WORD_EVERY_SECONDS = 10.0
+_REFUSALS_SHOWN = 8
+
+
+def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as_json: bool) -> int:
+    """Run `count` programs of `seed` on each engine; the exit code says whether one failed.
+
+    Raises:
+        UsageError: an unknown engine.
+    """
+    from bench.testing.workers import ForkServer
+    from bench.validate.fuzz.session import MODULES, Fuzzer, Tally
+
+    found: dict[str, Tally] = {}
+    stop = threading.Event()
+    with (
+        stop_on_signals(stop),
+        ForkServer(paths=(str(Path.cwd()),), modules=MODULES) as fork_server,
+        Fuzzer(fork_server) as fuzzer,
+    ):
+        for engine in checked_engines(engines):
+            found[engine], said = Tally(), time.monotonic()
+            for tally in fuzzer.fuzz(engine, seed, count, stop):
+                found[engine] = tally
+                if time.monotonic() - said > _WORD_EVERY_SECONDS:
+                    said = time.monotonic()
+                    console.note(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")
+    folder = results / "fuzz"
+    scripts = {engine: _written(folder, engine, seed, tally) for engine, tally in found.items()}
+    if as_json:
+        console.data_json(_document(found, scripts, seed))
+    else:
+        for engine, tally in found.items():
+            console.data(_text(engine, seed, tally, scripts[engine]))
+    if stop.is_set():
+        return exit_codes.INTERRUPTED
+    if any(tally.failures for tally in found.values()):
+        return exit_codes.REQUIREMENT_NOT_MET
+    equal = sum(tally.counts.get("equal", 0) for tally in found.values())
+    return exit_codes.OK if equal else exit_codes.NOTHING_MEASURED
+
+
+def _counts(tally: Tally) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(tally.counts.items()))
+
+
+def _written(folder: Path, engine: str, seed: int, tally: Tally) -> list[Path]:
+    """The script of every way of failing."""
+    paths = []
+    for failure in tally.failures:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = engine.replace(":", "-").replace(".", "-")
+        path = folder / f"{name}-{seed}-{failure.number}.py"
+        path.write_text(failure.script)
+        paths.append(path)
+    return paths
+
+
+def _text(engine: str, seed: int, tally: Tally, scripts: Sequence[Path]) -> str:
+    lines = [f"{engine}: {tally.ran} programs of seed {seed}: {_counts(tally)}"]
+    most = sorted(tally.refusals.items(), key=lambda item: -item[1])[:_REFUSALS_SHOWN]
+    lines += [f"  refused {count} times: {text}" for text, count in most]
+    for failure, path in zip(tally.failures, scripts, strict=True):
+        outcome = failure.outcome
+        lines += ["", f"{outcome.kind}: {outcome.text.splitlines()[0]}"]
+        lines.append(f"  in {len(failure.numbers)} programs, the first is {failure.number}")
+        lines += [f"  shrunk, {path}:", "", path.read_text()]
+    return "\n".join(lines)
+
+
+def _document(
+    found: dict[str, Tally], scripts: dict[str, list[Path]], seed: int
+) -> dict[str, object]:
+    return {
+        "seed": seed,
+        "engines": {
+            engine: {
+                "programs": tally.ran,
+                "counts": tally.counts,
+                "refusals": tally.refusals,
+                "failures": [
+                    {
+                        "kind": failure.outcome.kind,
+                        "text": failure.outcome.text,
+                        "programs": failure.numbers,
+                        "script": str(path),
+                    }
+                    for failure, path in zip(tally.failures, scripts[engine], strict=True)
+                ],
+            }
+            for engine, tally in found.items()
+        },
+    }

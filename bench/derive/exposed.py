@@ -1,0 +1,121 @@
+"""How much of the time of communication is exposed: nothing is computed meanwhile. No torch.
+
+From a trace in Chrome's format, as torch's profiler writes it, of one rank:
+
+    exposed(operation) = time of its intervals that no interval of computing covers, on its device
+
+On a GPU computing is every kernel and copy that is not NCCL's, and communication the kernels of
+NCCL, which also wait for other ranks. On a CPU computing is what torch's operations take on the
+thread that issues collectives, and communication the intervals that gloo reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Interval = tuple[float, float]
+
+_NCCL = re.compile(r"nccl(?:Symk)?(?:Dev)?Kernel_?([A-Za-z]+)")
+_GLOO = re.compile(r"gloo:(\w+)")
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Of one operation, or of all: number of intervals, their time, and how much of it is exposed.
+
+    Where intervals of an operation overlap, the time in which they do counts once.
+    """
+
+    count: int
+    microseconds: float
+    exposed_microseconds: float
+
+    @property
+    def fraction(self) -> float | None:
+        """Exposed share of its time; None without any."""
+        return self.exposed_microseconds / self.microseconds if self.microseconds else None
+
+
+def exposed_communication(events: Iterable[Mapping[str, Any]]) -> dict[str, Exposure]:
+    """By operation as the library calls it (`AllGather`, `all_reduce`), and of `all` together.
+
+    events: `traceEvents` of a trace. Empty where nothing was communicated.
+    """
+    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    communicating: dict[str, dict[object, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    computing: dict[object, list[Interval]] = defaultdict(list)
+    threads = _issuing_threads(complete)
+    for event in complete:
+        interval = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        name, category = str(event.get("name", "")), event.get("cat")
+        if category in _ON_DEVICE:
+            where: object = ("device", event.get("pid"))
+            operation = _NCCL.search(name)
+        else:
+            where, operation = "host", _GLOO.match(name)
+        if operation is not None:
+            communicating[operation[1]][where].append(interval)
+        elif category in _ON_DEVICE or (
+            category == "cpu_op" and name.startswith("aten::") and event.get("tid") in threads
+        ):
+            computing[where].append(interval)
+    busy = {where: merged(intervals) for where, intervals in computing.items()}
+    found = {name: _exposure(places, busy) for name, places in sorted(communicating.items())}
+    if found:
+        together: dict[object, list[Interval]] = defaultdict(list)
+        for by_place in communicating.values():
+            for where, intervals in by_place.items():
+                together[where] += intervals
+        found["all"] = _exposure(together, busy)
+    return found
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as intervals that neither overlap nor touch, in order."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def uncovered(intervals: Sequence[Interval], cover: Sequence[Interval]) -> float:
+    """Time in `intervals` and outside of `cover`; both as `merged` gives them."""
+    left, index = 0.0, 0
+    for start, end in intervals:
+        while index < len(cover) and cover[index][1] <= start:
+            index += 1
+        left += end - start
+        at = index
+        while at < len(cover) and cover[at][0] < end:
+            left -= min(end, cover[at][1]) - max(start, cover[at][0])
+            at += 1
+    return left
+
+
+def _exposure(
+    by_place: Mapping[object, Sequence[Interval]], busy: Mapping[object, Sequence[Interval]]
+) -> Exposure:
+    count, total, exposed = 0, 0.0, 0.0
+    for where, intervals in by_place.items():
+        once = merged(intervals)
+        count += len(intervals)
+        total += sum(end - start for start, end in once)
+        exposed += uncovered(once, busy.get(where, ()))
+    return Exposure(count, total, exposed)
+
+
+def _issuing_threads(events: Iterable[Mapping[str, Any]]) -> set[object]:
+    """Threads that issue collectives; work that gloo does on threads of its own is none."""
+    return {
+        event.get("tid")
+        for event in events
+        if event.get("cat") == "cpu_op" and str(event.get("name", "")).startswith("c10d::")
+    }

@@ -1,0 +1,130 @@
+"""Programs of `mfsdp-bench validate mfsdp`: behaviours that no toy model with a plain loop shows.
+
+Each has to end as plain torch does; a refusal counts as a failure here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
+
+
+@dataclass(frozen=True)
+class ProgramCase:
+    """A program among the cases of an engine."""
+
+    name: str
+    program: Program
+
+    @property
+    def id(self) -> str:
+        """As that of a case."""
+        return f"{self.engine}/program/{self.name.replace(' ', '-').replace(',', '')}"
+
+    @property
+    def engine(self) -> str:
+        """The engine under test."""
+        return self.program.engine
+
+    @property
+    def ranks(self) -> int:
+        """That it needs."""
+        return self.program.ranks
+
+
+_ADAPTER = UnitShape("Adapter", frozen="part")
+_TIED = UnitShape("Block", tie="root")
+
+
+def _cycle(*passes: str, kind: str = "micro", **settings: object) -> Cycle:
+    """One pass per path."""
+    return Cycle(tuple(Pass(kind, (path,)) for path in passes), **settings)  # type: ignore[arg-type]
+
+
+_PROGRAMS: dict[str, Program] = {
+    "frozen layer first": Program(
+        "mfsdp", units=(_ADAPTER, UnitShape(), _ADAPTER), cycles=(_cycle("rrr", "rrr"),)
+    ),
+    "two buckets per slot": Program(
+        "mfsdp",
+        options=(("allocator", "fixed_pool"),),
+        units=(UnitShape(frozen="part"), UnitShape(frozen="part"), UnitShape(frozen="part")),
+        cycles=(_cycle("rrr", "rrr"),) * 2,
+    ),
+    "tied on the meta device": Program(
+        "mfsdp",
+        options=((META, True),),
+        root="tied",
+        units=(_TIED, UnitShape("Conv")),
+        cycles=(_cycle("rr"),),
+    ),
+    "resumed on two axes": Program(
+        "mfsdp",
+        ranks=4,
+        mode="hfsdp",
+        units=(UnitShape(hidden=10),),
+        cycles=(_cycle("r"), _cycle("r", resumes=True)),
+    ),
+    "resumed and loaded": Program(
+        "mfsdp",
+        strategy=1,
+        units=(UnitShape(), UnitShape("Gain")),
+        cycles=(_cycle("rr"), _cycle("rr", resumes=True), _cycle("rr", loads=True)),
+    ),
+    "large gradients under the guard": Program(
+        "mfsdp",
+        options=(("check_for_nan_in_grad", True), ("report_nan_in_param_grad", True)),
+        dtype="float32",
+        cycles=(_cycle("r", optimizes=False),),
+        units=(UnitShape("Rows"),),
+        loss_scale=1.4e38,
+    ),
+    "recomputed in nested graphs": Program(
+        "mfsdp", strategy=1, root="tied", units=(_TIED, _TIED), cycles=(_cycle("kk", "kc"),)
+    ),
+    "nested graphs, one microbatch": Program(
+        "mfsdp", strategy=0, root="tied", units=(_TIED, _TIED), cycles=(_cycle("kk"),)
+    ),
+    "nested graphs, gradients sharded": Program(
+        "mfsdp", strategy=2, root="tied", units=(_TIED, _TIED), cycles=(_cycle("kk", "ck"),)
+    ),
+    "recomputed twice": Program("mfsdp", strategy=1, units=(UnitShape(),), cycles=(_cycle("K"),)),
+    "no_sync inside sync": Program(
+        "mfsdp", strategy=1, units=(UnitShape(),), cycles=(_cycle("r", kind="double"),)
+    ),
+    "ranks on other paths": Program(
+        "mfsdp",
+        units=(UnitShape(),) * 3,
+        cycles=(
+            Cycle((Pass("micro", ("rsr", "srs")), Pass("micro", ("rrs", "srr")))),
+            Cycle((Pass("micro", ("ssr", "rrr")),)),
+        ),
+    ),
+    "sums in the order of ranks": Program(
+        "mfsdp",
+        ranks=4,
+        strategy=2,
+        options=(("transport", "point_to_point"),),
+        dtype="float32",
+        cycles=(_cycle("r", optimizes=False),),
+        exact=True,
+    ),
+    "per token and average": Program(
+        "mfsdp",
+        options=(("average_in_collective", True), ("calculate_per_token_loss", True)),
+        cycles=(_cycle("r", "r"),),
+    ),
+    "decoupled gradients": Program(
+        "mfsdp",
+        options=(("use_decoupled_grad", True),),
+        cycles=(_cycle("r", optimizes=False), Cycle(optimizes=False), _cycle("r", optimizes=False)),
+    ),
+    "modules that nobody calls": Program(
+        "mfsdp",
+        options=(("enable_fine_grained_param_gather", True),),
+        units=(UnitShape("Table"), UnitShape(), UnitShape("Table", frozen="part")),
+        cycles=(_cycle("rrr", "rrr"),),
+    ),
+}
+FIXED = tuple(ProgramCase(name, program) for name, program in _PROGRAMS.items())

@@ -1,0 +1,67 @@
+"""A program on this rank, as the fork server's workers call it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from bench.errors import UnsupportedError
+
+_CORE_ERRORS = "mfsdp_core.errors"
+
+
+_MEETING = timedelta(seconds=3)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the program ended on this rank, if not well.
+
+    kind: `refused` by a typed error or while it was built, `differs` from plain torch, or `raised`.
+    """
+
+    kind: Literal["refused", "differs", "raised"]
+    text: str
+
+
+def run(source: str, engine: str) -> Ended | None:
+    """Execute a script of `bench.validate.fuzz.script`; the process group of its ranks exists.
+
+    engine: of the program; mfsdp has to refuse by its own errors, others by those of Python.
+
+    Raises:
+        Exception: that of the program, if the other ranks do not come to an end.
+    """
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(compile(source, "program", "exec"), names)  # noqa: S102 - text that `script` has made
+    ended = None
+    torch.set_default_dtype(torch.float32)  # the program before may have ended early
+    try:
+        names["main"]()
+    except Exception as error:
+        ended = _ended(error, engine)
+        try:
+            dist.monitored_barrier(timeout=_MEETING)
+        except RuntimeError:
+            raise error from None
+    else:
+        dist.monitored_barrier(timeout=timedelta(seconds=300))
+    return ended
+
+
+def _ended(error: Exception, engine: str) -> Ended:
+    text = f"{type(error).__name__}: {error}"
+    while_built = any(f.name == "shard" for f in traceback.extract_tb(error.__traceback__))
+    typed = isinstance(error, UnsupportedError) or type(error).__module__ == _CORE_ERRORS
+    if engine != "mfsdp":
+        typed |= isinstance(error, ValueError | NotImplementedError)
+    if while_built or typed:
+        return Ended("refused", text)
+    if isinstance(error, AssertionError) and str(error).startswith("cycle "):
+        return Ended("differs", str(error))
+    return Ended("raised", text)

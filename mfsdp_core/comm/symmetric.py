@@ -1,0 +1,180 @@
+"""User buffers: memory of NCCL's own allocator, registered with every group that uses it.
+
+    pool of the backend's allocator -> every lasting buffer and slot is allocated in it
+        -> segments compared over ranks -> registered, group by group, once, in one order
+        -> deregistered before the pool or the process group goes
+
+[Note: register last] Memory that is allocated after a registration is not a part of it (torch
+2.14 and later; before, it could hang). So all of it is allocated first, and its segments are
+compared: symmetric windows need the same sizes in the same order on all ranks.
+
+Each group is registered as symmetric windows where that is wanted and works on all of its ranks,
+else as plain buffers, else not at all. What was not reached is kept with its reason, and warned of.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.streams import DevicePool, Streams
+
+Level = Literal["symmetric", "plain", "none"]
+
+
+class Registrar(Protocol):
+    """What NCCL's backend of a process group offers."""
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Register all segments of `pool`. Collective where `symm`."""
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        """Undo it."""
+
+
+@dataclass
+class Member:
+    """A group whose collectives use the memory.
+
+    agree: from this rank's value to those of all ranks of the group. Collective. level, reason:
+    what was reached, and why not more.
+    """
+
+    name: str
+    backend: Registrar
+    agree: Callable[[object], Sequence[object]]
+    level: Level = "none"
+    reason: str = ""
+
+
+@dataclass
+class UserBuffers:
+    """The pool of one model and the groups it is registered with, in the order of `members`."""
+
+    members: list[Member]
+    pool: DevicePool
+    streams: Streams
+    symmetric: bool = True
+    _registered: list[int] | None = field(default=None, init=False)
+
+    def register(self) -> None:
+        """Register with every group; warns where a group did not get what was wanted. Collective.
+
+        Raises:
+            LifecycleError: it was registered before.
+        """
+        if self._registered is not None:
+            raise LifecycleError(
+                "communication buffers are registered already, and a second registration would "
+                "fail on some groups and not on others. Call manual_buffer_registration() once, "
+                "after the first iteration, and leave it out otherwise."
+            )
+        self.streams.synchronize()
+        segments = self._registered = self.pool.segment_bytes()
+        for member in self.members:
+            # The exchange is a barrier as well: no rank registers while another still computes.
+            everywhere = member.agree(segments)
+            self.streams.synchronize()
+            if not segments:
+                member.reason = "no buffer was allocated in the pool"
+            elif any(other != segments for other in everywhere):
+                found = " and ".join(map(str, dict.fromkeys(map(str, everywhere))))
+                member.reason = f"the pool's segments differ between ranks: {found} bytes"
+            else:
+                self._register_with(member)
+        for member in self.members:
+            if member.level != self.wanted:
+                warnings.warn(
+                    f"nccl_ub: group {member.name} got {member.level} registration instead of "
+                    f"{self.wanted}: {member.reason}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    @property
+    def wanted(self) -> Level:
+        """What was asked for."""
+        return "symmetric" if self.symmetric else "plain"
+
+    def close(self) -> None:
+        """Deregister from every group, last first. Does nothing the second time."""
+        self.streams.synchronize()
+        for member in reversed(self.members):
+            if member.level != "none":
+                member.level, member.reason = "none", "deregistered"
+                member.backend.deregister_mem_pool(self.pool.raw)
+
+    def report(self) -> dict[str, Any]:
+        """For the record: what was wanted, what each group got, and how much memory it is.
+
+        grown: whether memory was allocated in the pool after the registration, which it lacks.
+        """
+        now = self.pool.segment_bytes()
+        return {
+            "wanted": self.wanted,
+            "groups": {m.name: {"got": m.level, "reason": m.reason} for m in self.members},
+            "bytes": sum(now),
+            "segments": len(now),
+            "registered": self._registered is not None,
+            "grown": self._registered is not None and now != self._registered,
+        }
+
+    def _register_with(self, member: Member) -> None:
+        refusals: list[str] = []
+        wanted: tuple[Level, ...] = ("symmetric", "plain") if self.symmetric else ("plain",)
+        for level in wanted:
+            refusal = self._attempt(member, level)
+            refusals_everywhere = [one for one in member.agree(refusal) if one]
+            if not refusals_everywhere:
+                member.level, member.reason = level, "; ".join(refusals)
+                return
+            if refusal is None:
+                member.backend.deregister_mem_pool(self.pool.raw)
+            refusals.append(f"{level}: {refusals_everywhere[0]}")
+        member.reason = "; ".join(refusals)
+
+    def _attempt(self, member: Member, level: Level) -> str | None:
+        """Register; the error's text where that fails."""
+        try:
+            if level == "symmetric":
+                member.backend.register_mem_pool(self.pool.raw, symm=True)
+            else:
+                member.backend.register_mem_pool(self.pool.raw)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return None
+
+
+def user_buffers(
+    groups: Sequence[tuple[str, dist.ProcessGroup]], streams: Streams, *, symmetric: bool
+) -> UserBuffers:
+    """Of NCCL groups by name, each once, in the order given. Collective: communicators are made.
+
+    From here on `streams.communicated()` allocates in the pool.
+
+    Raises:
+        ConfigurationError: the device has no NCCL.
+    """
+    pool = streams.use_pool_of(streams.registrar(groups[0][1]))
+    members: dict[int, Member] = {}
+    for name, group in groups:
+        if id(group) not in members and group.size() > 1:
+            # A group without a communicator cannot register; its first collective makes it.
+            dist.all_reduce(torch.zeros(1, device=streams.device), group=group)
+            members[id(group)] = Member(name, streams.registrar(group), _agreement(group))
+    return UserBuffers(list(members.values()), pool, streams, symmetric)
+
+
+def _agreement(group: dist.ProcessGroup) -> Callable[[object], Sequence[object]]:
+    def agree(value: object) -> list[object]:
+        values: list[object] = [None] * group.size()
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+    return agree

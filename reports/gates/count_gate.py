@@ -1,0 +1,172 @@
+"""Counts of a step, exactly: a rise fails with what rose, who called it and what it costs. Pure.
+
+One run on each side is enough. What a policy allows by name is taken off the head's number first,
+and only as far as it rose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.derive.counts import COUNTED, CountRow, Rates, StepCounts, by_name
+from bench.derive.metrics import Metric, Rule
+from reports.gates.judgement import Judgement, judge_values
+from reports.gates.pairing import Pair
+from reports.gates.policy import AllowedRise
+from reports.renderers import quantity
+
+_MOST_NAMED = 4
+_MOST_SITES = 3
+_VISIBLE_MILLISECONDS = 5e-4
+
+_OfRow = Callable[[CountRow], int]
+
+
+@dataclass(frozen=True)
+class Rise:
+    """One name that adds more to a metric than it did. allowed: how much of `amount` is wanted."""
+
+    name: str
+    amount: int
+    count: int
+    allowed: int = 0
+    reason: str = ""
+
+
+def judge_count(
+    pair: Pair, metric: Metric, rule: Rule, allowed: Sequence[AllowedRise]
+) -> Judgement:
+    """One count of one cell."""
+    base, head = pair.base, pair.head
+    before, after = list(base.of(metric).values()), list(head.of(metric).values())
+    if not before or not after or base.counts is None or head.counts is None:
+        side = "base" if not before else "head"
+        return Judgement(
+            cell=pair.label,
+            metric=metric.name,
+            verdict="unmeasured",
+            required=rule.gate == "required",
+            reason=f"{side} has no counts; run it with `--set measure.counts=true`",
+        )
+    of_row = COUNTED[metric.name][1]
+    rises = _rises(base.counts, head.counts, of_row, allowed)
+    waived = sum(rise.allowed for rise in rises)
+    lowered = [value - waived for value in after]
+    judged = judge_values(pair.label, metric, rule, before, lowered, tolerance=0.0)
+    judged = replace(judged, head=judged.head + waived if judged.head is not None else None)
+    if not judged.base:  # nothing before: no ratio
+        judged = replace(judged, ratio=None)
+    unsteady = ", ".join(sorted({*base.counts.varying, *head.counts.varying})[:_MOST_NAMED])
+    if judged.verdict == "regressed" and unsteady:
+        why = f"no two counted steps in a row agree about {unsteady}"
+        return replace(judged, verdict="inconclusive", reason=why)
+    if judged.verdict == "regressed":
+        return replace(judged, reason=_why(metric, rises, base.counts, head.counts))
+    notes = [f"{_size(metric, r.allowed)} of {r.name} allowed ({r.reason})" for r in rises]
+    kept = [text for text, rise in zip(notes, rises, strict=True) if rise.allowed]
+    return replace(judged, reason="; ".join([judged.reason, *kept]).removeprefix("; "))
+
+
+def unused(allowed: Sequence[AllowedRise], pairs: Sequence[Pair]) -> list[str]:
+    """Rises that a policy allows and no cell has: somebody should take them out."""
+    found = []
+    for one in allowed:
+        rose = any(
+            pair.base.counts
+            and pair.head.counts
+            and _grown(pair.base.counts, pair.head.counts, one.operation)
+            for pair in pairs
+        )
+        if not rose and any(pair.head.counts for pair in pairs):
+            found.append(f"the policy allows more of {one.operation}, and no cell does more of it")
+    return found
+
+
+def _grown(base: StepCounts, head: StepCounts, name: str) -> bool:
+    before, after = by_name(base.rows).get(name), by_name(head.rows).get(name)
+    if after is None:
+        return False
+    return before is None or after.count > before.count or after.bytes > before.bytes
+
+
+def _rises(
+    base: StepCounts, head: StepCounts, of_row: _OfRow, allowed: Sequence[AllowedRise]
+) -> list[Rise]:
+    """Names that add more to a metric than before, the largest first."""
+    before, after = by_name(base.rows), by_name(head.rows)
+    wanted = {one.operation: one for one in allowed}
+    found = []
+    for name, row in after.items():
+        old = before.get(name)
+        amount = of_row(row) - (of_row(old) if old else 0)
+        count = row.count - (old.count if old else 0)
+        if amount > 0:
+            found.append(_allowed(Rise(name, amount, count), wanted.get(name)))
+    return sorted(found, key=lambda rise: -rise.amount)
+
+
+def _allowed(rise: Rise, one: AllowedRise | None) -> Rise:
+    if one is None:
+        return rise
+    if rise.count > 0:
+        share = min(1.0, one.count / rise.count)
+        return replace(rise, allowed=int(rise.amount * share), reason=one.reason)
+    return replace(rise, allowed=min(rise.amount, one.bytes or 0), reason=one.reason)
+
+
+def _why(metric: Metric, rises: Sequence[Rise], base: StepCounts, head: StepCounts) -> str:
+    """`aten._to_copy float32>bfloat16 +4 from a.py:f line 12 (+4), about 0.2 ms of a step; ...`."""
+    left = [rise for rise in rises if rise.amount > rise.allowed]
+    texts = [_one(metric, rise, base, head) for rise in left[:_MOST_NAMED]]
+    more = len(left) - _MOST_NAMED
+    return "; ".join(texts + ([f"and {more} more names"] if more > 0 else []))
+
+
+def _one(metric: Metric, rise: Rise, base: StepCounts, head: StepCounts) -> str:
+    of_row = COUNTED[metric.name][1]
+    text = f"{rise.name} {_size(metric, rise.amount - rise.allowed)}"
+    if rise.allowed:
+        text += f" beyond the {_size(metric, rise.allowed)} that is allowed"
+    sites = _sites(metric, rise.name, base, head, of_row)
+    if sites:
+        text += f" from {', '.join(sites)}"
+    cost = _milliseconds(rise.name, base, head)
+    return text + (f", about {quantity.significant(cost, 2)} ms of a step" if cost else "")
+
+
+def _size(metric: Metric, amount: float) -> str:
+    if metric.unit == "bytes":
+        return f"+{amount:,.0f} bytes"
+    return f"+{amount:,.0f}"
+
+
+def _sites(
+    metric: Metric, name: str, base: StepCounts, head: StepCounts, of_row: _OfRow
+) -> list[str]:
+    """Who calls it more often than before; who calls it at all where the base does not say."""
+    before: dict[str, int] = {}
+    for row in base.rows:
+        if row.name == name:
+            before[row.site] = before.get(row.site, 0) + of_row(row)
+    grown = [
+        (of_row(row) - before.get(row.site, 0), row)
+        for row in head.rows
+        if row.name == name and row.site and of_row(row) > before.get(row.site, 0)
+    ]
+    grown.sort(key=lambda pair: -pair[0])
+    return [
+        f"{row.site} line {row.line} ({_size(metric, amount)})"
+        for amount, row in grown[:_MOST_SITES]
+    ]
+
+
+def _milliseconds(name: str, base: StepCounts, head: StepCounts) -> float | None:
+    """What more of `name` costs per rank and step by the head's calibration."""
+    rates: Rates | None = head.rates
+    after, before = by_name(head.rows).get(name), by_name(base.rows).get(name)
+    if rates is None or after is None:
+        return None
+    more = rates.milliseconds(after) - (rates.milliseconds(before) if before else 0.0)
+    cost = more / head.ranks
+    return cost if cost > _VISIBLE_MILLISECONDS else None

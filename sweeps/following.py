@@ -1,0 +1,102 @@
+"""Waiting for jobs, and telling what their runs come to. The queue is asked now and then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from bench.launch.slurm.controller import ControllerSilentError
+from bench.record import RunStatus
+from sweeps.execution import RunMaker
+from sweeps.jobs import JobsSeen, see_jobs, settle
+from sweeps.progress import Remark, RunEnded
+from sweeps.submitting import Submission
+
+
+class Follower:
+    """Follows `jobs` of a sweep.
+
+    Args:
+        maker: names the sweep; its `publish` is told, its `stop` ends the wait and not the jobs.
+        submission: how the queue is asked.
+        jobs: to wait for.
+        told: ids of runs that are no news.
+        total: runs to count to.
+    """
+
+    def __init__(
+        self,
+        maker: RunMaker,
+        submission: Submission,
+        jobs: set[str],
+        *,
+        told: set[str],
+        total: int,
+    ) -> None:
+        self._maker = maker
+        self._submission = submission
+        self._jobs = set(jobs)
+        self._told = set(told)
+        self._total = total
+        self._position = 0
+        self._said = ""
+
+    def follow(self, adopted: int) -> None:
+        """Until no job is left, or somebody asks to stop. adopted: of the jobs, for the display."""
+        sweep, store, stop = self._maker.sweep, self._maker.store, self._maker.stop
+        found = f", {adopted} of them found in the queue" if adopted else ""
+        self._say(f"jobs: {len(self._jobs)} to wait for{found}")
+        while self._jobs and not stop.wait(self._submission.poll_seconds):
+            try:
+                seen = see_jobs(store, sweep, self._submission.queue)
+            except ControllerSilentError as error:
+                # It restarts, or this node lost it: jobs do not need it to go on.
+                self._say(f"jobs: {len(self._jobs)} to wait for; {error}")
+                continue
+            settle(store, sweep, seen)
+            self._tell_endings()
+            self._jobs &= seen.alive.keys()
+            self._say(_counted(seen, self._jobs))
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._maker.publish(Remark(text))
+
+    def _tell_endings(self) -> None:
+        for run_id, _, status in self._maker.store.statuses(self._maker.sweep):
+            if run_id in self._told or status.state == "running":
+                continue
+            self._told.add(run_id)
+            self._position += 1
+            total = max(self._total, self._position)
+            self._maker.publish(_ended(run_id, status, self._position, total))
+
+
+def _ended(run_id: str, status: RunStatus, position: int, total: int) -> RunEnded:
+    return RunEnded(
+        status.cell or "",
+        status.repeat,
+        position,
+        total,
+        run_id,
+        status.state,
+        status.reason,
+        _seconds(status),
+        status.arm,
+    )
+
+
+def _seconds(status: RunStatus) -> float:
+    if not status.ended_utc or not status.started_utc:
+        return 0.0
+    ended = datetime.fromisoformat(status.ended_utc)
+    return (ended - datetime.fromisoformat(status.started_utc)).total_seconds()
+
+
+def _counted(seen: JobsSeen, jobs: set[str]) -> str:
+    looks = [seen.looks[job] for job in jobs]
+    waiting = Counter(look.reason for look in looks if look.phase == "queued")
+    why = ", ".join(f"{reason} {count}" for reason, count in waiting.most_common())
+    count = waiting.total()
+    return f"jobs: {len(looks) - count} running, {count} waiting" + (f" ({why})" if why else "")

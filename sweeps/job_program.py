@@ -1,0 +1,132 @@
+"""What a job of a sweep runs: `python -m sweeps.job_program FILE`, on the first of its nodes.
+
+Makes what is missing of its cell, run after run, on the same nodes: repeats, arms and blocks are
+compared with each other. It looks at the records first, so a job that is started again goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from bench.launch import code_identity, launch
+from bench.launch.protocol import QueuedJob
+from bench.launch.slurm.controller import own_job, why_this_job_ends
+from bench.launch.slurm.launcher import SlurmLauncher
+from bench.launch.slurm.settings import SlurmSettings
+from bench.launch.stop_request import StopRequest
+from bench.record import FINISHED_GOOD, RunRecord
+from bench.store import RunFolder
+from bench.store.results_store import ResultsStore
+from sweeps.block_resume import MissingBlock, attempts_started, compare_blocks, runs_by_block
+from sweeps.block_runner import run_blocks
+from sweeps.execution import RunMaker, Side
+from sweeps.jobs import Codes, JobArray, cut_off, read_array
+from sweeps.plan import Plan
+from sweeps.progress import Progress, RunEnded, RunStarted
+from sweeps.resume import PastRun, compare_with_records
+from sweeps.runner import run_one_by_one
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 if every run of this job has finished, else 1."""
+    file = Path(arguments[0])
+    store = ResultsStore.open(file.parents[3], create=False)
+    array = read_array(file)
+    stop = StopRequest()
+    _heed_slurm(stop)
+    _settle_own_runs(store, array)
+    cell = array.cells[int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)]
+    runs = make_cell(array, cell, store, stop)
+    return 0 if all(run.state in FINISHED_GOOD for run in runs) and not stop.is_set() else 1
+
+
+def _heed_slurm(stop: StopRequest) -> None:
+    """SIGUSR1 comes before the time limit; SIGTERM with every other end that Slurm has in mind."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            return
+        job = own_job()
+        if number == signal.SIGUSR1:
+            stop.state, stop.why = "timeout", f"the time limit of job {job} is near"
+        else:
+            found = why_this_job_ends()
+            stop.state, stop.why = found or ("interrupted", f"job {job} got SIGTERM")
+        stop.set()
+
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, on_signal)
+
+
+def _settle_own_runs(store: ResultsStore, array: JobArray) -> None:
+    """A run of this job that is not over is of its last start: nothing of it lives."""
+    job = own_job()
+    for run_id, path, status in store.statuses(array.plan.id):
+        if status.job == job and job is not None and status.state == "running":
+            look = QueuedJob("ended", "", "", "interrupted", f"job {job} lost its first node")
+            RunFolder.left_behind(path, run_id, status).finish(cut_off(status, look))
+
+
+def make_cell(
+    array: JobArray, cell: str, store: ResultsStore, stop: StopRequest
+) -> Sequence[PastRun]:
+    """What is missing of one cell; what came of it."""
+    plan = array.plan.selected([cell])
+    settings = SlurmSettings.model_validate(array.settings)
+    maker = RunMaker(plan.id, store, _sides(array.codes, settings), stop, _say)
+    records = list(store.records(sweep=plan.id))
+    if plan.interleaved:
+        blocks = _missing_blocks(plan, maker, records, array)
+        total = sum(len(one.block.order) for one in blocks)
+        return run_blocks(maker, blocks, total=total, retries=array.block_retries).ended
+    counted = _that_count(records, array)
+    missing = compare_with_records(plan, counted, maker.code_before()).missing
+    return run_one_by_one(maker, missing, None)
+
+
+def _missing_blocks(
+    plan: Plan, maker: RunMaker, records: Sequence[RunRecord], array: JobArray
+) -> list[MissingBlock]:
+    """Attempts go on counting where those of other jobs ended: no run belongs to two."""
+    found = compare_blocks(
+        plan, _that_count(records, array), maker.code_before(), retries=array.block_retries
+    )
+    known = runs_by_block(records)
+    return [replace(one, attempt=1 + attempts_started(one.block, known)) for one in found.missing]
+
+
+def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:
+    launcher = SlurmLauncher(settings)
+    return {
+        arm: Side(partial(launch, code=code, launcher=launcher), partial(code_identity, code=code))
+        for arm, code in codes.items()
+    }
+
+
+def _that_count(records: Sequence[RunRecord], array: JobArray) -> Sequence[RunRecord]:
+    """With --force, what this array made; with --retry-failed, what has not failed before it."""
+    own = set(array.jobs) | {own_job()}
+    return [
+        record
+        for record in records
+        if record.status.job in own
+        or not (array.force or (array.retry_failed and record.status.state not in FINISHED_GOOD))
+    ]
+
+
+def _say(event: Progress) -> None:
+    """Into the output of the job."""
+    if isinstance(event, RunStarted | RunEnded):
+        sys.stderr.write(f"{event}\n")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,215 @@
+"""Arrays of jobs of a sweep: one file each, written before the queue is asked, read by the jobs.
+
+The file says which cell each job makes, of which plan, with which code. Whatever becomes of the
+process that submitted it, the next one finds the jobs again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from bench.errors import UsageError
+from bench.launch.protocol import Queue, QueuedJob
+from bench.launch.rank_code import RankCode
+from bench.record import RunStatus
+from bench.store import RunFolder, layout
+from bench.store.atomic import write_json_atomically
+from bench.store.reading import read_json_object
+from bench.store.results_store import ResultsStore
+from bench.store.run_folder import utc_now
+from sweeps.plan import Plan
+
+JOBS_VERSION = 1
+_CODE: TypeAdapter[RankCode | None] = TypeAdapter(RankCode | None)
+
+Codes = Mapping[str | None, RankCode | None]
+"""By arm; None: the code of the process that makes the run."""
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """Jobs alike; job n makes what is missing of cell `cells[n]`.
+
+    id: of the array, None until the queue has said it. plan: of these cells alone. settings: of the
+    launcher, as it wrote them. force, retry_failed, block_retries: as of `RunOptions`. over: no job
+    of it is left, and every run of theirs has its end.
+    """
+
+    name: str
+    plan: Plan
+    cells: tuple[str, ...]
+    codes: Codes
+    settings: Mapping[str, Any]
+    force: bool = False
+    retry_failed: bool = False
+    block_retries: int = 0
+    id: str | None = None
+    submitted_utc: str = ""
+    over: bool = False
+
+    @property
+    def jobs(self) -> dict[str, str]:
+        """Job -> cell, once the queue has taken them."""
+        return {f"{self.id}_{n}": cell for n, cell in enumerate(self.cells)} if self.id else {}
+
+    def write(self, store: ResultsStore) -> Path:
+        """Keep it in the results folder; the file.
+
+        Raises:
+            StoreFullError: no space.
+        """
+        file = jobs_folder(store, self.plan.id) / f"{self.name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        codes = {
+            arm or "": _CODE.dump_python(code, mode="json") for arm, code in self.codes.items()
+        }
+        document = {
+            "jobs_version": JOBS_VERSION,
+            "name": self.name,
+            "id": self.id,
+            "submitted_utc": self.submitted_utc,
+            "over": self.over,
+            "cells": list(self.cells),
+            "codes": codes,
+            "settings": dict(self.settings),
+            "force": self.force,
+            "retry_failed": self.retry_failed,
+            "block_retries": self.block_retries,
+            "plan": self.plan.to_document(),
+        }
+        write_json_atomically(file, document)
+        return file
+
+
+def new_name(sweep: str) -> str:
+    """Of an array that is about to be submitted: also what the queue shows."""
+    return f"{sweep}.{secrets.token_hex(4)}"
+
+
+def jobs_folder(store: ResultsStore, sweep: str) -> Path:
+    """Where the arrays of a sweep are kept."""
+    return store.root / layout.SWEEPS / layout.checked_identifier("sweep id", sweep) / layout.JOBS
+
+
+def read_array(file: Path) -> JobArray:
+    """One array.
+
+    Raises:
+        UsageError: the file is damaged, or of another version.
+    """
+    problems: list[str] = []
+    document = read_json_object(file, problems)
+    if document is None or document.get("jobs_version") != JOBS_VERSION:
+        found = problems[0] if problems else "not of this version"
+        raise UsageError(f"{file}: {found}; end its jobs with scancel and remove the file")
+    return JobArray(
+        name=document["name"],
+        id=document["id"],
+        submitted_utc=document["submitted_utc"],
+        over=document["over"],
+        plan=Plan.from_document(document["plan"]),
+        cells=tuple(document["cells"]),
+        codes={arm or None: _CODE.validate_python(v) for arm, v in document["codes"].items()},
+        settings=document["settings"],
+        force=document["force"],
+        retry_failed=document["retry_failed"],
+        block_retries=document["block_retries"],
+    )
+
+
+def read_arrays(store: ResultsStore, sweep: str) -> list[JobArray]:
+    """Every array of a sweep, oldest first.
+
+    Raises:
+        UsageError: as `read_array`.
+    """
+    files = jobs_folder(store, sweep).glob("*.json")
+    return sorted((read_array(file) for file in files), key=lambda array: array.submitted_utc)
+
+
+@dataclass(frozen=True)
+class JobsSeen:
+    """The jobs of a sweep at one moment: array of each, and how it is. Ended ones too."""
+
+    arrays: tuple[JobArray, ...]
+    looks: Mapping[str, QueuedJob]
+
+    @property
+    def alive(self) -> dict[str, QueuedJob]:
+        """Jobs that wait or run."""
+        return {job: look for job, look in self.looks.items() if look.phase != "ended"}
+
+    @property
+    def cells(self) -> dict[str, tuple[str, JobArray]]:
+        """Cell -> the job that is about to make it, or does, and its array."""
+        return {
+            cell: (job, array)
+            for array in self.arrays
+            for job, cell in array.jobs.items()
+            if job in self.alive
+        }
+
+
+def see_jobs(store: ResultsStore, sweep: str, queue: Queue) -> JobsSeen:
+    """Ask the queue once about all jobs of a sweep.
+
+    An array whose submission was cut off is found by its name, or else forgotten.
+    """
+    arrays = []
+    for array in read_arrays(store, sweep):
+        known = array.id or queue.find(array.name)
+        if known is not None:
+            arrays.append(replace(array, id=known))
+            if array.id is None:
+                arrays[-1].write(store)
+    asked = {job for array in arrays if not array.over for job in array.jobs}
+    asked |= {s.job for _, _, s in store.statuses(sweep) if s.state == "running" and s.job}
+    return JobsSeen(tuple(arrays), queue.look(asked))
+
+
+def settle(store: ResultsStore, sweep: str, seen: JobsSeen) -> None:
+    """Write the end of runs whose job is gone without having written it."""
+    for run_id, path, status in store.statuses(sweep):
+        look = seen.looks.get(status.job or "")
+        if status.state == "running" and look is not None and look.phase != "running":
+            RunFolder.left_behind(path, run_id, status).finish(cut_off(status, look))
+    for array in seen.arrays:
+        if not array.over and not any(job in seen.alive for job in array.jobs):
+            replace(array, over=True).write(store)
+
+
+def cut_off(status: RunStatus, look: QueuedJob) -> RunStatus:
+    """The status of a run that its job has left behind."""
+    state, reason = look.state, look.detail
+    if look.phase == "queued":
+        state, reason = "preempted", f"job {status.job} was requeued ({look.reason})"
+    return status.model_copy(
+        update={"state": state, "reason": status.reason or reason, "ended_utc": utc_now()}
+    )
+
+
+def without_secrets(plan: Plan) -> None:
+    """Refuse what a file cannot hand on to a job.
+
+    Raises:
+        UsageError: a setting with a credential in it, which is written nowhere.
+    """
+    for cell in plan.cells:
+        for run in (cell.resolved, *cell.by_arm.values()):
+            names = _redacted(run.launch.env, run.model_dump(mode="json")["launch"]["env"])
+            if names:
+                raise UsageError(
+                    f"cell {cell.id}: env.{names[0]} holds a credential, which is kept out of all"
+                    " files, so a job would not get it; export the variable where you submit from,"
+                    " and take it out of the sweep"
+                )
+
+
+def _redacted(given: Mapping[str, str], written: Mapping[str, str]) -> list[str]:
+    return [name for name, value in given.items() if written.get(name) != value]

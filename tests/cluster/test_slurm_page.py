@@ -1,0 +1,86 @@
+"""docs/slurm.md, followed word by word on the two-node Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_runs import CHECKOUT, Cluster
+
+from bench.record import FINISHED_GOOD
+
+pytestmark = [pytest.mark.nightly, pytest.mark.processes, pytest.mark.timeout(600)]
+
+PAGE = (CHECKOUT / "docs" / "slurm.md").read_text()
+RECIPE = CHECKOUT / "docs" / "recipes" / "nightly-slurm.sh"
+
+
+class LoginNode:
+    """A shell with `mfsdp-bench` on its PATH, as the page assumes it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.environment = (
+            os.environ
+            | cluster.slurm.environment
+            | {
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": str(CHECKOUT),
+                "XDG_CONFIG_HOME": str(cluster.folder / "config"),
+            }
+        )
+
+    def shell(self, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", command],
+            cwd=self.cluster.folder,
+            env=self.environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_can_be_followed(cluster: Cluster) -> None:
+    login = LoginNode(cluster)
+    profile, sweep = blocks("yaml")
+    place = cluster.folder / "config" / "mfsdp-bench" / "slurm.yaml"
+    place.parent.mkdir(parents=True)
+    place.write_text(profile)
+    (cluster.folder / "first.yaml").write_text(sweep)
+
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [line for line in commands if "nightly" not in line]
+    assert len(commands) == 9
+    for command in commands:
+        done = login.shell(command)
+        # 12 steps may be unsteady on a busy machine; that is exit code 3 and no failure of a run.
+        assert done.returncode in ({0, 3} if " run " in command else {0}), (command, done.stderr)
+    assert {state in FINISHED_GOOD for state in cluster.states()} == {True}
+    assert len(cluster.states()) == 2, "nothing was run twice"
+
+
+def test_the_gate_of_every_night_runs_from_a_login_node(cluster: Cluster) -> None:
+    login = LoginNode(cluster)
+    sweep = cluster.sweep(steps=12, nodes=1).read_text().replace("name: two", "name: nightly")
+    (cluster.folder / "nightly.yaml").write_text(sweep)
+    for command in blocks("sh")[-1].splitlines():
+        done = login.shell(command.replace("--repeat 8", "--repeat 2"))
+        assert done.returncode in {0, 3}, (command, done.stderr)
+
+    done = login.shell(f"sh {RECIPE} nightly.yaml main", REPEAT="3")
+    assert done.returncode in {0, 1}, done.stderr
+    assert "judged" in done.stdout or "verdict" in done.stdout or done.stdout
+    out = cluster.folder / "nightly"
+    assert {"gate.xml", "gate.md"} <= {file.name for file in out.iterdir()}
+    assert any(file.suffix == ".html" for file in out.iterdir())
+    assert len(cluster.states()) == 3, "two of the baseline, and one more"

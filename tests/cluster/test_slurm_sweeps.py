@@ -1,0 +1,144 @@
+"""Sweeps under a real Slurm of two nodes: what its jobs make, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+
+import pytest
+from cluster_runs import Cluster, end
+from two_node_slurm import NODES
+
+from bench.record import FINISHED_GOOD
+
+pytestmark = pytest.mark.processes
+
+ENDLESS = 1_000_000
+
+
+def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
+    sweep = cluster.sweep(steps=12)
+    _, _, err = cluster.run("run", sweep, "--launcher", "slurm")
+    (remote,) = cluster.records()
+    assert remote.status.state in FINISHED_GOOD, err
+    proofs = remote.environment["runtime"]["code_proof"].values()
+    assert {proof["host"] for proof in proofs} == set(NODES)
+
+    _, _, err = cluster.run("run", sweep, "--set", "launch.nodes=1")
+    (local,) = (one for one in cluster.records() if one.status.job is None)
+    assert local.status.state in FINISHED_GOOD, err
+    assert remote.losses == local.losses
+    assert len(local.losses) == 12
+
+
+def test_a_runner_that_is_killed_is_followed_by_one_that_adopts(cluster: Cluster) -> None:
+    sweep = cluster.sweep(steps=60, engines="ddp, mfsdp")
+    runner = cluster.start("run", sweep, "--launcher", "slurm")
+    cluster.wait_for_steps()
+    end(runner, signal.SIGKILL)
+    queued = set(cluster.slurm.jobs())
+    assert len(queued) == 2
+
+    code, out, _ = cluster.run("status", "two", "--json")
+    lines = json.loads(out)["sweeps"][0]["runs"]
+    assert code == 0
+    assert {line["job"] for line in lines} == queued
+
+    code, _, err = cluster.run("run", sweep, "--launcher", "slurm")
+    assert code == 0, err
+    assert "2 of them found in the queue" in err
+    assert cluster.states() == ["ok"] * 2
+    assert {str(one.status.job) for one in cluster.records()} == queued, "nothing was submitted"
+
+
+def test_ctrl_c_leaves_jobs_alone_and_cancel_ends_them(cluster: Cluster) -> None:
+    sweep = cluster.sweep(steps=ENDLESS, engines="ddp, mfsdp", options="exclusive: true")
+    runner = cluster.start("run", sweep, "--launcher", "slurm")
+    cluster.wait_for_steps()
+    code, err = end(runner, signal.SIGINT)
+    assert code == 130
+    assert "mfsdp-bench cancel two" in err
+    assert len(cluster.slurm.jobs()) == 2
+
+    _, out, _ = cluster.run("status", "two")
+    assert "queued" in out
+    assert "Resources" in out or "Priority" in out, "the reason why the second job waits"
+
+    code, out, err = cluster.run("cancel", "two")
+    assert code == 0, err
+    assert "2 jobs cancelled, 0 still there" in out
+    (record,) = cluster.records()
+    assert record.status.state == "interrupted"
+    assert "was cancelled" in record.status.reason
+
+
+@pytest.mark.nightly
+def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
+    sweep = cluster.sweep(steps=60)
+    runner = cluster.start("run", sweep, "--launcher", "slurm", "--repeat", "2")
+    cluster.wait_for(lambda: "ok" in cluster.states() or "unstable" in cluster.states(), "one run")
+    cluster.wait_for(lambda: len(cluster.states()) == 2, "the second run")
+    (job,) = cluster.slurm.jobs("running")
+    cluster.slurm.command("scontrol", "requeue", job)
+    _, err = runner.communicate(timeout=120)
+
+    first, second, third = cluster.records()
+    assert first.status.state in FINISHED_GOOD, err
+    assert second.status.state == "preempted", second.status.reason
+    assert "requeued" in second.status.reason
+    assert third.status.state in FINISHED_GOOD, "the job has gone on where it was"
+    assert (first.status.repeat, second.status.repeat, third.status.repeat) == (0, 1, 1)
+    assert {one.status.job for one in cluster.records()} == {job}
+
+
+def test_a_node_that_dies_costs_its_run_and_nothing_else(cluster: Cluster) -> None:
+    sweep = cluster.sweep(steps=ENDLESS)
+    runner = cluster.start("run", sweep, "--launcher", "slurm", "--slurm", "requeue=false")
+    cluster.wait_for_steps()
+    cluster.slurm.crash_node("n2")
+    try:
+        _, err = runner.communicate(timeout=90)
+    finally:
+        cluster.slurm.start_node("n2")
+    (record,) = cluster.records()
+    assert record.status.state in {"interrupted", "crashed"}, err
+    assert "n2" in record.status.reason
+
+
+@pytest.mark.nightly
+def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -> None:
+    rates = ", ".join(str(n) for n in range(1, 201))
+    sweep = cluster.sweep(steps=ENDLESS)
+    text = sweep.read_text().replace("engine.name: [mfsdp]", f"train.seed: [{rates}]")
+    sweep.write_text(text)
+    # Nothing is to run: only the queue is looked at.
+    cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=drain", "reason=test")
+    try:
+        begun = time.monotonic()
+        runner = cluster.start("run", sweep, "--launcher", "slurm", "--max-jobs", "2")
+        cluster.wait_for(lambda: len(cluster.slurm.jobs()) == 200, "200 jobs")
+        assert time.monotonic() - begun < 10.0, "from the start of the command line"
+        before = asked(cluster)
+        time.sleep(21)
+        assert asked(cluster) - before <= 5, "no more than one question per 5 s"
+        end(runner, signal.SIGKILL)
+
+        runner = cluster.start("run", sweep, "--launcher", "slurm")
+        time.sleep(12)
+        code, err = end(runner, signal.SIGINT)
+        assert code == 130
+        assert "200 of them found in the queue" in err
+        assert len(cluster.slurm.jobs()) == 200
+        code, out, err = cluster.run("cancel", "two")
+        assert "200 jobs cancelled, 0 still there" in out, err
+    finally:
+        cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=resume")
+
+
+def asked(cluster: Cluster) -> int:
+    """Requests for the list of jobs that the controller has answered so far."""
+    counts = cluster.slurm.command("sdiag")
+    found = re.search(r"REQUEST_JOB_INFO\s+\(\s*\d+\)\s+count:(\d+)", counts)
+    return int(found[1]) if found else 0

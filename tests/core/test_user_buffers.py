@@ -1,0 +1,306 @@
+"""Communication buffers are registered once, in one order, or it is said why not.
+
+Against a twin of what NCCL's backend offers, which writes down what it is asked.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core.comm import symmetric, torch_backend
+from mfsdp_core.comm.symmetric import Member, UserBuffers
+from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.streams import Streams
+
+CPU = torch.device("cpu")
+
+
+class Pool:
+    """A pool whose segments are the tensors that were allocated while it was in use."""
+
+    def __init__(self, log: list[str], sizes: tuple[int, ...] = (64, 32)) -> None:
+        self.raw = self
+        self.sizes = list(sizes)
+        self.log = log
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        self.log.append("allocate")
+        yield
+
+    def segment_bytes(self) -> list[int]:
+        return list(self.sizes)
+
+
+class Backend:
+    """refuses: levels that raise, as `symm=True` on a torch that does not know it."""
+
+    def __init__(self, name: str, log: list[str], refuses: dict[bool, Exception] | None = None):
+        self.name, self.log, self.refuses = name, log, refuses or {}
+        self.mem_allocator = object()
+
+    def register_mem_pool(self, _pool: Any, symm: bool = False) -> None:
+        if symm in self.refuses:
+            raise self.refuses[symm]
+        self.log.append(f"{self.name}: register {'symmetric' if symm else 'plain'}")
+
+    def deregister_mem_pool(self, _pool: Any) -> None:
+        self.log.append(f"{self.name}: deregister")
+
+
+class Twin(Streams):
+    """Streams of a device whose backends are those above."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.log: list[str] = []
+        self.backends: dict[int, Backend] = {}
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    def registrar(self, group: Any) -> Backend:
+        name = f"group {len(self.backends)}"
+        return self.backends.setdefault(id(group), Backend(name, self.log))
+
+    def new_pool(self, allocator: Any) -> Pool:
+        assert allocator is not None
+        return Pool(self.log)
+
+
+def alone(value: object) -> list[object]:
+    return [value]
+
+
+def buffers(*refuses: dict[bool, Exception], agree=alone, symmetric=True, sizes=(64, 32)):
+    """Of groups a, b, ..., with what the backend of each refuses."""
+    streams = Twin(CPU)
+    members = [
+        Member(name, Backend(name, streams.log, refused), agree)
+        for name, refused in zip("abc", refuses, strict=False)
+    ]
+    return UserBuffers(members, Pool(streams.log, sizes), streams, symmetric), streams.log
+
+
+def got(made: UserBuffers) -> dict[str, str]:
+    return {name: found["got"] for name, found in made.report()["groups"].items()}
+
+
+def test_every_group_is_registered_once_in_order_and_deregistered_in_reverse():
+    made, log = buffers({}, {})
+    made.register()
+    wanted = ["a: register symmetric", "b: register symmetric"]
+    assert [line for line in log if "register" in line] == wanted
+    assert log[0] == "synchronize"
+    assert got(made) == {"a": "symmetric", "b": "symmetric"}
+    made.close()
+    made.close()
+    assert [line for line in log if "dereg" in line] == ["b: deregister", "a: deregister"]
+
+
+def test_a_second_registration_is_refused():
+    made, log = buffers({})
+    made.register()
+    with pytest.raises(LifecycleError, match="already"):
+        made.register()
+    assert log.count("a: register symmetric") == 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "level", "said"),
+    [
+        ({True: TypeError("unexpected keyword 'symm'")}, "plain", "symmetric: TypeError"),
+        ({True: RuntimeError("no"), False: RuntimeError("nor")}, "none", "plain: RuntimeError"),
+    ],
+)
+def test_a_group_that_cannot_falls_back_and_says_so(refused, level, said):
+    made, log = buffers(refused, {})
+    with pytest.warns(RuntimeWarning, match=f"group a got {level} registration instead of symm"):
+        made.register()
+    assert got(made) == {"a": level, "b": "symmetric"}
+    assert said in made.report()["groups"]["a"]["reason"]
+    made.close()
+    assert log.count("a: deregister") == (level != "none")
+
+
+def test_plain_registration_can_be_asked_for_and_is_then_no_fallback(recwarn):
+    made, log = buffers({}, symmetric=False)
+    made.register()
+    assert "a: register plain" in log
+    assert made.report()["wanted"] == "plain"
+    assert not recwarn
+
+
+def test_a_rank_takes_back_what_another_one_could_not_do():
+    """The other rank refuses symmetric windows: this one must not keep its own."""
+
+    def agree(value: object) -> list[object]:
+        other = value
+        if not isinstance(value, list):
+            asked.append(value)
+            other = "RuntimeError: not here" if len(asked) == 1 else None
+        return [value, other]
+
+    asked: list[object] = []
+    made, log = buffers({}, agree=agree)
+    with pytest.warns(RuntimeWarning, match="not here"):
+        made.register()
+    found = [line for line in log if line.startswith("a:")]
+    assert found == ["a: register symmetric", "a: deregister", "a: register plain"]
+
+
+def test_segments_that_differ_between_ranks_are_not_registered():
+    made, log = buffers({}, agree=lambda value: [value, [64]])
+    with pytest.warns(RuntimeWarning, match=r"differ between ranks: \[64, 32\] and \[64\] bytes"):
+        made.register()
+    assert not [line for line in log if "register" in line]
+    assert got(made) == {"a": "none"}
+
+
+def test_a_pool_without_memory_is_not_registered():
+    made, log = buffers({}, sizes=())
+    with pytest.warns(RuntimeWarning, match="no buffer"):
+        made.register()
+    assert not [line for line in log if "register" in line]
+
+
+def test_memory_that_came_after_the_registration_is_reported():
+    made, _ = buffers({})
+    made.register()
+    assert made.report()["grown"] is False
+    made.pool.sizes.append(8)
+    assert made.report()["grown"] is True
+
+
+# -- in a model --------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+@pytest.fixture
+def fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def twin(fake_group: None, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
+    """The streams of every model that is sharded."""
+    made: list[Twin] = []
+
+    def of(device: torch.device) -> Twin:
+        made.append(Twin(device))
+        return made[-1]
+
+    monkeypatch.setattr(Streams, "of", staticmethod(of))
+    monkeypatch.setattr(symmetric, "_agreement", lambda _group: alone)
+    return made
+
+
+def sharded(**options: Any) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    return fully_shard_model(
+        nn.Sequential(*(Block() for _ in range(3))),
+        device_mesh=mesh,
+        dp_shard_dim="inner",
+        dp_outer_dim="outer",
+        hybrid_fsdp_group=dist.group.WORLD,
+        fsdp_unit_modules=[Block],
+        mixed_precision_policy=MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16),
+        **options,
+    )
+
+
+def test_slots_and_lasting_buffers_are_allocated_in_the_pool_before_one_registration(twin):
+    model = sharded(nccl_ub=True)
+    log = twin[0].log
+    registrations = [index for index, line in enumerate(log) if "register" in line]
+    allocations = [index for index, line in enumerate(log) if line == "allocate"]
+    # Pools of weights, gradients and the outer stage; accumulators of six buckets.
+    assert len(allocations) >= 3 + 6
+    assert max(allocations) < min(registrations)
+    assert [log[index] for index in registrations] == [
+        "group 0: register symmetric",
+        "group 1: register symmetric",
+    ]
+    assert model.pool_plan["allocator"] == "fixed_pool"
+    assert set(model.buffer_registration["groups"]) == {"inner", "outer"}
+    allocated = len(allocations)
+    for _ in range(2):
+        model(torch.ones(2, 8)).sum().backward()
+        model.zero_grad_buffer()
+    assert log.count("allocate") == allocated
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert log[-2:] == ["group 1: deregister", "group 0: deregister"]
+
+
+def test_manual_registration_is_left_to_the_caller_and_works_once(twin):
+    model = sharded(nccl_ub=True, manual_registration=True)
+    log = twin[0].log
+    assert not [line for line in log if "register" in line]
+    model(torch.ones(2, 8)).sum().backward()
+    model.param_and_grad_buffer.manual_buffer_registration()
+    assert log.count("group 0: register symmetric") == 1
+    with pytest.raises(LifecycleError, match="already"):
+        model.param_and_grad_buffer.manual_buffer_registration()
+
+
+def test_symmetric_buffers_are_summed_where_an_average_was_asked_for(twin, monkeypatch):
+    asked = []
+    of_torch = torch_backend._scatter_flat
+
+    def reduce(*arguments: Any, op: Any, **options: Any) -> Any:
+        asked.append(op)
+        return of_torch(*arguments, op=op, **options)
+
+    monkeypatch.setattr(torch_backend, "_scatter_flat", reduce)
+    for options in ({}, {"disable_symmetric_registration": True}):
+        model = sharded(nccl_ub=True, average_in_collective=True, **options)
+        model(torch.ones(2, 8)).sum().backward()
+    ops = list(dict.fromkeys(map(str, asked)))
+    assert len(ops) == 2
+    assert "SUM" in ops[0]
+    assert "AVG" in ops[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "found device cpu"),
+        ({"transport": "point_to_point"}, "transport='native'"),
+        ({"allocator": "storage_resize"}, "nccl_ub"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(fake_group, options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        sharded(nccl_ub=True, **options)
+
+
+def test_a_model_without_user_buffers_says_so(fake_group):
+    model = sharded()
+    assert model.buffer_registration is None
+    with pytest.raises(LifecycleError, match="nccl_ub=True"):
+        model.param_and_grad_buffer.manual_buffer_registration()

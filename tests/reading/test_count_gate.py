@@ -1,0 +1,217 @@
+"""Counts are judged exactly at n = 1: a rise names what rose, who called it and what it costs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+
+from bench.cli.gating import read_policy
+from bench.derive.counts import CountRow, Rates, StepCounts
+from bench.errors import UsageError
+from reports.gates.baseline import make_baseline, read_baseline
+from reports.gates.cell_samples import cell_samples
+from reports.gates.gate import GateResult, gate
+from reports.gates.gate_text import to_terminal
+from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline
+from reports.gates.policy import Policy
+
+RATES = Rates(
+    copied_bytes_per_second=1e9,
+    wire_bytes_per_second=1e8,
+    seconds_per_operation=1e-6,
+    seconds_per_call=1e-7,
+)
+CAST = CountRow(
+    operation="aten._to_copy",
+    kind="cast",
+    dtype="float32>bfloat16",
+    site="mfsdp_core/a.py:gather",
+    line=7,
+    count=4,
+    bytes=6_000_000,
+    allocations=4,
+    allocated_bytes=2_000_000,
+)
+GATHER = CountRow(
+    operation="c10d._allgather_base_",
+    kind="collective",
+    dtype="bfloat16",
+    site="mfsdp_core/b.py:send",
+    count=8,
+    bytes=4_000_000,
+)
+WAIT = CountRow(operation="Work.wait", kind="wait", site="mfsdp_core/b.py:land", count=8)
+CALLS = CountRow(operation="python call", kind="python_call", site="mfsdp_core/a.py", count=500)
+
+
+def counts(*rows: CountRow, varying: tuple[str, ...] = ()) -> dict[str, Any]:
+    found = StepCounts(ranks=2, units=3, microbatches=1, rows=rows, varying=varying, rates=RATES)
+    return found.model_dump(mode="json")
+
+
+def more(row: CountRow, times: int = 2) -> CountRow:
+    amounts = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
+    return row.model_copy(update={name: times * getattr(row, name) for name in amounts})
+
+
+BASE = counts(CAST, GATHER, WAIT, CALLS)
+
+
+def judged(store, head: Any, base: Any = BASE, policy: Policy | None = None) -> GateResult:
+    cell = {"zero3": CELLS["zero3"]}
+    arms = {"base": Arm(counts=base), "head": Arm(counts=head)}
+    record_arms(store, arms, blocks=1, cells=cell)
+    sides = sides_of_arms(store, "gate", None, None)
+    return gate(sides, policy or Policy(), lambda _: None)
+
+
+def regressed(result: GateResult) -> dict[str, str]:
+    return {one.metric: one.reason for one in result.of("regressed")}
+
+
+def policy(folder: Path, text: str) -> Policy:
+    file = folder / "gates.yaml"
+    file.write_text(text)
+    return read_policy(file)
+
+
+def test_equal_counts_pass_at_one_run_a_side_and_take_no_row_of_the_table(store):
+    result = judged(store, BASE)
+    assert not regressed(result)
+    text = to_terminal(result, _now())
+    assert "counts: 11 of 11 are equal to the digit" in text
+    assert "copied_bytes" not in text
+
+
+def test_an_added_cast_fails_with_its_name_its_caller_and_its_cost(store):
+    twice = CAST.model_copy(update={"site": "mfsdp_core/c.py:step", "line": 41})
+    found = regressed(judged(store, counts(CAST, twice, GATHER, WAIT, CALLS)))
+    assert set(found) == {
+        "operations", "copies", "copied_bytes", "allocations", "allocated_bytes"
+    }  # fmt: skip
+    assert found["copies"] == (
+        "aten._to_copy float32>bfloat16 +4 from mfsdp_core/c.py:step line 41 (+4), "
+        "about 3.0 ms of a step"
+    )
+    assert "+6,000,000 bytes" in found["copied_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("row", "metrics"),
+    [
+        (GATHER, {"operations", "collectives", "collective_bytes"}),
+        (WAIT, {"waits"}),
+        (CALLS, {"python_calls"}),
+    ],
+)
+def test_every_kind_fails_in_its_own_metrics(store, row, metrics):
+    rows = [more(one) if one is row else one for one in (CAST, GATHER, WAIT, CALLS)]
+    assert set(regressed(judged(store, counts(*rows)))) == metrics
+
+
+def test_a_wider_wire_dtype_is_more_bytes_of_as_many_collectives(store):
+    wide = GATHER.model_copy(update={"dtype": "float32", "bytes": 8_000_000})
+    found = regressed(judged(store, counts(CAST, wide, WAIT, CALLS)))
+    assert set(found) == {"collective_bytes"}
+    assert "c10d._allgather_base_ float32 +8,000,000 bytes" in found["collective_bytes"]
+
+
+def test_a_wait_that_nothing_hides_any_more_fails_though_there_are_no_more_waits(store):
+    exposed = WAIT.model_copy(update={"exposed": 8})
+    assert set(regressed(judged(store, counts(CAST, GATHER, exposed, CALLS)))) == {"exposed_waits"}
+
+
+def test_fewer_is_an_improvement(store):
+    result = judged(store, counts(GATHER, WAIT, CALLS))
+    assert not regressed(result)
+    assert {one.metric for one in result.of("improved")} >= {"copies", "copied_bytes"}
+
+
+def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(store, tmp_path):
+    text = (
+        "allow:\n"
+        "  - {operation: aten._to_copy float32>bfloat16, count: 4, reason: weights are cast}\n"
+    )
+    wanted = policy(tmp_path, text)
+    result = judged(store, counts(more(CAST), GATHER, WAIT, CALLS), policy=wanted)
+    assert not regressed(result)
+    assert "+4 of aten._to_copy float32>bfloat16 allowed (weights are cast)" in to_terminal(
+        result, _now()
+    )
+
+
+def test_beyond_what_the_policy_names_the_rest_fails(store, tmp_path):
+    text = (
+        "allow:\n"
+        "  - {operation: aten._to_copy float32>bfloat16, count: 4, reason: weights are cast}\n"
+    )
+    wanted = policy(tmp_path, text)
+    found = regressed(judged(store, counts(more(CAST, 3), GATHER, WAIT, CALLS), policy=wanted))
+    assert "+4 beyond the +4 that is allowed" in found["copies"]
+
+
+def test_an_allowance_that_nothing_needs_is_named(store, tmp_path):
+    wanted = policy(tmp_path, "allow:\n  - {operation: aten.cat int8, count: 4, reason: why}\n")
+    notes = judged(store, BASE, policy=wanted).notes
+    assert notes == ("the policy allows more of aten.cat int8, and no cell does more of it",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("metrics:\n  copies: {tolerance: 2%}\n", "counts have no tolerance; name what may rise"),
+        ("allow:\n  - {operation: aten.copy_, count: 4}\n", "expected a list of {operation: NAME"),
+        ("allow: {}\n", "allow: expected a list"),
+    ],
+)
+def test_a_blanket_tolerance_and_an_allowance_without_a_reason_are_refused(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        policy(tmp_path, text)
+
+
+def test_counts_that_vary_from_step_to_step_decide_nothing(store):
+    rows = counts(more(CAST), GATHER, WAIT, CALLS, varying=("aten._to_copy at a",))
+    result = judged(store, rows)
+    assert not regressed(result)
+    assert {one.metric for one in result.of("inconclusive")} >= {"copies"}
+
+
+def test_without_counts_there_is_no_row_unless_the_policy_asks_for_one(store, tmp_path):
+    asked = policy(tmp_path, "metrics:\n  copies: {gate: required}\n")
+    result = judged(store, None, None, policy=asked)
+    assert {one.metric for one in result.of("unmeasured")} >= {"copies"}
+    sides = sides_of_arms(store, "gate", None, None)
+    plain = gate(sides, Policy(), lambda _: None)
+    assert not [one for one in plain.judgements if one.metric == "copies"]
+
+
+def test_a_side_without_counts_is_named(store):
+    result = judged(store, BASE, None)
+    found = next(one for one in result.judgements if one.metric == "copies")
+    assert (found.verdict, found.required) == ("unmeasured", False)
+    assert "base has no counts" in found.reason
+
+
+def test_a_baseline_keeps_counts_in_few_lines_and_fails_by_name(store):
+    cell = {"zero3": CELLS["zero3"]}
+    record_arms(store, {None: Arm(counts=BASE)}, blocks=1, cells=cell, sweep="before")
+    now = "2026-03-01T10:00:00.000Z"
+    cells = [cell_samples(one) for one in cells_of(store, "before", None)]
+    text = make_baseline("main", "before", now, cells).to_text()
+    assert '"aten._to_copy float32>bfloat16": [4, 6000000, 4, 2000000, 0]' in text
+    kept = read_baseline(json.loads(text), "main.json")
+    twice = counts(more(CAST), GATHER, WAIT, CALLS)
+    record_arms(store, {None: Arm(counts=twice)}, blocks=1, cells=cell, sweep="after")
+    sides = sides_of_baseline(store, "main", kept.cells, "after")
+    found = regressed(gate(sides, Policy(), lambda _: None))
+    assert "aten._to_copy float32>bfloat16 +4 from mfsdp_core/a.py:gather" in found["copies"]
+
+
+def _now() -> datetime:
+
+    return datetime(2026, 3, 1, tzinfo=UTC)

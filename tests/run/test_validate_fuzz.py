@@ -1,0 +1,100 @@
+"""Random training programs agree with plain torch, and one that does not is shrunk to a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.testing.workers import ForkServer
+from bench.validate.bugs import UNLISTED
+from bench.validate.fuzz.drawing import draw
+from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
+from bench.validate.fuzz.script import script
+from bench.validate.fuzz.session import MODULES, Fuzzer, Outcome, Tally
+from bench.validate.fuzz.shrinking import shrunk
+from bench.validate.mutation import copy_of_core
+
+pytestmark = pytest.mark.processes
+
+HERE = Path(__file__).parent
+OUTSIDE = "validate_engines:Replicating"
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(paths=(str(HERE),), modules=MODULES) as made:
+        yield made
+
+
+def fuzzed(fork_server: ForkServer, engine: str, seed: int, count: int) -> Tally:
+    tally = Tally()
+    with Fuzzer(fork_server) as fuzzer:
+        for tally in fuzzer.fuzz(engine, seed, count, threading.Event()):
+            assert not tally.failures, tally.failures[0].script
+    return tally
+
+
+def test_random_programs_agree_with_plain_torch(fork_server: ForkServer) -> None:
+    tally = fuzzed(fork_server, "mfsdp", seed=1, count=40)
+    assert tally.counts["equal"] > tally.ran // 2, tally.refusals
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_thousands_of_random_programs_agree_with_plain_torch(fork_server: ForkServer) -> None:
+    fuzzed(fork_server, "mfsdp", seed=2, count=3000)
+
+
+def test_an_engine_of_ones_own_runs_the_programs(fork_server: ForkServer) -> None:
+    passes = tuple(Pass(kind, ("rc",)) for kind in ("micro", "evaluate", "failing", "micro"))
+    passes = (*passes[:2], replace(passes[2], fails=("forward", 1)), passes[3])
+    program = Program(OUTSIDE, strategy=0, units=(UnitShape(),) * 2, cycles=(Cycle(passes),) * 2)
+    with Fuzzer(fork_server) as fuzzer:
+        assert fuzzer.outcome(program) == Outcome("equal")
+        wrong = fuzzer.outcome(replace(program, engine="validate_engines:Summing"))
+        refused = fuzzer.outcome(replace(program, strategy=3))
+    assert wrong.kind == "differs"
+    assert wrong.text.startswith("cycle 1, pass 4: gradient of ")
+    assert refused.kind == "refused"
+
+
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", OUTSIDE])
+def test_a_program_is_the_same_for_ever_and_has_a_source(engine: str) -> None:
+    for number in range(50):
+        program = draw(engine, 3, number)
+        assert program == draw(engine, 3, number)
+        compile(script(program), f"{engine}-{number}", "exec")
+
+
+def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_path: Path) -> None:
+    bug = next(
+        bug for bug in UNLISTED if bug.id == "a-step-adds-to-the-gradient-of-the-step-before"
+    )
+    copy_of_core(tmp_path, bug.patch)
+    plain = Cycle((Pass("micro", ("rr",)),))
+    program = Program("mfsdp", ranks=1, units=(UnitShape("Rows"),) * 2, cycles=(plain,) * 3)
+    with Fuzzer(fork_server, core=tmp_path) as fuzzer:
+        outcome = fuzzer.outcome(program)
+        assert outcome.kind == "differs", outcome
+        signature = outcome.signature
+        smallest = shrunk(program, lambda p: fuzzer.outcome(p).signature == signature, seconds=60)
+    assert (len(smallest.units), len(smallest.cycles)) == (1, 2)
+    file = tmp_path / "program.py"
+    file.write_text(script(smallest))
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    found = subprocess.run(
+        [sys.executable, str(file)],
+        env={"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", **alone},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert "gradient of" in found.stderr, found.stderr
