@@ -63,7 +63,7 @@ def show_comparison(results: Path, asked: Comparing) -> int:
         return _show_beside(store, asked.base, asked.head, imported, asked)
     comparison = compare(store, asked.base, asked.head, ignore=asked.ignore)
     sides = sides_of_sweeps(store, asked.base, asked.head, asked.ignore)
-    judged = gate(sides, policy, calibrations(store))
+    judged = gate(sides, policy, calibrations(store), any_nodes=True)
     now = datetime.now(UTC)
     if asked.as_json:
         verdicts = gate_text.to_data(judged, now)
@@ -102,7 +102,7 @@ def _show_arms(store: ResultsStore, asked: Comparing, policy: Policy) -> int:
     if not sides.pairs:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in sides.failed[:5])
         raise NothingMeasuredError(f"{asked.base} has nothing to compare: {reasons}")
-    judged = gate(sides, policy, calibrations(store))
+    judged = gate(sides, policy, calibrations(store), any_nodes=True)
     if judged.nothing_comparable:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in judged.sides.not_comparable[:5])
         raise NotComparableError(f"the arms of {asked.base} cannot be compared: {reasons}")

@@ -264,6 +264,7 @@ def _switches(engine: MfsdpSettings) -> dict[str, Any]:
         "average_in_collective": engine.average_in_collective,
         "transport": engine.transport,
         "nccl_ub": engine.nccl_ub,
+        "report_nan_in_param_grad": engine.nan_check,
         "disable_symmetric_registration": not engine.symmetric_registration,
         "manual_registration": engine.manual_registration,
         "use_decoupled_grad": engine.decoupled_grad,
