@@ -57,6 +57,7 @@ class Gating:
     markdown: Path | None = None
     github: bool = False
     as_json: bool = False
+    any_nodes: bool = False
 
 
 def run_gate(results: Path, asked: Gating) -> int:
@@ -131,7 +132,7 @@ def _judged(store: ResultsStore, sweep: str, asked: Gating, policy: Policy) -> G
     sides = _sides(store, sweep, asked)
     if sweep != asked.sweep:  # a file was named: annotations can point at it
         sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
-    return gate(sides, policy, calibrations(store))
+    return gate(sides, policy, calibrations(store), any_nodes=asked.any_nodes)
 
 
 def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:

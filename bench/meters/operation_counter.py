@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
@@ -89,7 +89,7 @@ class OperationCounter(TorchDispatchMode):
         dist.Work.wait = counted  # type: ignore[assignment, method-assign]
         self._active = True
         try:
-            with self:
+            with _eager(), self:
                 self._watch_thread()
                 yield
         finally:
@@ -239,6 +239,12 @@ class OperationCounter(TorchDispatchMode):
             self._amounts[key] = _Amounts()
             self._amounts[key].line = line
         return self._amounts[key]
+
+
+def _eager() -> AbstractContextManager[object]:
+    """What torch.compile runs is run without it: its compiler would trace the counter, and fail."""
+    loaded = "torch._dynamo" in sys.modules  # else nothing is compiled, and loading it takes long
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
 
 def varying(one: Sequence[CountRow], other: Sequence[CountRow]) -> list[str]:

@@ -53,6 +53,8 @@ def count_steps(
         if repeat > _WARM_STEPS and not any(every):
             break
     differing = [name for names in every for name in names or ()]
+    if is_compiled(model):
+        differing.append("operations below torch.compile, which are counted as if it were off")
     rows = rows + _kernel_launches(loop, step + 1, place.device)
     return StepCounts(
         ranks=place.ranks,
@@ -61,6 +63,15 @@ def count_steps(
         rows=tuple(_sum(_gathered(rows, place))),
         varying=tuple(sorted(set(differing))),
         rates=_rates(place.device),
+    )
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile runs parts of `model`; under a dispatch mode it leaves them eager."""
+    return any(
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
     )
 
 

@@ -12,6 +12,7 @@ from statistics import median, stdev
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
+from bench.derive.nodes import nodes_of
 from bench.derive.summary import common_steps, step_milliseconds
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
@@ -70,7 +71,7 @@ class CellSamples:
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
     finished runs without a time. timing: by block, for interleaved runs. counts: what a step of one
-    of the runs did, None if none counted.
+    of the runs did, None if none counted. nodes: of a cluster, of all runs.
     """
 
     name: str
@@ -88,6 +89,7 @@ class CellSamples:
     not_steady: int = 0
     counts: StepCounts | None = None
     timing: Mapping[int, RunTiming] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
 
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
@@ -133,6 +135,7 @@ def cell_samples(
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),
         timing=_timing(counted) if interleaved else {},
+        nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
     )
 
 

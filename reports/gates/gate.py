@@ -59,15 +59,18 @@ class GateResult:
         return clean and not self.nothing_comparable
 
 
-def gate(sides: Sides, policy: Policy, calibrations: Calibrations) -> GateResult:
+def gate(
+    sides: Sides, policy: Policy, calibrations: Calibrations, *, any_nodes: bool = False
+) -> GateResult:
     """Judge `sides` by `policy`.
 
     Args:
         sides: what to compare.
         policy: tolerances and requirements.
         calibrations: the noise calibration of a kind of hardware, None if there is none.
+        any_nodes: compare what different nodes of a cluster have measured.
     """
-    sides = _only_comparable(sides)
+    sides = _only_comparable(sides, any_nodes=any_nodes)
     calibration = calibrations(sides.pairs[0].head.hardware) if sides.pairs else None
     judgements: list[Judgement] = []
     for metric, rule in policy.active():
@@ -95,7 +98,7 @@ def _is_asked(metric: Metric, pair: Pair) -> bool:
     return metric not in UNASKED or bool(pair.base.of(metric) or pair.head.of(metric))
 
 
-def incomparable(base: CellSamples, head: CellSamples) -> str:
+def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = False) -> str:
     """Why two cells may not be compared; empty if they may."""
     if base.schema_version != head.schema_version:
         return f"schema versions differ: {base.schema_version} and {head.schema_version}"
@@ -104,11 +107,16 @@ def incomparable(base: CellSamples, head: CellSamples) -> str:
         if ours == theirs:
             ours, theirs = base.hardware.slug, head.hardware.slug
         return f"hardware differs: {ours} and {theirs}"
+    if base.nodes and head.nodes and base.nodes != head.nodes and not any_nodes:
+        ours, theirs = (", ".join(sorted(side.nodes)) for side in (base, head))
+        return f"nodes differ: {ours} and {theirs} (--any-nodes compares them all the same)"
     return ""
 
 
-def _only_comparable(sides: Sides) -> Sides:
-    reasons = [(pair, incomparable(pair.base, pair.head)) for pair in sides.pairs]
+def _only_comparable(sides: Sides, *, any_nodes: bool) -> Sides:
+    reasons = [
+        (pair, incomparable(pair.base, pair.head, any_nodes=any_nodes)) for pair in sides.pairs
+    ]
     refused = tuple((pair.label, why) for pair, why in reasons if why)
     return replace(
         sides,

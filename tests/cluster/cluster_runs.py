@@ -67,16 +67,16 @@ class Cluster:
         return process.returncode, out, err
 
     def records(self) -> list[RunRecord]:
-        if not (self.folder / "results" / "SCHEMA").exists():
-            return []
-        store = ResultsStore.open(self.folder / "results", create=False)
-        assert not store.damaged()
-        return list(store.records())
+        return list(self.store.records())
+
+    @property
+    def store(self) -> ResultsStore:
+        return ResultsStore.open(self.folder / "results", create=True)
 
     def states(self) -> list[str]:
         return [record.status.state for record in self.records()]
 
-    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
         self.slurm.wait_until(condition, what, seconds)
 
     def wait_for_steps(self, runs: int = 1) -> None:

@@ -8,7 +8,7 @@ from two_node_slurm import NODES
 
 from bench.record import FINISHED_GOOD
 
-pytestmark = [pytest.mark.nightly, pytest.mark.processes]
+pytestmark = [pytest.mark.nightly, pytest.mark.processes, pytest.mark.timeout(480)]
 
 ENDLESS = 1_000_000
 

@@ -13,7 +13,8 @@ from two_node_slurm import NODES
 
 from bench.record import FINISHED_GOOD
 
-pytestmark = pytest.mark.processes
+# On a machine with other work a run takes a minute.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(480)]
 
 ENDLESS = 1_000_000
 

@@ -28,6 +28,7 @@ class Arm:
     hardware: Mapping[str, Any] | None = None
     steady: bool = True
     counts: Mapping[str, Any] | None = None
+    cpu_noise: float | None = None
 
 
 CELLS: dict[str, ResolvedRun] = {
@@ -80,6 +81,9 @@ def _record(
         code=arm.code,
     ) as folder:
         folder.write_environment({**environment(), **(arm.hardware or {})})
+        cpu = None
+        if arm.cpu_noise is not None:
+            cpu = {"main": 60 * arm.slower * rng.gauss(1, arm.cpu_noise), "transport": 5.0}
         for rank in range(resolved.launch.ranks):
             for step in range(1, resolved.train.steps + 1):
                 slow = {1: 4.0, 2: 1.5}.get(step, 1.0)
@@ -96,6 +100,7 @@ def _record(
                         tokens=resolved.tokens_per_step // resolved.launch.ranks,
                         wire_bytes=int(1_000_000 * arm.more_bytes),
                         rss_bytes=400_000_000,
+                        cpu_milliseconds=cpu,
                     ),
                 )
         sizes = {k: int(v * arm.more_memory) for k, v in ledger(resolved).items()}

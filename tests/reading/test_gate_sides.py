@@ -97,6 +97,24 @@ def test_other_hardware_is_refused_cell_by_cell(store):
     assert "Another CPU" in dict(result.sides.not_comparable)["ddp"]
 
 
+def on_nodes(*names: str) -> Arm:
+    proofs = {str(rank): {"host": name} for rank, name in enumerate(names)}
+    runtime = {"device_names": [], "code_proof": proofs}
+    return Arm(hardware={"runtime": runtime, "variables": {"SLURM_JOB_ID": "7"}})
+
+
+def test_other_nodes_of_a_cluster_are_refused_unless_told(store):
+    record_arms(store, {None: on_nodes("n1", "n2")}, sweep="before", blocks=2)
+    record_arms(store, {None: on_nodes("n2", "n1")}, sweep="same", blocks=2)
+    record_arms(store, {None: on_nodes("n1", "n3")}, sweep="after", blocks=2)
+    assert judged(sides_of_sweeps(store, "before", "same")).sides.pairs
+    sides = sides_of_sweeps(store, "before", "after")
+    result = judged(sides)
+    assert result.nothing_comparable
+    assert "nodes differ: n1, n2 and n1, n3" in dict(result.sides.not_comparable)["ddp"]
+    assert gate(sides, Policy(), lambda _: None, any_nodes=True).sides.pairs
+
+
 def test_a_planned_cell_that_has_not_run_has_failed(store):
     record_arms(store, {"base": Arm(), "head": Arm()}, cells={"ddp": CELLS["ddp"]})
     plan = store.read_plan("gate")

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from bench.derive.counts import COUNTED, CountRow
 from bench.meters.call_sites import CallSites
 from bench.meters.operation_counter import OperationCounter, varying
+from bench.worker.counting import is_compiled
 
 
 def counted(step) -> list[CountRow]:
@@ -153,3 +154,14 @@ def test_a_site_is_named_below_the_folder_it_is_imported_from(tmp_path, monkeypa
     value = torch.ones(2)
     found = row(counted(lambda: an_engine.fill(value)), "aten.zero_ float32")
     assert (found.site, found.line) == ("an_engine/__init__.py:fill", 2)
+
+
+def test_what_torch_compile_runs_is_counted_without_it():
+    model, value = nn.Linear(4, 4), torch.ones(2, 4)
+    compiled = torch.compile(model, backend="eager")
+    compiled(value)
+    rows = counted(lambda: compiled(value).sum().backward())
+    assert row(rows, "aten.addmm float32").count == 1
+    assert (is_compiled(compiled), is_compiled(model)) == (True, False)
+    model.compile(backend="eager")
+    assert is_compiled(model)

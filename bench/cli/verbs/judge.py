@@ -71,6 +71,9 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         typer.Option("--confirm", metavar="N", min=0, help="More blocks to run before it fails."),
     ] = 0,
     budget: BudgetOption = None,
+    any_nodes: Annotated[
+        bool, typer.Option("--any-nodes", help="Compare what different nodes have measured.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Undecided is exit code 4.")] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
@@ -108,6 +111,7 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         markdown,
         github,
         json,
+        any_nodes,
     )
     return gating.run_gate(results, asked)
 
