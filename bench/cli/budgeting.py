@@ -15,7 +15,15 @@ from bench.derive.blocks import complete_blocks
 from bench.derive.metrics import STEP_TIME
 from bench.record import RunRecord
 from bench.store import ResultsStore
-from reports.gates.budget import POWER, Forecast, Standing, forecast, next_cell, standings
+from reports.gates.budget import (
+    POWER,
+    Forecast,
+    Standing,
+    forecast,
+    needs_blocks,
+    next_cell,
+    standings,
+)
 from reports.gates.gate import Calibrations, case_of
 from reports.gates.noise import CellNoise, NoiseCalibration
 from reports.gates.pairing import Pair, pair_of_arms
@@ -116,6 +124,10 @@ class BlockBudget:
     def opening_lines(self) -> list[str]:
         """What the budget can find, from the noise calibration of this results folder."""
         budget, seconds = duration(self._asked.budget_seconds), self.block_seconds
+        if not self._judges_step_time:
+            names = [m.name for m, r in self._asked.policy.active() if needs_blocks(m, r)]
+            what = ", ".join(names) or "nothing that is required needs more than one block"
+            return [f"budget {budget}, for {what}; forecasts are made of step_time only"]
         lines = []
         for cell, known in self._noise.items():
             if cell in seconds:
@@ -187,7 +199,7 @@ class BlockBudget:
 
     def _say_what_to_expect(self, cell: str) -> None:
         """Once, as soon as the cell's own blocks tell its spread."""
-        spread = spread_of(self._pairs[cell][0])
+        spread = spread_of(self._pairs[cell][0]) if self._judges_step_time else None
         rule = self._asked.policy.rules[STEP_TIME.name]
         if spread is None or round(len(self._took[cell])) != _STARTS_BEFORE_A_FORECAST:
             return
@@ -209,7 +221,7 @@ class BlockBudget:
 
     @cached_property
     def _noise(self) -> dict[str, CellNoise]:
-        """Cell -> its newest calibration in this results folder."""
+        """Cell -> its newest calibration of step time in this results folder."""
         names = self._store.noise.names()
         known = [NoiseCalibration.from_document(self._store.noise.read(name)) for name in names]
         by_config = {
@@ -224,6 +236,10 @@ class BlockBudget:
             for config in cell.config_hashes
             if config in by_config
         }
+
+    @property
+    def _judges_step_time(self) -> bool:
+        return self._asked.policy.rules[STEP_TIME.name].gate == "required"
 
     def _name(self, one: Standing) -> str:
         arm = f", {one.head}" if len(self._asked.arms) > 1 else ""

@@ -26,6 +26,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> tor
             weight_decay=train.weight_decay,
             state_dtype=TORCH_DTYPES[train.state_dtype],
             master_weights=train.master_weights,
+            store_remainders=train.store_remainders,
         )
     return torch.optim.AdamW(
         parameters,

@@ -180,7 +180,7 @@ def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | No
     train, defaults = run.train, TrainSpec()
     changed = [
         f"{setting}={getattr(train, setting)}"
-        for setting in ("state_dtype", "master_weights")
+        for setting in ("state_dtype", "master_weights", "store_remainders")
         if getattr(train, setting) != getattr(defaults, setting)
     ]
     if not changed or train.optimizer == "precision_aware_adamw":
@@ -188,4 +188,20 @@ def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | No
     return (
         f"the optimizer {train.optimizer} has no {', '.join(changed)}: set train.optimizer to"
         " precision_aware_adamw, or leave them at their defaults"
+    )
+
+
+def remainders_need_bf16_weights(run: ResolvedRun, _machine: Machine) -> str | None:
+    """What a weight lacks to FP32 exists for narrower weights, and once."""
+    main = run.dtypes.main_params or run.dtypes.compute
+    if not run.train.store_remainders or (main == "bf16" and not run.train.master_weights):
+        return None
+    if run.train.master_weights:
+        return (
+            "store_remainders and master_weights are two ways to keep the same weights in FP32,"
+            " which would be kept twice: set one of them"
+        )
+    return (
+        "store_remainders keeps what BF16 main weights lack to FP32; found main_params"
+        f" {main}: set dtypes.main_params to bf16"
     )

@@ -75,9 +75,10 @@ def recompute_inside_of_a_unit(run: ResolvedRun, _machine: Machine) -> str | Non
     settings, codec = core_settings(run.engine), codec_of(run.engine)
     if settings is None or codec is None or not codec.has_two_directions:
         return None
-    if run.recompute != "selective" or settings.fine_grained_gather:
+    if run.recompute == "none" or settings.fine_grained_gather:
         return None
     return (
-        f"recompute selective repeats a part of a layer, and the recipe {codec.recipe} has other"
-        " codes for that than for the backward pass: set engine.fine_grained_gather to true"
+        f"recompute {run.recompute} repeats what is inside of a layer, and the recipe"
+        f" {codec.recipe} has other codes for that than for the backward pass: set"
+        " engine.fine_grained_gather to true"
     )

@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
     Rule("decoupled-gradients-need-a-reader", engine_rules.decoupled_gradients_need_a_reader),
     Rule("optimizer-has-no-such-state", engine_rules.optimizer_has_no_such_state),
+    Rule("remainders-need-bf16-weights", engine_rules.remainders_need_bf16_weights),
     Rule("gather-precision-without-recipe", recipe_rules.gather_precision_without_recipe),
     Rule("recompute-inside-of-a-unit", recipe_rules.recompute_inside_of_a_unit),
     Rule("dtypes-not-in-engine", dtype_rules.dtypes_not_in_engine),

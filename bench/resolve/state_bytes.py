@@ -91,7 +91,9 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
     if train.optimizer == "precision_aware_adamw":
         # It counts its steps in Python.
         state_dtype = TORCH_NAMES[train.state_dtype]
-        return OptimizerFacts(2, 0, state_dtype, train.master_weights)
+        return OptimizerFacts(
+            2, 0, state_dtype, train.master_weights, remainders=train.store_remainders
+        )
     return ADAM if train.optimizer == "adamw" else SGD
 
 
@@ -145,6 +147,8 @@ def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
     state += optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
     if optimizer.master_weights:
         state += elements * max(ELEMENT_BYTES[main], ELEMENT_BYTES["float32"])
+    if optimizer.remainders:
+        state += elements * ELEMENT_BYTES["int16"]
     found = {"main_weights": weights, "gradients": weights, "optimizer_state": state}
     return {name: count for name, count in found.items() if count}
 

@@ -24,8 +24,9 @@ class MfsdpSettings(EngineSettings):
     fine_grained_gather: gather module by module; None: by the rule of
     `mfsdp_core.plan.fine_grained`. recipe: how matrices are quantised on their way.
     gather_precision: what travels then, codes of the recipe, or weights in the compute dtype that
-    are quantised on arrival. symmetric_registration, manual_registration: of user buffers, as
-    windows rather than plain buffers, and after the first step rather than before it.
+    are quantised on arrival. nan_check: look at every gradient of a parameter as it comes.
+    symmetric_registration, manual_registration: of user buffers, as windows rather than plain
+    buffers, and after the first step rather than before it.
     """
 
     allocator: AllocatorName = "storage_resize"
@@ -43,6 +44,7 @@ class MfsdpSettings(EngineSettings):
     fine_grained_gather: bool | None = None
     recipe: RecipeName = "none"
     gather_precision: GatherPrecisionName = "recipe"
+    nan_check: bool = False
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on

@@ -17,7 +17,7 @@ from bench.spec.run import ResolvedRun
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "shape": {"hybrid": (None,)},
     "launch": {"ranks_per_device": (1,)},
-    "measure": {"nccl": ("none",)},
+    "measure": {"nccl": ("none",), "counts": (False,)},
     "engine": {
         "decoupled_grad": (False,),
         "separate_gather_group": (False,),
@@ -25,10 +25,16 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "fine_grained_gather": (None, False),
         "recipe": ("none",),
         "gather_precision": ("recipe",),
+        "nan_check": (False,),
         "symmetric_registration": (True,),
         "manual_registration": (False,),
     },
-    "train": {"state_dtype": ("fp32",), "master_weights": (False,), "checkpoint_every": (None,)},
+    "train": {
+        "state_dtype": ("fp32",),
+        "master_weights": (False,),
+        "store_remainders": (False,),
+        "checkpoint_every": (None,),
+    },
 }
 
 

@@ -46,8 +46,9 @@ class DtypeSpec(Frozen):
 class TrainSpec(Frozen):
     """Batch, length and optimizer. Batches count sequences; `seq_len` counts tokens.
 
-    state_dtype (of the moments) and master_weights (a second copy of every weight inside the
-    optimizer) are settings of `precision_aware_adamw`, which also reads decoupled gradients.
+    state_dtype (of the moments), master_weights (a second copy of every weight inside the
+    optimizer) and store_remainders (what BF16 main weights lack to FP32) are settings of
+    `precision_aware_adamw`, which also reads decoupled gradients.
     checkpoint_every: save weights and optimizer state after every that many steps, and record what
     it took; None never saves.
     """
@@ -59,6 +60,7 @@ class TrainSpec(Frozen):
     optimizer: Literal["adamw", "sgd", "precision_aware_adamw"] = "adamw"
     state_dtype: DtypeName = "fp32"
     master_weights: bool = False
+    store_remainders: bool = False
     checkpoint_every: int | None = Field(default=None, ge=1)
     lr: float = Field(default=3e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)

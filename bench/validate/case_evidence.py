@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.inspection import LocalRows
+from bench.engines.inspection import BucketContents, LocalRows
 from bench.spec import DtypeName
 from bench.testing import rounding
 from bench.testing.reference import Named
@@ -79,11 +80,25 @@ class CaseEvidence:
         """Whole main weights that `step` began with, as they were found."""
         return self.initial if step == 0 else self.weights[step - 1]
 
+    def encoded_before(self, step: int) -> list[Named]:
+        """Whole main weights at every encoding before that which `step` computes with.
+
+        Where the compute dtype has rounded them, an engine loads its weights once more.
+        """
+        loaded = [self.initial] if self.reference.main != self.reference.compute else []
+        return loaded + [self.before(other) for other in range(step)]
+
+    def is_encoded(self, bucket: BucketContents) -> bool:
+        """Whether the weights of a buffer are quantised on their way: those of matrices."""
+        shapes = [self.reference.shapes[name] for name in bucket.parameters]
+        return self.case.recipe != "none" and all(len(s) > 1 and prod(s) for s in shapes)
+
     def raw(self, step: int) -> RawStep:
         """g[r, j] of `step`."""
         if step not in self._raw:
             count = self.case.microbatches + (self.case.scenario == "again")
-            self._raw[step] = self.reference.step(self.before(step), step, count)
+            before, earlier = self.before(step), self.encoded_before(step)
+            self._raw[step] = self.reference.step(before, step, count, earlier)
         return self._raw[step]
 
     def wire_dtype(self, step: int) -> DtypeName:

@@ -17,6 +17,7 @@ from bench.spec import (
     MeasureSpec,
     ModelShape,
     OuterStrategyName,
+    RecipeName,
     ResolvedDtypes,
     ResolvedRun,
     StrategyName,
@@ -93,6 +94,7 @@ class Case:
     transport: TransportName = "auto"
     gather_group: bool = False
     allocator: AllocatorName = "storage_resize"
+    recipe: RecipeName = "none"
 
     @property
     def id(self) -> str:
@@ -105,6 +107,7 @@ class Case:
         parts += [] if self.overlap else ["no_overlap"]
         parts += [] if self.transport == "auto" else [self.transport]
         parts += [] if self.allocator == "storage_resize" else [self.allocator]
+        parts += [] if self.recipe == "none" else [self.recipe]
         return "/".join(parts)
 
     @property
@@ -167,6 +170,7 @@ class Case:
                     "average_in_collective": self.average,
                     "transport": self.transport,
                     "allocator": self.allocator,
+                    "recipe": self.recipe,
                     "separate_gather_group": self.gather_group,
                     "double_buffer": self.allocator in POOLS,
                 }

@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     weights.strict_loading,
     streams.stream_order,
     wire.dtypes,
+    wire.gather_precision,
     wire.order,
     wire.accounts,
     wire.groups,

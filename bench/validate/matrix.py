@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import POOLS, STRATEGIES, OuterStrategyName, StrategyName
+from bench.spec import POOLS, STRATEGIES, OuterStrategyName, RecipeName, StrategyName
 from bench.validate.cases import (
     EXPERT_PARALLEL,
     POLICIES,
@@ -24,6 +24,7 @@ PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
 
 #: Inner strategies that an outer axis can shard the optimizer of.
 _SHARDING: tuple[StrategyName, ...] = STRATEGIES[1:]
+_RECIPES: tuple[RecipeName, ...] = ("delayed", "current", "block", "mxfp8")
 _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
     *((strategy, "no_shard") for strategy in STRATEGIES),
     *((strategy, "optim") for strategy in _SHARDING),
@@ -110,6 +111,25 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
     yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     yield from _quick_on_two_axes(base)
+    yield from _quick_recipes(replace(base, policy="bf16", microbatches=2))
+
+
+def _quick_recipes(base: Case) -> Iterator[Case]:
+    """Quantised weights: every recipe, and what cuts their blocks or reads them again."""
+    sharded = replace(base, strategy="optim_grads_params")
+    for recipe in _RECIPES:
+        yield replace(sharded, recipe=recipe)
+    for strategy in STRATEGIES[:3]:
+        yield replace(base, strategy=strategy, recipe="mxfp8")
+    yield replace(base, strategy="optim", recipe="delayed", policy="fp32")
+    yield replace(sharded, recipe="mxfp8", model="recomputed")
+    yield replace(sharded, recipe="mxfp8", ranks=4, model="rows")
+    yield replace(sharded, recipe="current", model="tied", allocator="max_pool")
+    yield replace(sharded, recipe="block", scenario="reloaded", model="frozen")
+    yield replace(sharded, recipe="current", ranks=1)
+    hsdp = replace(sharded, ranks=4, outer=2)
+    yield replace(hsdp, recipe="block")
+    yield replace(hsdp, recipe="mxfp8", outer_strategy="optim")
 
 
 def _ordered(case: Case) -> Case:
@@ -165,6 +185,16 @@ def _full(engine: str) -> Iterator[Case]:
             for allocator in ("temporary", *POOLS):
                 yield replace(case, policy=policy, allocator=allocator)
     yield from _full_hybrids(engine)
+    yield from _full_recipes(engine)
+
+
+def _full_recipes(engine: str) -> Iterator[Case]:
+    for strategy, ranks, recipe in product(STRATEGIES, (1, 2, 4), _RECIPES):
+        for policy in ("fp32", "bf16"):
+            yield Case(engine, strategy, ranks=ranks, microbatches=2, policy=policy, recipe=recipe)
+    for (inner, outer), recipe in product(_HYBRIDS, _RECIPES):
+        hybrid = Case(engine, inner, ranks=4, outer=2, outer_strategy=outer, policy="bf16")
+        yield replace(hybrid, recipe=recipe, microbatches=2)
 
 
 def _full_hybrids(engine: str) -> Iterator[Case]:

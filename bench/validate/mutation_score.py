@@ -67,12 +67,13 @@ def scored(
         if time.monotonic() > deadline:
             return
         start = time.monotonic()
+        # Few ranks first: going back to fewer confuses the names that torch gives to groups.
         calling = [
-            (seconds, name)
+            (by_id[name].ranks, seconds, name)
             for name, (seconds, functions) in reached.items()
             if not mutant.function[0] or (mutant.file, *mutant.function) in functions
         ]
-        chosen = [by_id[name] for _, name in sorted(calling)]
+        chosen = [by_id[name] for _, _, name in sorted(calling)]
         told = _first_failure(fork_server, mutant, chosen, control)
         yield {
             "mutant": mutant.id,

@@ -8,7 +8,7 @@ to the optimizer is (1/N) * sum of all g[r, j], added up in FP64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.testing.quantised import quantised, reads_two
 from bench.testing.reference import Named, gradient, mean
 from bench.validate.cases import POLICIES, Case
 from bench.validate.toy_models import build_toy_model, microbatch
@@ -68,16 +69,31 @@ class Reference:
             for name, p in model.named_parameters()
         }
 
-    def as_computed(self, weights: Mapping[str, Tensor]) -> Named:
-        """What modules must read, given the main weights."""
+    def as_computed(
+        self,
+        weights: Mapping[str, Tensor],
+        earlier: Sequence[Mapping[str, Tensor]] = (),
+        *,
+        backward: bool = False,
+    ) -> Named:
+        """What modules must read, given the main weights, now and at earlier encodings."""
         dtype = self.main if self._autocasts else self.compute
-        return {name: value.to(dtype) for name, value in weights.items()}
+        recipe = self.case.recipe
+        return {
+            name: quantised(recipe, value, dtype, [e[name] for e in earlier], backward=backward)
+            for name, value in weights.items()
+        }
 
-    def step(self, weights: Mapping[str, Tensor], step: int, microbatches: int) -> RawStep:
+    def step(
+        self,
+        weights: Mapping[str, Tensor],
+        step: int,
+        microbatches: int,
+        earlier: Sequence[Mapping[str, Tensor]] = (),
+    ) -> RawStep:
         """Every g[r, j] of a step at `weights`. A parameter without a gradient has zeros."""
-        with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
-                parameter.copy_(weights[name])
+        self._forward = self.as_computed(weights, earlier)
+        self._backward = self.as_computed(weights, earlier, backward=True)
         read: list[frozenset[str]] = []
         gradients: list[list[Named]] = []
         losses: list[list[float]] = []
@@ -93,13 +109,21 @@ class Reference:
 
     def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float, set[str]]:
         def loss() -> Tensor:
+            self._set(self._forward)
             with self._computing():
                 value: Tensor = self._model(*microbatch(rank, index, step, self._device))
+            if reads_two(self.case.recipe):
+                self._set(self._backward)
             return value
 
         gradients, value = gradient(self._model, loss)
         reached = {n for n, p in self._model.named_parameters() if p.grad is not None}
         return gradients, float(value), reached
+
+    def _set(self, weights: Named) -> None:
+        """Without autograd's notice: what it has saved of the weights changes as well."""
+        for name, parameter in self._model.named_parameters():
+            parameter.data.copy_(weights[name])
 
     def _computing(self) -> AbstractContextManager[object]:
         if not self._autocasts:

@@ -19,6 +19,7 @@ from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, EXPERT, TENSOR
 from bench.spec import DtypeName
+from bench.testing.load_clock import LoadClock
 from bench.validate.cases import CLIP_BOUNDS, EXPERT_PARALLEL, STEPS, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
@@ -61,6 +62,10 @@ class Bench:
         self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
         self._logged = 0
         self._accounted = 0
+        # What was sent while the engine was built belongs to no step.
+        with contextlib.suppress(UnsupportedError):
+            self._logged = len(self.inspection.wire())
+        self._accounted = self.engine.wire_bytes() or 0
 
     def accumulate(self, step: int, *, mark_last: bool = True) -> StepSeen:
         """All microbatches of a step, up to gradients that were looked at."""
@@ -330,10 +335,11 @@ def set_aside() -> None:
 def settled_bytes(kept: object, expected: int) -> int:
     """`live_bytes`, looked at again for a while if it is more than `expected`.
 
-    A thread of the backend may drop the tensors of a finished collective a little later.
+    A thread of the backend may drop the tensors of a finished collective a little later, and much
+    later on a busy machine.
     """
-    deadline = time.monotonic() + _SETTLING_SECONDS
-    while (found := live_bytes(kept)) > expected and time.monotonic() < deadline:
+    clock = LoadClock()
+    while (found := live_bytes(kept)) > expected and clock.seconds() < _SETTLING_SECONDS:
         time.sleep(_SETTLING_SECONDS / 100)
         gc.collect()
     return found

@@ -8,6 +8,7 @@ cast gradient            gradients              as its row          main_params,
 optimizer state          optimizer_state        as main weights,    main_params (or its own)
                                                 without padding
 master weights           optimizer_state        as optimizer state  float32 (or wider)
+weight remainders        optimizer_state        as optimizer state  int16
 step counters            optimizer_state        one per parameter   float32
 weight pool              compute_weights        of all its slots    compute
 gradient, outer pool     communication_buffers  of all their slots  grad_comm
@@ -55,6 +56,7 @@ LineName = Literal[
     "cast gradient",
     "optimizer state",
     "master weights",
+    "weight remainders",
     "step counters",
     "weight pool",
     "gradient pool",
@@ -168,13 +170,14 @@ class OptimizerFacts:
 
     moments: tensors of the parameter's local shape, in `state_dtype`, or in the dtype of the main
     weights where that is None. counters: FP32 scalars. master_weights: a copy of its own of the
-    weights, in FP32 or wider.
+    weights, in FP32 or wider. remainders: the 16 bits that BF16 weights lack to FP32 ones.
     """
 
     moments: int
     counters: int
     state_dtype: str | None = None
     master_weights: bool = False
+    remainders: bool = False
 
 
 #: torch.optim.Adam and AdamW: two moments and a step counter.
@@ -326,6 +329,8 @@ def _optimizer_lines(
     if facts.master_weights:
         wide = main if main == "float64" else "float32"
         yield MemoryLine(name, "master weights", "optimizer_state", wide, used)
+    if facts.remainders:
+        yield MemoryLine(name, "weight remainders", "optimizer_state", "int16", used)
     counters = facts.counters * len(table.plan.members)
     yield MemoryLine(name, "step counters", "optimizer_state", "float32", counters)
 

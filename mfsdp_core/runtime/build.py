@@ -14,7 +14,7 @@ from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -350,8 +350,25 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
     return list(found.values())
 
 
+def _refuse_own_gather(found: _Found) -> None:
+    """A tensor that brings hooks for its gather would be gathered without them, and in full.
+
+    Raises:
+        CapabilityNotBuiltError: this is one.
+    """
+    local = getattr(found.raw, "_local_tensor", found.raw)
+    if hasattr(local, "fsdp_pre_all_gather"):
+        raise CapabilityNotBuiltError(
+            f"{found.names[0]} is a {type(local).__name__}, which wants to be gathered by its own "
+            "fsdp_pre_all_gather. That is not built, and gathering it in full would keep quiet "
+            "about it. Shard plain weights (torchao: enable_fsdp_float8_all_gather=False), and for "
+            'gathers in FP8 pass MixedPrecisionPolicy(weight_codec=Float8Reference("current")).'
+        )
+
+
 def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, ParameterFacts]:
     raw = found.raw
+    _refuse_own_gather(found)
     expert = is_expert(found.names, raw, has_expert_mesh=environment.experts is not None)
     axes = environment.axes(is_expert=expert)
     part = tensor_part(found.names[0], raw, axes.tensor_group)

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from bench.derive.metrics import Rule
+from bench.derive.metrics import Metric, Rule
 from reports.gates.gate import Calibrations, case_of
 from reports.gates.judgement import Case, Verdict, sequential_verdict
 from reports.gates.pairing import Pair
@@ -75,10 +75,15 @@ def standings(
     """
     found = []
     for metric, rule in policy.active():
-        if metric.judge == "interval" and rule.gate == "required":
+        if needs_blocks(metric, rule):
             cases = [case_of(pair, metric, rule, calibrations) for pair in pairs]
             found += standings_of(cases, metric.name, rule, policy.alpha, cells)
     return found
+
+
+def needs_blocks(metric: Metric, rule: Rule) -> bool:
+    """Whether the metric keeps a budget going: required, and different from run to run."""
+    return metric.judge == "interval" and rule.gate == "required"
 
 
 def standings_of(

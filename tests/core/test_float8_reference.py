@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 
+from bench.testing.quantised import quantised
 from mfsdp_core import (
     MixedPrecisionPolicy,
     fully_shard_model,
@@ -19,8 +22,6 @@ from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.facts import facts_of
-from oracle.float8_by_hand import decoded
-from oracle.hybrid import hybrid
 from oracle.ranks import WORLD, RankPool, mesh
 from oracle.seen_weights import weights_seen
 from oracle.sharded import Sharded, shard
@@ -47,7 +48,7 @@ def wrong_weights(toy: Sharded, recipe: Recipe) -> list[str]:
             if key not in main:  # a tied weight goes by its first name
                 continue
             earlier = [step[key] for step in history]
-            expected = decoded(recipe, "forward", main[key], toy.dtype, earlier)
+            expected = quantised(recipe, main[key], toy.dtype, earlier)
             if not torch.equal(expected, value):
                 found.append(f"{toy.name} {recipe} step {cycle}: {key}")
         history.append(main)
@@ -57,25 +58,19 @@ def wrong_weights(toy: Sharded, recipe: Recipe) -> list[str]:
     return found
 
 
-def on_one_axis(recipe: Recipe, strategy: str, size: int) -> list[str]:
+def with_bf16_weights(recipe: Recipe, gathers: str) -> list[str]:
     """In a rank."""
+    codec = Float8Reference(recipe, gathers)  # type: ignore[arg-type]
     return [
         line
         for name in NAMES
         for line in wrong_weights(
-            shard(name, strategy, size, B16, mixed_precision_policy=policy(recipe)), recipe
-        )
-    ]
-
-
-def on_two_axes(recipe: Recipe, outer: str) -> list[str]:
-    """In a rank: FSDP inside, replicated or optimizer-sharded (HFSDP) outside."""
-    return [
-        line
-        for name in NAMES
-        for line in wrong_weights(
-            hybrid(
-                "optim_grads_params", outer, 2, B16, name, mixed_precision_policy=policy(recipe)
+            shard(
+                name,
+                "optim_grads_params",
+                4,
+                B16,
+                mixed_precision_policy=MixedPrecisionPolicy(F32, weight_codec=codec),
             ),
             recipe,
         )
@@ -83,26 +78,13 @@ def on_two_axes(recipe: Recipe, outer: str) -> list[str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_zero_3_gathers_what_one_process_quantises(
-    ranks: RankPool, recipe: Recipe, size: int
+@pytest.mark.parametrize(
+    ("recipe", "gathers"), [("mxfp8", "recipe"), ("delayed", "compute"), ("block", "compute")]
+)
+def test_bf16_weights_are_those_that_one_process_quantises(
+    ranks: RankPool, recipe: Recipe, gathers: str
 ) -> None:
-    assert ranks.run(on_one_axis, recipe, "optim_grads_params", size) == [[]] * WORLD
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("strategy", ["no_shard", "optim", "optim_grads"])
-@pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
-def test_other_strategies_decode_the_same(ranks: RankPool, recipe: Recipe, strategy: str) -> None:
-    assert ranks.run(on_one_axis, recipe, strategy, 2) == [[]] * WORLD
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("outer", ["no_shard", "optim"])
-@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
-def test_two_axes_decode_the_same(ranks: RankPool, recipe: Recipe, outer: str) -> None:
-    assert ranks.run(on_two_axes, recipe, outer) == [[]] * WORLD
+    assert ranks.run(with_bf16_weights, recipe, gathers) == [[]] * WORLD
 
 
 class Wide(nn.Module):
@@ -116,7 +98,7 @@ class Wide(nn.Module):
         return self.unit(x).square().mean()
 
 
-def wide(recipe: Recipe) -> tuple[list[tuple[str, str, int]], bool]:
+def wide(recipe: Recipe, gathers: str = "recipe") -> tuple[list[tuple[str, str, int]], bool]:
     """In a rank: what a forward and backward pass and a step send; whether weights are right."""
     torch.manual_seed(0)
     model = fully_shard_model(
@@ -124,7 +106,10 @@ def wide(recipe: Recipe) -> tuple[list[tuple[str, str, int]], bool]:
         device_mesh=mesh(2),
         dp_shard_dim="dp",
         fsdp_unit_modules=[nn.Linear],
-        mixed_precision_policy=policy(recipe),
+        mixed_precision_policy=MixedPrecisionPolicy(
+            F32,
+            weight_codec=Float8Reference(recipe, gathers),  # type: ignore[arg-type]
+        ),
     )
     main = gather_full(model.module.unit.weight)
     seen: list[torch.Tensor] = []
@@ -133,7 +118,7 @@ def wide(recipe: Recipe) -> tuple[list[tuple[str, str, int]], bool]:
     model(torch.ones(2, 300, dtype=B16)).backward()
     model.install_optimized_model_weights()
     sent = sorted((r.operation, r.dtype, r.payload_bytes) for r in model.wire_log)
-    right = torch.equal(seen[0], decoded(recipe, "forward", main, B16, []))
+    right = torch.equal(seen[0], quantised(recipe, main, B16))
     return sent, right
 
 
@@ -153,8 +138,15 @@ def test_every_byte_on_the_wire_is_accounted_for(ranks: RankPool, recipe: Recipe
         assert sent == sorted([*rows, *columns, maxima, gradients])
 
 
-def at_rest(recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:
-    """In a rank: the ledger between steps, and what the memory model says."""
+@pytest.mark.processes
+def test_weights_gathered_in_bf16_take_twice_the_bytes_and_give_the_same(ranks: RankPool) -> None:
+    for sent, right in ranks.run(wide, "block", "compute"):
+        assert right
+        assert Counter(sent)["all_gather", "bfloat16", 2 * 150 * 300] == 2
+
+
+def at_rest(recipe: Recipe) -> tuple[dict[str, int], ...]:
+    """In a rank: the ledger between steps, what the memory model says, and the ledger's peak."""
     toy = shard("linear_stack", "optim_grads_params", 2, B16, mixed_precision_policy=policy(recipe))
     toy.run_cycle(1)
     toy.model.zero_grad_buffer()
@@ -165,16 +157,18 @@ def at_rest(recipe: Recipe) -> tuple[dict[str, int], dict[str, int]]:
         PolicyNames(),
         codec=Float8Reference(recipe),
     )
-    return toy.model.ledger.bytes_by_category(), expected.bytes_by_category()
+    ledger = toy.model.ledger
+    return ledger.bytes_by_category(), expected.bytes_by_category(), ledger.peak_bytes_by_category()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_memory_at_rest_is_that_of_shards(ranks: RankPool, recipe: Recipe) -> None:
-    for ledger, expected in ranks.run(at_rest, recipe):
+    for ledger, expected, peak in ranks.run(at_rest, recipe):
         assert ledger == expected
         # Three units of 142 weights and a head of 24 + 4 with padding, halved, in FP32: no copy.
         assert ledger["main_weights"] == 4 * (3 * 142 + 28) // 2
+        assert peak["main_weights"] == ledger["main_weights"]
 
 
 def losses(recipe: Recipe | None, size: int) -> list[float]:

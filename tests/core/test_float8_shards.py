@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.testing.quantised import quantised
 from mfsdp_core.plan.layout import Layout, build_layout
 from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.precision.codec import BucketCodec, Shard
 from mfsdp_core.precision.float8_reference import Float8Reference
-from oracle.float8_by_hand import decoded
 
 #: Blocks that are whole, that the edge cuts and that shards cut; a kernel; some shards are empty.
 SHAPES = [(150, 300), (7, 40), (33, 5), (64, 2, 10)]
@@ -89,7 +89,9 @@ def test_shards_decode_to_what_the_whole_tensor_does(
                 for slot, tensor, earlier in zip(
                     shards.layout.slots, tensors, history, strict=True
                 ):
-                    expected = decoded(recipe, direction, tensor, compute, earlier)
+                    expected = quantised(
+                        recipe, tensor, compute, earlier, backward=direction == "backward"
+                    )
                     assert torch.equal(weights[slot.offset : slot.end].view(slot.shape), expected)
         for earlier, tensor in zip(history, tensors, strict=True):
             earlier.append(tensor)

@@ -9,6 +9,7 @@ from gate_runs import CELLS, Arm, record_arms
 
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT
 from bench.errors import NothingMeasuredError, UsageError
+from bench.store import ResultsStore
 from reports.gates.gate import gate
 from reports.gates.gate_text import to_terminal
 from reports.gates.noise import NoiseCalibration, age_in_words, calibrate
@@ -25,24 +26,28 @@ def calibrated(store, *, noise: float = 0.02, blocks: int = 8, **arms: Arm) -> N
     return calibrate([(p.base, p.head) for p in pairs], sweep="aa", measured_utc=MEASURED)
 
 
-def test_the_floor_is_the_largest_change_that_identical_code_could_not_exclude(store):
-    found = calibrated(store)
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory) -> NoiseCalibration:
+    """The calibration of a machine with 2 % of noise, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("usual") / "results"
+    return calibrated(ResultsStore.open(folder, create=True))
+
+
+def test_the_floor_is_the_largest_change_that_identical_code_could_not_exclude(usual):
+    found = usual
     for cell in found.cells:
         assert cell.low < cell.change < cell.high
         assert cell.floor == pytest.approx(max(cell.high, 1 / (1 + cell.low) - 1))
     assert 0.002 < found.floor(CELLS["ddp"].config_hash) < 0.1
 
 
-def test_a_configuration_that_was_not_calibrated_gets_the_largest_floor(store):
-    found = calibrated(store)
+def test_a_configuration_that_was_not_calibrated_gets_the_largest_floor(usual):
+    found = usual
     assert found.floor("another") == max(cell.floor for cell in found.cells)
 
 
-def test_a_noisier_machine_has_a_higher_floor(store, tmp_path):
-    from bench.store import ResultsStore
-
-    quiet = calibrated(ResultsStore.open(tmp_path / "quiet", create=True), noise=0.002)
-    assert quiet.floor("any") < calibrated(store, noise=0.05).floor("any")
+def test_a_noisier_machine_has_a_higher_floor(store, usual):
+    assert calibrated(store, noise=0.002).floor("any") < usual.floor("any")
 
 
 def test_cpu_time_has_a_floor_of_its_own_and_wall_time_keeps_its(store):
@@ -55,8 +60,8 @@ def test_cpu_time_has_a_floor_of_its_own_and_wall_time_keeps_its(store):
     assert "of CPU time" in found.describe(NOW)
 
 
-def test_a_calibration_from_before_cpu_time_sets_no_floor_for_it(store):
-    assert calibrated(store).floor(CELLS["ddp"].config_hash, CPU_TIME) == 0.0
+def test_a_calibration_from_before_cpu_time_sets_no_floor_for_it(usual):
+    assert usual.floor(CELLS["ddp"].config_hash, CPU_TIME) == 0.0
 
 
 def test_cpu_time_finds_what_the_noise_of_wall_time_hides(store):
@@ -69,9 +74,8 @@ def test_cpu_time_finds_what_the_noise_of_wall_time_hides(store):
     assert "cpu_time" in to_terminal(judged, NOW)
 
 
-def test_it_reads_back_as_it_was_written(store):
-    found = calibrated(store)
-    assert NoiseCalibration.from_document(found.to_document()) == found
+def test_it_reads_back_as_it_was_written(usual):
+    assert NoiseCalibration.from_document(usual.to_document()) == usual
 
 
 def test_code_that_differs_is_no_calibration(store):
@@ -104,18 +108,17 @@ def test_a_floor_below_the_tolerance_changes_nothing(store):
     assert {j.tolerance for j in result.judgements if j.metric == "step_time"} == {0.02}
 
 
-def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(store):
-    calibration = calibrated(store)
+def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(store, usual):
     record_arms(store, {"base": Arm(), "head": Arm()})
     sides = sides_of_arms(store, "gate", None, None)
     assert "has no noise calibration" in to_terminal(gate(sides, Policy(), lambda _: None), NOW)
-    text = to_terminal(gate(sides, Policy(), lambda _: calibration), NOW)
+    text = to_terminal(gate(sides, Policy(), lambda _: usual), NOW)
     assert "calibrated 3 days ago" in text
     assert "older than" not in text
 
 
-def test_an_old_calibration_asks_for_a_new_one(store):
-    assert "older than 30 days" in calibrated(store).describe(NOW + timedelta(days=40))
+def test_an_old_calibration_asks_for_a_new_one(usual):
+    assert "older than 30 days" in usual.describe(NOW + timedelta(days=40))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_ages_are_told_in_words(days, words):
         {"measured_utc": "yesterday"},
     ],
 )
-def test_a_damaged_calibration_is_refused_with_the_remedy(store, damage):
-    document = calibrated(store).to_document() | damage
+def test_a_damaged_calibration_is_refused_with_the_remedy(usual, damage):
+    document = usual.to_document() | damage
     with pytest.raises(UsageError, match=r"calibrat(e|ion).* again"):
         NoiseCalibration.from_document(document)

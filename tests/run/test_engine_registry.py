@@ -103,6 +103,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         manual_registration=True,
         average_in_collective=True,
         transport="native",
+        nan_check=True,
     )
     assert _switches(changed) == {
         "overlap_grad_reduce": False,
@@ -110,6 +111,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "average_in_collective": True,
         "transport": "native",
         "nccl_ub": True,
+        "report_nan_in_param_grad": True,
         "disable_symmetric_registration": True,
         "manual_registration": True,
         "use_decoupled_grad": False,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
+from bench.engines.precision_aware_adamw import PrecisionAwareAdamW, joined, split_into
 
 OPTIONS = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 5
@@ -84,3 +84,44 @@ def test_a_parameter_without_a_gradient_is_left_alone() -> None:
     weight = nn.Parameter(start())
     PrecisionAwareAdamW([weight], **OPTIONS).step()
     assert torch.equal(weight.detach(), start())
+
+
+def test_remainders_train_bf16_weights_to_the_bit_like_an_fp32_copy_of_them() -> None:
+    generator = torch.Generator().manual_seed(5)
+    start = torch.randn(64, 33, generator=generator).to(torch.bfloat16)
+    gradients = [torch.randn(64, 33, generator=generator) * 10.0**-step for step in range(6)]
+    found = []
+    for settings in ({"master_weights": True}, {"store_remainders": True}):
+        weight = nn.Parameter(start.clone())
+        optimizer = PrecisionAwareAdamW([weight], lr=1e-3, **settings)
+        for gradient in gradients:
+            weight.decoupled_grad = gradient.clone()
+            optimizer.step()
+        state = optimizer.state[weight]
+        found.append((weight.detach(), state))
+    (_, copy), (weight, split) = found
+    assert torch.equal(joined(weight, split["remainder"]), copy["master_param"])
+    assert not torch.equal(weight.float(), copy["master_param"])
+    assert split["remainder"].dtype == torch.int16
+
+
+def test_bits_survive_being_split_and_joined() -> None:
+    bits = torch.randint(-(2**31), 2**31, (100_000,), generator=torch.Generator().manual_seed(1))
+    whole = bits.to(torch.int32).view(torch.float32)
+    whole = whole[whole.isfinite() & (whole.abs() < 1e38) & (whole.abs() > 1e-30)]
+    weight = torch.empty_like(whole, dtype=torch.bfloat16)
+    remainder = torch.empty_like(whole, dtype=torch.int16)
+    split_into(whole, weight, remainder)
+    assert torch.equal(joined(weight, remainder).view(torch.int32), whole.view(torch.int32))
+    assert float(((weight.float() - whole) / whole).abs().max()) <= 2**-8
+
+
+def test_two_ways_to_keep_fp32_weights_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="instead of master_weights"):
+        PrecisionAwareAdamW(
+            [nn.Parameter(torch.ones(2))], master_weights=True, store_remainders=True
+        )
+    fp32 = nn.Parameter(torch.ones(2))
+    fp32.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="for bfloat16 weights, not "):
+        PrecisionAwareAdamW([fp32], store_remainders=True).step()

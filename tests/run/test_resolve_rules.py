@@ -56,6 +56,7 @@ def ddp_dtypes(**fields: object) -> RunSpec:
 POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
 
 PRECISION_AWARE = TrainSpec(optimizer="precision_aware_adamw")
+REMAINDERS = PRECISION_AWARE.model_copy(update={"store_remainders": True})
 
 CASES = {
     "strategy-not-in-engine": Case(
@@ -97,6 +98,11 @@ CASES = {
         RunSpec(train=TrainSpec(master_weights=True)),
         RunSpec(train=PRECISION_AWARE.model_copy(update={"master_weights": True})),
         "the optimizer adamw has no master_weights=True",
+    ),
+    "remainders-need-bf16-weights": Case(
+        RunSpec(train=REMAINDERS),
+        RunSpec(train=REMAINDERS, dtypes=DtypeSpec(compute="bf16", main_params="bf16")),
+        "set dtypes.main_params to bf16",
     ),
     "gather-precision-without-recipe": Case(
         engine(recipe="mxfp8", gather_precision="compute"),

@@ -160,6 +160,18 @@ def test_the_bytes_of_optimizer_state_are_those_that_the_optimizer_makes(train: 
     assert optimizer_state_bytes(optimizer) == expected
 
 
+def test_remainders_take_two_bytes_where_a_copy_takes_four() -> None:
+    run = run_of(EngineSpec(name="mfsdp"), 2, compute="bf16", main_params="bf16")
+    sizes = []
+    for settings in ({}, {"store_remainders": True}, {"master_weights": True}):
+        train = TrainSpec(optimizer="precision_aware_adamw", **settings)
+        found = state_bytes_by_category(run.model_copy(update={"train": train}))
+        sizes.append(found["optimizer_state"])
+    remainders, copies = (size - sizes[0] for size in sizes[1:])
+    assert copies == 2 * remainders
+    assert remainders == pytest.approx(2 * run.shape.parameters / 2, rel=0.01)
+
+
 def test_a_plan_of_llama_70b_on_a_thousand_ranks_takes_no_time() -> None:
     run = run_of(EngineSpec(name="mfsdp"), 1024, "llama3-70b", compute="bf16")
     assert 0.5 * GIB < sum(state_bytes_by_category(run).values()) < 8 * GIB

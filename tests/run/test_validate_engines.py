@@ -66,6 +66,16 @@ def test_what_an_engine_refuses_is_not_applicable_with_its_reason(fork_server: F
     )
 
 
+def test_low_precision_gathers_that_did_not_happen_fail(fork_server: ForkServer) -> None:
+    case = Case("validate_engines:Deaf", "optim_grads_params", policy="bf16", recipe="current")
+    (verdict,) = judged(fork_server, case)
+    checks, _ = found(verdict)
+    assert {"computed weights", "gather precision"} <= set(checks)
+    finding = next(c.finding for c in verdict.failures if c.check == "gather precision")
+    assert finding is not None
+    assert finding.found.startswith("low-precision gathers were asked for and not made: bfloat16")
+
+
 def test_a_wrong_divisor_is_told_as_what_every_contribution_counts(fork_server: ForkServer) -> None:
     (verdict,) = judged(fork_server, outside("Summing"))
     checks, finding = found(verdict)

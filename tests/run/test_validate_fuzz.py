@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import UNLISTED
 from bench.validate.fuzz.drawing import draw
-from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
+from bench.validate.fuzz.fixed import FIXED
+from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.script import script
 from bench.validate.fuzz.session import MODULES, Fuzzer, Outcome, Tally
 from bench.validate.fuzz.shrinking import shrunk
@@ -98,3 +100,16 @@ def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_pat
         check=False,
     )
     assert "gradient of" in found.stderr, found.stderr
+
+
+def default_dtype() -> torch.dtype:
+    return torch.get_default_dtype()
+
+
+def test_a_program_on_the_meta_device_leaves_no_default_dtype_behind(
+    fork_server: ForkServer,
+) -> None:
+    program = next(case.program for case in FIXED if META in dict(case.program.options))
+    with Fuzzer(fork_server) as fuzzer:
+        assert fuzzer.outcome(program) == Outcome("equal")
+        assert fuzzer._workers.run(default_dtype, seconds=30, ranks=2) == [torch.float32] * 2

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.ddp import DdpEngine
+from bench.engines.mfsdp import MfsdpEngine
 from bench.errors import UnsupportedError
 from bench.spec import ResolvedRun
 
@@ -17,6 +18,14 @@ class Replicating(DdpEngine):
         if resolved.strategy != "no_shard" or resolved.engine.outer_size > 1:
             raise UnsupportedError("replicas-only", "this engine replicates on one axis")
         super().__init__(model, resolved, device)
+
+
+class Deaf(MfsdpEngine):
+    """Was asked for quantised weights, and computes and gathers without a word in BF16."""
+
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
+        engine = resolved.engine.with_settings(recipe="none")
+        super().__init__(model, resolved.model_copy(update={"engine": engine}), device)
 
 
 class Summing(Replicating):

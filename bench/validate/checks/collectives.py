@@ -4,6 +4,10 @@ Per bucket and step of k microbatches, inner axis: no_shard 1 all-reduce; optim 
 1 all-gather of updated weights; optim_grads k and 1; optim_grads_params k and 2k (the root's: 1).
 Outer axis, once per step: an all-reduce, or a reduce-scatter and an all-gather. Weights that no
 step has updated need no refresh, so the first step, and frozen buckets, go without.
+
+Quantised weights: a gather per payload (MXFP8 has codes and scales for a forward pass, codes for a
+backward pass, and gathers for every pass); the first step gathers as others do. Each update
+encodes, which takes the maximum over the ranks of every axis that shards the optimizer.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from bench.verdict import CheckVerdict, Finding
 PADDING_BUDGET = 0.05
 
 EXPERTS_APART = "experts are sharded over a mesh of their own, which the table does not describe"
+
+#: Payloads of a forward and of a backward pass, where there is not one for both.
+_PAYLOADS = {"mxfp8": (2, 1)}
 
 Counts = Counter[tuple[str, str]]
 
@@ -67,6 +74,8 @@ def _why_not(evidence: CaseEvidence) -> str | None:
         return lacking.get("log") or lacking["buckets"]
     if evidence.case.scenario in {"ahead", "ordered"}:
         return "evaluations gather weights as well"
+    if evidence.case.model == "recomputed" and evidence.case.recipe in _PAYLOADS:
+        return "what is recomputed is gathered again, for both passes"
     if evidence.case.model == "twice":
         return "a unit that runs twice may be gathered two to four times"
     return None
@@ -76,11 +85,14 @@ def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -
     """From the module's table; an axis of one rank communicates nothing."""
     case, k = evidence.case, evidence.case.microbatches
     trainable = bucket.parameters[0] in evidence.trainable
-    refreshed = trainable and step > 0
+    encoded = evidence.is_encoded(bucket)
+    refreshed = (trainable and step > 0) or (encoded and step == 0)
+    ahead, back = _PAYLOADS.get(case.recipe, (1, 1)) if encoded else (1, 1)
     found: Counts = Counter()
     if case.inner > 1:
-        if case.strategy == "optim_grads_params" and not is_root(bucket):
-            found["all_gather", "inner"] = 2 * k
+        gathers_every_use = case.strategy == "optim_grads_params" and not is_root(bucket)
+        if gathers_every_use or (case.strategy != "no_shard" and (ahead, back) != (1, 1)):
+            found["all_gather", "inner"] = (ahead + back) * k
         elif case.strategy != "no_shard" and refreshed:
             found["all_gather", "inner"] = 1
         if trainable and case.strategy == "no_shard":
@@ -88,11 +100,15 @@ def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -
         elif trainable:
             every = evidence.reduces_every_microbatch
             found["reduce_scatter", "inner"] = k if every else 1
+        if encoded and trainable and case.strategy != "no_shard":
+            found["all_reduce", "inner"] += 1
     if case.outer > 1 and trainable:
         shards = case.outer_strategy == "optim"
         found["reduce_scatter" if shards else "all_reduce", "outer"] = 1
         if shards and refreshed:
-            found["all_gather", "outer"] = 1
+            found["all_gather", "outer"] = 1 if (ahead, back) == (1, 1) else ahead + back
+        if shards and encoded:
+            found["all_reduce", "outer"] += 1
     return found
 
 
@@ -167,6 +183,10 @@ def _payloads(evidence: CaseEvidence, bucket: BucketContents) -> Finding | None:
                 elements = entry.payload_bytes / sizes[entry.dtype]
                 whole = entry.group == "outer" and evidence.case.strategy == "no_shard"
                 parts = 1 if entry.group == "inner" or whole else evidence.case.inner
+                # Scales, and maxima, are fewer than what they belong to.
+                small = entry.operation == "all_reduce" or entry.dtype == "uint8"
+                if evidence.is_encoded(bucket) and small and elements * parts < bucket.elements:
+                    continue
                 if elements * parts != bucket.elements:
                     return at(
                         step, parameter=bucket.parameters[0], rank=rank,

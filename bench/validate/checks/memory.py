@@ -25,13 +25,9 @@ def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
     check = "memory at rest"
     if not evidence.updated_steps:
         return None
-    if evidence.case.model in EXPERT_PARALLEL:
-        return not_applicable(check, EXPERTS_APART)
-    if evidence.case.scenario in {"ahead", "ordered"}:
-        return not_applicable(check, "weights that were gathered ahead are held")
-    lacking = evidence.seen[0].lacking
-    if "ledger" in lacking or "buckets" in lacking:
-        return not_applicable(check, lacking.get("ledger") or lacking["buckets"])
+    reason = _why_not(evidence)
+    if reason is not None:
+        return not_applicable(check, reason)
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     buffers += pools_bytes(evidence)
     for step in evidence.steps:
@@ -58,25 +54,41 @@ def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
     return passed(check, f"{buffers} B per rank beside the optimizer's, to the byte")
 
 
+def _why_not(evidence: CaseEvidence) -> str | None:
+    """Why the table says nothing about a case."""
+    if evidence.case.model in EXPERT_PARALLEL:
+        return EXPERTS_APART
+    if evidence.case.recipe == "mxfp8":
+        return "scales of a shard take as many bytes as its rows need"
+    if evidence.case.scenario in {"ahead", "ordered"}:
+        return "weights that were gathered ahead are held"
+    lacking = evidence.seen[0].lacking
+    return lacking.get("ledger") or lacking.get("buckets")
+
+
 def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     """Section 1.2 of the specification for one buffer, padding included."""
     case = evidence.case
     compute, main, grads, _ = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
     elements = bucket.elements
     trainable = bucket.parameters[0] in evidence.trainable
+    encoded = evidence.is_encoded(bucket)
     shard = elements // case.inner
     sharded = case.strategy == "optim_grads_params"
-    separate = POLICIES[case.policy][0] != POLICIES[case.policy][1]
+    separate = encoded or POLICIES[case.policy][0] != POLICIES[case.policy][1]
     # Cast from the main weights into each gather, unless a shard has to collect outer pieces.
     casts = sharded and trainable and separate and case.outer_strategy != "optim"
     weights = 0 if casts else (shard if sharded else elements) * compute
+    if encoded:  # a byte of code for each, and what modules compute with unless it comes and goes
+        weights = 0 if sharded else elements * compute
+        weights += elements if case.strategy == "no_shard" else shard
     if sharded and is_root(bucket):
         weights += elements * compute
-    if not trainable:
-        return weights
     owned = elements if case.strategy == "no_shard" else shard
     if case.outer_strategy == "optim":
         owned //= case.outer
+    if not trainable:
+        return weights + (owned * compute if encoded else 0)
     accumulator = shard if evidence.reduces_every_microbatch else elements
     return weights + (owned * main if separate else 0) + accumulator * grads
 

@@ -113,7 +113,8 @@ def computed_weights(evidence: CaseEvidence) -> CheckVerdict:
     """What modules read in a step: the main weights in the compute dtype, alike on all ranks."""
     check = "computed weights"
     for step in evidence.steps:
-        wanted = evidence.reference.as_computed(evidence.before(step))
+        earlier = evidence.encoded_before(step)
+        wanted = evidence.reference.as_computed(evidence.before(step), earlier)
         for rank, one in enumerate(evidence.seen):
             for name in sorted(evidence.raw(step).read[evidence.case.data_rank(rank)]):
                 finding = _read(evidence, step, name, rank, wanted)

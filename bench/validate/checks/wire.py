@@ -10,13 +10,17 @@ from bench.spec import DtypeName
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import POLICIES
 from bench.validate.checks.check_verdict import failed, not_applicable, passed
-from bench.validate.observation import Sent
+from bench.validate.observation import Sent, StepSeen
 from bench.validate.wire_tap import ring_bytes
 from bench.verdict import CheckVerdict
 
 _GATHERS = ("all_gather", "broadcast")
 #: torch's operators by what they do; a plain message may be part of either.
 _REDUCING = ("allreduce", "reduce_scatter")
+_MAXIMUM_BYTES = 4
+#: Dtype of codes and scales on the wire, and of maxima that scales are made from.
+CODES = "uint8"
+_MAXIMA = "float32"
 
 
 def payloads(sent: Iterable[Sent]) -> list[Sent]:
@@ -30,15 +34,24 @@ def dtypes(evidence: CaseEvidence) -> CheckVerdict | None:
     if len(evidence.seen) == 1:
         return None
     compute = _torch_name(POLICIES[evidence.case.policy][0])
+    coded = {b.name for one in evidence.seen for b in one.buckets if evidence.is_encoded(b)}
+    quantises = evidence.case.recipe != "none"
     used: set[str] = set()
     for step in evidence.steps:
         wire = _torch_name(evidence.wire_dtype(step))
         for rank, one in enumerate(evidence.seen):
-            logged = [
-                (e.operation, e.dtype, compute if e.operation in _GATHERS else wire)
-                for e in one.steps[step].log
-            ]
-            wanted = [*logged, *_by_operator(payloads(one.steps[step].sent), compute, wire)]
+            logged = []
+            for e in one.steps[step].log:
+                expected = compute if e.operation in _GATHERS else wire
+                if e.bucket in coded and e.operation == "all_gather":
+                    expected = CODES
+                elif e.bucket in coded and e.operation == "all_reduce":
+                    expected = f"{wire} or {_MAXIMA}"
+                logged.append((e.operation, e.dtype, expected))
+            weights, sums = compute, wire
+            if quantises:
+                weights, sums = f"{compute} or {CODES}", f"{wire} or {_MAXIMA}"
+            wanted = [*logged, *_by_operator(payloads(one.steps[step].sent), weights, sums)]
             for operation, dtype, expected in wanted:
                 used.add(f"{operation} {dtype}")
                 if dtype not in expected.split(" or "):
@@ -49,6 +62,24 @@ def dtypes(evidence: CaseEvidence) -> CheckVerdict | None:
                     )  # fmt: skip
                     return failed(check, finding)
     return passed(check, ", ".join(sorted(used)) or "nothing was sent")
+
+
+def gather_precision(evidence: CaseEvidence) -> CheckVerdict | None:
+    """A case that asked for low-precision gathers has got some, by what was seen on the wire."""
+    check = "gather precision"
+    case = evidence.case
+    if case.recipe == "none" or case.strategy == "no_shard" or case.inner == 1:
+        return None
+    for rank, one in enumerate(evidence.seen):
+        sent = payloads(message for step in one.steps for message in step.sent)
+        if not any(message.dtype == CODES for message in sent):
+            found = ", ".join(sorted({m.dtype for m in sent})) or "nothing"
+            finding = at(
+                0, rank=rank, expected=f"weights of {case.recipe} gathered in {CODES}",
+                found=f"low-precision gathers were asked for and not made: {found} on the wire",
+            )  # fmt: skip
+            return failed(check, finding)
+    return passed(check, f"{CODES} on the wire")
 
 
 def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[str, str, str]]:
@@ -118,11 +149,10 @@ def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
                 sent[message.dtype] += ring_bytes(message)
             seen_bytes = sum(sent.values())
             total += seen_bytes
-            logged: Counter[str] = Counter()
-            for e in found.log:
-                passes = 2 if e.operation == "all_reduce" else 1
-                logged[e.dtype] += passes * e.payload_bytes * (e.group_size - 1) // e.group_size
-            pairs = [("the engine's meter", found.accounted_bytes, seen_bytes)]
+            logged, single = _logged_bytes(evidence, found)
+            metered = found.accounted_bytes
+            metered = None if metered is None else metered - single
+            pairs = [("the engine's meter", metered, seen_bytes)]
             pairs += [(f"the engine's log, {d}", logged[d], sent[d]) for d in logged | sent]
             for what, said, counted in pairs if found.log else pairs[:1]:
                 if said is not None and said != counted:
@@ -132,6 +162,23 @@ def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
                     )  # fmt: skip
                     return failed(check, finding)
     return passed(check, f"{total} B in all steps and ranks, as metered")
+
+
+def _logged_bytes(evidence: CaseEvidence, found: StepSeen) -> tuple[Counter[str], int]:
+    """Bytes that the engine's log says were sent, by dtype; and those of single maxima.
+
+    `payloads` leaves out single numbers, as the maximum of a lone matrix is.
+    """
+    logged: Counter[str] = Counter()
+    single = 0
+    for e in found.log:
+        passes = 2 if e.operation == "all_reduce" else 1
+        size = passes * e.payload_bytes * (e.group_size - 1) // e.group_size
+        if evidence.case.recipe != "none" and e.payload_bytes == _MAXIMUM_BYTES:
+            single += size
+        else:
+            logged[e.dtype] += size
+    return logged, single
 
 
 def groups(evidence: CaseEvidence) -> CheckVerdict | None:

@@ -40,7 +40,6 @@ def run(source: str, engine: str) -> Ended | None:
     names: dict[str, Any] = {"__name__": "program"}
     exec(compile(source, "program", "exec"), names)  # noqa: S102 - text that `script` has made
     ended = None
-    torch.set_default_dtype(torch.float32)  # the program before may have ended early
     try:
         names["main"]()
     except Exception as error:
@@ -51,6 +50,9 @@ def run(source: str, engine: str) -> Ended | None:
             raise error from None
     else:
         dist.monitored_barrier(timeout=timedelta(seconds=300))
+    finally:
+        # A program on the meta device sets it, and other cases follow on these ranks.
+        torch.set_default_dtype(torch.float32)
     return ended
 
 
