@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.spec import ResolvedRun
 from bench.workload import Provenance, Workload
@@ -190,6 +190,23 @@ class RunOutline:
     damage: tuple[str, ...] = ()
 
 
+class Placement(BaseModel):
+    """Where the ranks of a run were: node and local rank of each, by rank."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    nodes: tuple[str, ...]
+    local_ranks: tuple[int, ...]
+
+    @property
+    def ranks_by_node(self) -> dict[str, list[int]]:
+        """In the order of the nodes' first ranks."""
+        found: dict[str, list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            found.setdefault(node, []).append(rank)
+        return found
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """One run, read back. `problems` names what was damaged or missing; reading never raises it."""
@@ -208,6 +225,19 @@ class RunRecord:
     def workload(self) -> Workload:
         """What ran, in the terms of any framework."""
         return Workload.of(self.resolved)
+
+    @property
+    def placement(self) -> Placement | None:
+        """None where not every rank said where it was, and in older records."""
+        runtime = self.environment.get("runtime")
+        found = runtime.get("placement") if isinstance(runtime, dict) else None
+        try:
+            placement = Placement.model_validate(found)
+        except ValidationError:
+            return None
+        ranks = self.resolved.launch.ranks
+        whole = len(placement.nodes) == len(placement.local_ranks) == ranks
+        return placement if whole else None
 
     @property
     def provenance(self) -> Provenance:

@@ -99,11 +99,14 @@ class DevicePool(Protocol):
 
 
 class Streams:
-    """Those of a device whose operations end in the order in which they are issued: a CPU."""
+    """Those of a device whose operations end in the order in which they are issued: a CPU.
+
+    observer: who is told of collectives, and by allocators of memory that goes back, if anybody is.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._observer: Observer | None = None
+        self.observer: Observer | None = None
         self._pool: DevicePool | None = None
 
     @staticmethod
@@ -121,14 +124,9 @@ class Streams:
         writes: Tensors,
     ) -> InFlight:
         """A collective that was issued just now, on the stream of `group`."""
-        observer = self._observer
+        observer = self.observer
         number = 0 if observer is None else observer.issued(name, group, reads, writes)
         return InFlight(works, (*reads, *writes), observer, number)
-
-    def released(self, memory: torch.Tensor, name: object) -> None:
-        """Note that `memory` goes back to its allocator or pool."""
-        if self._observer is not None:
-            self._observer.released(memory, name)
 
     def synchronize(self) -> None:
         """Return once the device has done everything."""
@@ -161,11 +159,11 @@ class Streams:
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
         """Tell `observer` what happens inside the block."""
-        before, self._observer = self._observer, observer
+        before, self.observer = self.observer, observer
         try:
             yield
         finally:
-            self._observer = before
+            self.observer = before
 
     @contextmanager
     def recording(self) -> Iterator[StreamOrder]:

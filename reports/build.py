@@ -20,9 +20,11 @@ from reports.sections.communication import communication_section
 from reports.sections.comparison import comparison
 from reports.sections.counts import counts_section
 from reports.sections.headline import headline
+from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
 from reports.sections.method import method
 from reports.sections.nccl import nccl_section
+from reports.sections.nodes import nodes_section
 from reports.sections.parity import parity_section
 from reports.sections.reproduce import reproduce
 from reports.sections.switches import switches_section
@@ -59,6 +61,8 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     memory_section,
     counts_section,
     checkpoints_section,
+    imported_section,
+    nodes_section,
     communication_section,
     nccl_section,
     _validation,

@@ -10,8 +10,10 @@ from bench.cli import console, exit_codes
 from bench.cli.policies import read_policy
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from reports.comparisons.compare import compare
+from reports.comparisons.compare import compare, load_side
 from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
+from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
+from reports.comparisons.imported import to_data as to_data_beside
 from reports.gates import gate_text
 from reports.gates.gate import gate
 from reports.gates.noise import calibrations
@@ -57,6 +59,8 @@ def show_comparison(results: Path, asked: Comparing) -> int:
     store = ResultsStore.open(results, create=False)
     if asked.head is None:
         return _show_arms(store, asked, policy)
+    if imported := {asked.base, asked.head} & {*store.imports.ids()}:
+        return _show_beside(store, asked.base, asked.head, imported, asked)
     comparison = compare(store, asked.base, asked.head, ignore=asked.ignore)
     sides = sides_of_sweeps(store, asked.base, asked.head, asked.ignore)
     judged = gate(sides, policy, calibrations(store), any_nodes=True)
@@ -67,6 +71,29 @@ def show_comparison(results: Path, asked: Comparing) -> int:
     else:
         console.data(_FORMATS[asked.form](comparison).rstrip("\n"))
         console.data("\n" + gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+    return exit_codes.OK
+
+
+def _show_beside(
+    store: ResultsStore, base: str, head: str, imported: set[str], asked: Comparing
+) -> int:
+    """Runs of which one at least is imported: numbers beside each other, and no verdict."""
+    shown = [
+        one
+        for name in (base, head)
+        for one in (
+            [of_import(store.imports.read(name))]
+            if name in imported
+            else [of_cell(cell) for cell in load_side(store, name) if cell.finished]
+        )
+    ]
+    if asked.as_json:
+        console.data_json({"side_by_side": to_data_beside(shown), "verdicts": None})
+        return exit_codes.OK
+    render = markdown.table if asked.form == "md" else terminal.table
+    console.data(render(side_by_side(shown)).rstrip("\n") + f"\n\n{CAPTION}")
+    for name, missing in absences(shown):
+        console.data(f"{name} does not say: {missing}")
     return exit_codes.OK
 
 

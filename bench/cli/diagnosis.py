@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from bench.doctor.results_folder import results_findings
 from bench.doctor.slurm import slurm_findings
 from bench.errors import UsageError
 from bench.launch.local.launcher import LocalLauncher
+from bench.launch.protocol import Launcher
 from bench.launch.stop_request import StopRequest
 from bench.resolve import Machine
 from bench.spec import DeviceType
@@ -37,11 +39,14 @@ def show_cluster(results: Path, ranks: int | None, device: str | None, *, as_jso
 
     machine = Machine.detect()
     kind = _device(device, machine)
-    count = ranks or (len(machine.cuda_devices) if kind == "cuda" else _CPU_RANKS)
+    nodes, launcher = _allocation()
+    count = ranks or nodes * (len(machine.cuda_devices) if kind == "cuda" else _CPU_RANKS)
+    if count % nodes:
+        raise UsageError(f"--ranks {count}: expected a multiple of the {nodes} nodes of this job")
     stop = StopRequest()
-    console.note(f"a job of {count} ranks on {kind}, about a minute at most")
+    console.note(f"a job of {count} ranks on {nodes} nodes ({kind}), about a minute at most")
     with stop_on_signals(stop):
-        probe = probe_cluster(Asked(count, kind), LocalLauncher(), results, stop)
+        probe = probe_cluster(Asked(count, kind, nodes), launcher, results, stop)
     if stop.is_set():
         return exit_codes.INTERRUPTED
     print_findings(probe.findings, as_json=as_json)
@@ -49,6 +54,17 @@ def show_cluster(results: Path, ranks: int | None, device: str | None, *, as_jso
         return exit_codes.NOTHING_MEASURED
     differ = any(finding.level == "problem" for finding in probe.findings)
     return exit_codes.REQUIREMENT_NOT_MET if differ else exit_codes.OK
+
+
+def _allocation() -> tuple[int, Launcher]:
+    """The nodes of the Slurm job that this process is in, and what starts ranks there."""
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+    if "SLURM_JOB_ID" not in os.environ or not nodes.isdecimal() or int(nodes) <= 1:
+        return 1, LocalLauncher()
+    from bench.launch.slurm.launcher import SlurmLauncher
+    from bench.launch.slurm.settings import SlurmSettings
+
+    return int(nodes), SlurmLauncher(SlurmSettings())
 
 
 def _device(asked: str | None, machine: Machine) -> DeviceType:

@@ -116,6 +116,10 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         ),
         ("steps", f"{len(record.losses)} of {train.steps}"),
     ]
+    if record.placement is not None:
+        nodes = record.placement.ranks_by_node.items()
+        shown = [f"{node}: {ranks[0]} to {ranks[-1]}" for node, ranks in nodes]
+        rows.append(("ranks by node", ", ".join(shown)))
     rows += [
         (label, write(value))
         for name, label, write in _NUMBERS

@@ -34,10 +34,11 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Asked:
-    """ranks: of the whole job."""
+    """ranks: of the whole job, the same number on each of `nodes`."""
 
     ranks: int
     device: DeviceType
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def _job(asked: Asked) -> ResolvedRun:
             train=TrainSpec(steps=1, global_batch=asked.ranks, micro_batch=1),
             launch=LaunchSpec(
                 ranks=asked.ranks,
+                nodes=asked.nodes,
                 device=asked.device,
                 timeout_seconds=_JOB_SECONDS + _START_SECONDS,
                 hang_seconds=_JOB_SECONDS,

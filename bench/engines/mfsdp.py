@@ -11,6 +11,9 @@ every microbatch in both, the others once.
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -191,6 +194,7 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) 
             "fsdp_group_ag": _gather_group(mesh, engine),
             "expt_device_mesh": expert_mesh(model),
         }
+    check_nodes(_gathered(node_name()))
     both: DeviceMesh = init_device_mesh(
         device.type,
         (engine.outer_size, ranks // engine.outer_size),
@@ -203,6 +207,40 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) 
         "hybrid_fsdp_group": dist.group.WORLD,
         "fsdp_group_ag": _gather_group(both, engine),
     }
+
+
+def node_name() -> str:
+    """What this machine is called: by Slurm, else by itself."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _gathered(name: str) -> list[str]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, name)
+    return everyone
+
+
+def check_nodes(nodes: Sequence[str]) -> None:
+    """Consecutive ranks form an inner axis; they share a node only if its ranks are consecutive.
+
+    Args:
+        nodes: the node of each rank.
+
+    Raises:
+        UnsupportedError: ranks of a node have others between them, so that the outer axis would
+            not run across nodes.
+    """
+    seen: dict[str, int] = {}
+    for rank, node in enumerate(nodes):
+        before = seen.get(node, rank - 1)
+        if before != rank - 1:
+            raise UnsupportedError(
+                "outer-axis-across-nodes",
+                f"ranks {before} and {rank} are on node {node}, and ranks between them are not, so"
+                " the outer axis would not run across nodes; number the ranks node by node (srun"
+                " --distribution=block, or torchrun on each node)",
+            )
+        seen[node] = rank
 
 
 def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | None:

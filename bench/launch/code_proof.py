@@ -76,6 +76,17 @@ def verdict(proofs: dict[int, dict[str, Any]], ranks: int) -> Verdict | None:
     return "proven" if len(proofs) == ranks else None
 
 
+def placement(proofs: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """Node and local rank of each rank (`bench.record.Placement`); None where one did not say."""
+    ordered = [proofs.get(rank, {}) for rank in range(len(proofs))]
+    if not all("host" in proof and "local_rank" in proof for proof in ordered):
+        return None
+    return {
+        "nodes": [proof["host"] for proof in ordered],
+        "local_ranks": [proof["local_rank"] for proof in ordered],
+    }
+
+
 def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Put the proofs into runtime.json, which the ranks have left; returns its content.
 
@@ -83,6 +94,7 @@ def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> dict[st
     """
     runtime = folder.read_runtime()
     if proofs:
+        runtime |= {"placement": placement(proofs)}
         runtime |= {"code_proof": {str(rank): proof for rank, proof in proofs.items()}}
         with contextlib.suppress(StoreFullError):
             write_json_atomically(folder.path / RUNTIME, runtime)

@@ -62,7 +62,8 @@ class TorchCommunicator:
             return Done()
         self._publish("all_gather", full, bucket)
         work = _gather_flat(full, own, group=self._group, async_op=True)
-        return self._track(work, f"all_gather of {bucket}", reads=(own,), writes=(full,))
+        name = f"all_gather of {bucket}"
+        return self._streams.track((work,), name, self._group, reads=(own,), writes=(full,))
 
     def reduce_scatter(
         self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
@@ -75,7 +76,10 @@ class TorchCommunicator:
         self._publish("reduce_scatter", full, bucket)
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
         name = f"reduce_scatter of {bucket}"
-        return Summed(own, self._track(work, name, reads=(full,), writes=(own,)))
+        works = (work,)
+        return Summed(
+            own, self._streams.track(works, name, self._group, reads=(full,), writes=(own,))
+        )
 
     def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
         """A backend reduces within one dtype; alone, a copy does whatever is asked."""
@@ -105,15 +109,10 @@ class TorchCommunicator:
         return self._track(work, f"broadcast of {bucket}", writes=(full,))
 
     def _track(
-        self,
-        work: dist.Work | None,
-        name: str,
-        *,
-        reads: Sequence[torch.Tensor] = (),
-        writes: Sequence[torch.Tensor],
+        self, work: dist.Work | None, name: str, *, writes: Sequence[torch.Tensor]
     ) -> InFlight:
         works = () if work is None else (work,)
-        return self._streams.track(works, name, self._group, reads=reads, writes=writes)
+        return self._streams.track(works, name, self._group, reads=(), writes=writes)
 
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
         if not self._events.wants("collective"):

@@ -113,7 +113,8 @@ class TemporaryAllocator:
         """Forget the tensor; its memory goes when its last view does."""
         memory = self._held.pop(key, None)
         if memory is not None:
-            self._streams.released(memory, key)
+            if self._streams.observer is not None:
+                self._streams.observer.released(memory, key)
             if key.role != "compute_weights":
                 self._book_end(key)
 
@@ -164,7 +165,8 @@ class StorageResizeAllocator:
         if key in self._held:
             self._held.remove(key)
             memory = self._tensors[key]
-            self._streams.released(memory, key)
+            if self._streams.observer is not None:
+                self._streams.observer.released(memory, key)
             memory.untyped_storage().resize_(0)
             _book(self._ledger, key, -key.size_bytes)
 

@@ -136,7 +136,8 @@ class SlotPool:
         memory = None if held is None else held.pop(key, None)
         if memory is None:
             return
-        self._streams.released(memory, key)
+        if self._streams.observer is not None:
+            self._streams.observer.released(memory, key)
         self._occupy(key, -key.size_bytes)
         if not held:
             del self._held[unit]

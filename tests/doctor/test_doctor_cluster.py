@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from bench.doctor.cluster import Asked, _job, failure, judged
+from bench.cli.diagnosis import show_cluster
+from bench.doctor.cluster import Asked, Probe, _job, failure, judged
 from bench.doctor.cluster_rank import REPORT, ranks_by_node, rounds_of
+from bench.errors import UsageError
 from bench.record import RunStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +121,29 @@ def test_rounds_hold_every_pair_once_and_every_rank_once_a_round(players: int) -
 def test_nodes_may_have_different_numbers_of_ranks() -> None:
     facts = [{"node": n, "rank": r} for n, r in [(1, 4), (0, 1), (0, 0), (0, 2), (1, 3)]]
     assert ranks_by_node(facts) == {0: [0, 1, 2], 1: [3, 4]}
+
+
+def test_in_an_allocation_of_several_nodes_the_job_is_spread_over_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def probe(job: Asked, launcher: object, *_: object) -> Probe:
+        asked.append((job, type(launcher).__name__))
+        return Probe([], finished=True)
+
+    monkeypatch.setattr("bench.doctor.cluster.probe_cluster", probe)
+    assert show_cluster(tmp_path, None, "cpu", as_json=True) == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    assert show_cluster(tmp_path, None, "cpu", as_json=True) == 0
+    assert asked == [
+        (Asked(2, "cpu", 1), "LocalLauncher"),
+        (Asked(6, "cpu", 3), "SlurmLauncher"),
+    ]
+    assert _job(asked[1][0]).launch.nodes == 3
+    with pytest.raises(UsageError, match="a multiple of the 3 nodes"):
+        show_cluster(tmp_path, 4, "cpu", as_json=True)
 
 
 @pytest.mark.processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -40,6 +41,9 @@ def test_a_run_that_ends_well_is_ok_and_keeps_what_its_ranks_printed(scripted) -
     record = run.record()
     assert record.problems == ()
     assert [len(samples) for samples in record.steps.values()] == [20, 20]
+    assert record.placement is not None
+    assert record.placement.ranks_by_node == {socket.gethostname(): [0, 1]}
+    assert record.placement.local_ranks == (0, 1)
     assert "rank 0 says hello" in run.log("rank0.log")
     assert "rank 1 says hello" in run.log("rank1.log")
     assert (run.folder.path / "summary.json").exists()

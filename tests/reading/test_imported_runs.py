@@ -1,0 +1,64 @@
+"""Imported runs in reports: beside measured ones, with what is absent called absent."""
+
+from __future__ import annotations
+
+import pytest
+from recorded_runs import Recorded, record_run, resolved_run, write_plan
+
+from bench.store import ResultsStore
+from bench.workload import ImportedStep, Provenance, Workload
+from reports.build import write_report
+from reports.comparisons.imported import of_import, side_by_side, to_data
+
+THEIRS = Workload(framework="megatron-lm", ranks=64, global_batch=256, seq_len=4096)
+LOG = Provenance(
+    kind="imported", source="train.log", importer="megatron 1", absent=("model", "device")
+)
+STEPS = tuple(ImportedStep(n, milliseconds=800.0 + n, loss=3.0 - n / 10) for n in range(1, 4))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def report(store, tmp_path) -> str:
+    return write_report(store, ["quickstart"], tmp_path / "report").markdown.read_text()
+
+
+def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -> None:
+    run = Recorded(resolved_run(), cell="ours")
+    record_run(store, run)
+    write_plan(store, [("ours", run.resolved)])
+    assert "Imported runs" not in report(store, tmp_path)
+    one = store.imports.write(THEIRS, LOG, STEPS)
+    text = report(store, tmp_path)
+    row = next(line for line in text.splitlines() if line.startswith(f"| {one.id}"))
+    fields = [field.strip() for field in row.strip("|").split("|")]
+    assert fields[1:8] == [
+        "megatron 1: train.log", "megatron-lm", "absent", "absent", "64", "256", "4,096",
+    ]  # fmt: skip
+    assert any("| ours " in line and "| measured " in line for line in text.splitlines())
+    assert "model, device" in text
+
+
+def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none(store) -> None:
+    full = of_import(store.imports.write(THEIRS, LOG, STEPS))
+    assert (full.milliseconds, full.loss) == (802.0, 2.7)
+    assert full.tokens_per_second == pytest.approx(256 * 4096 / 0.802)
+    bare = of_import(store.imports.write(Workload(framework="x"), LOG, [ImportedStep(1)]))
+    assert (bare.milliseconds, bare.tokens_per_second, bare.loss) == (None, None, None)
+    assert side_by_side([bare]).rows[0].cells[-3:] == ("absent",) * 3
+    assert to_data([bare])[0]["tokens_per_second"] is None
+
+
+def test_a_damaged_import_is_named_and_not_used(store, tmp_path) -> None:
+    run = Recorded(resolved_run(), cell="ours")
+    record_run(store, run)
+    write_plan(store, [("ours", run.resolved)])
+    one = store.imports.write(THEIRS, LOG, STEPS)
+    file = store.imports.folder / one.id / "steps.jsonl"
+    file.write_text(file.read_text().replace("801", "1"))
+    text = report(store, tmp_path)
+    assert "Damaged imports" in text
+    assert "megatron 1: train.log" not in text
