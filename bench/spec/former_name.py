@@ -16,7 +16,7 @@ from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "shape": {"hybrid": (None,)},
-    "launch": {"ranks_per_device": (1,)},
+    "launch": {"ranks_per_device": (1,), "nodes": (1,)},
     "measure": {"nccl": ("none",), "counts": (False,)},
     "engine": {
         "decoupled_grad": (False,),

@@ -79,7 +79,6 @@ def test_the_gate_of_every_night_runs_from_a_login_node(cluster: Cluster) -> Non
 
     done = login.shell(f"sh {RECIPE} nightly.yaml main", REPEAT="3")
     assert done.returncode in {0, 1}, done.stderr
-    assert "judged" in done.stdout or "verdict" in done.stdout or done.stdout
     out = cluster.folder / "nightly"
     assert {"gate.xml", "gate.md"} <= {file.name for file in out.iterdir()}
     assert any(file.suffix == ".html" for file in out.iterdir())
