@@ -87,7 +87,8 @@ def test_every_word_of_another_tool_leads_to_something_that_exists():
         known |= set(re.findall("'(\\w+)'", str(model.model_json_schema())))
     for word, meant in _WORDS_ELSEWHERE.items():
         assert set(meant) <= known, word
-        assert word not in known, word
+        # "none" is a value of a recipe, and of a strategy in other tools.
+        assert word not in known or word == "none", word
 
 
 def test_wrong_options_of_plan(in_process):
