@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
 _STATUS = ("sweep", "cell", "arm", "repeat", "attempt", "state", "reason", "code", "code_proof")
 _TIMES = ("started_utc", "ended_utc")
-_NOT_NUMBERS = {"formula", "steady", "memory_by_category_bytes", "notes"}
+_NOT_NUMBERS = {
+    "formula",
+    "steady",
+    "memory_by_category_bytes",
+    "cpu_milliseconds_by_thread",
+    "counts",
+    "notes",
+}
 _NUMBERS = {*RunSummary.model_fields, "grad_norm"} - _NOT_NUMBERS
 _SECTIONS = ("data", "engine", "dtypes", "train", "launch", "measure")
 
@@ -90,6 +97,8 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     row["notes"] = "; ".join(summary.notes)
     for name, size in sorted(summary.memory_by_category_bytes.items()):
         row[f"memory.{name}_bytes"] = size
+    row |= {f"counts.{name}": count for name, count in sorted(summary.counts.items())}
+    row |= _by_thread(summary.cpu_milliseconds_by_thread)
     row["config_hash"] = record.resolved.config_hash
     shape = record.resolved.shape
     row["model"] = None if shape is None else shape.preset
@@ -123,6 +132,8 @@ def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:
     status = record.status
     for rank, samples in sorted(record.steps.items()):
         for sample in samples:
+            numbers = asdict(sample)
+            by_thread = numbers.pop("cpu_milliseconds") or {}
             yield {
                 "run_id": record.run_id,
                 "rank": rank,
@@ -130,5 +141,10 @@ def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:
                 "cell": status.cell,
                 "arm": status.arm,
                 "repeat": status.repeat,
-                **asdict(sample),
+                **numbers,
+                **_by_thread(by_thread),
             }
+
+
+def _by_thread(milliseconds: dict[str, float]) -> dict[str, float]:
+    return {f"cpu.{role}_milliseconds": time for role, time in sorted(milliseconds.items())}

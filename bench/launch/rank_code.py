@@ -33,6 +33,8 @@ RANK_PATTERNS = (
     "bench/engines/**/*.py",
     "bench/meters/**/*.py",
     "bench/derive/__init__.py",
+    "bench/derive/counts.py",
+    "bench/derive/exposed.py",
     "bench/derive/timeline.py",  # finds the peak of the recorded step
 )
 CORE_PATTERNS = tuple(one for one in known_engine("mfsdp").code if "mfsdp_core/" in one)

@@ -10,17 +10,18 @@ from pathlib import Path
 from time import clock_gettime
 from typing import Final
 
-_TASKS: Final = Path("/proc/self/task")
+_TASKS: Final = "/proc/self/task"
 _ROLES: Final = (("pt_autograd", "autograd"), ("gloo", "transport"), ("nccl", "transport"))
 _PER_THREAD: Final = 0b110
 """Of a clock's number in Linux: the CPU time of one thread, as the scheduler counts it."""
 
 
 class CpuMeter:
-    """Reads the clocks of all threads: some microseconds each."""
+    """Reads the clocks of all threads: some microseconds each, and 0.1 ms where one is new."""
 
     def __init__(self) -> None:
         self._roles: dict[str, str] = {}
+        self.read()  # so that the threads which are there now are new to no step
 
     def read(self) -> dict[str, float] | None:
         """Milliseconds since each thread began, by role; None where there is no such clock.
@@ -28,7 +29,7 @@ class CpuMeter:
         Roles: main, autograd, transport (gloo, NCCL), other. A thread that has ended is gone.
         """
         try:
-            threads = [task.name for task in _TASKS.iterdir()]
+            threads = os.listdir(_TASKS)  # noqa: PTH208 - a tenth of the time of a path's iterdir
         except OSError:
             return None
         found: dict[str, float] = {}
@@ -43,7 +44,7 @@ class CpuMeter:
 
     def _role(self, thread: str) -> str:
         if thread not in self._roles:
-            name = (_TASKS / thread / "comm").read_text().strip().lower()
+            name = Path(_TASKS, thread, "comm").read_text().strip().lower()
             role = next((role for part, role in _ROLES if part in name), "other")
             self._roles[thread] = "main" if int(thread) == os.getpid() else role
         return self._roles[thread]

@@ -50,7 +50,8 @@ def test_a_runner_that_is_killed_is_followed_by_one_that_adopts(cluster: Cluster
     code, _, err = cluster.run("run", sweep, "--launcher", "slurm")
     assert code == 0, err
     assert "2 of them found in the queue" in err
-    assert cluster.states() == ["ok"] * 2
+    assert set(cluster.states()) <= FINISHED_GOOD
+    assert len(cluster.states()) == 2
     assert {str(one.status.job) for one in cluster.records()} == queued, "nothing was submitted"
 
 

@@ -11,6 +11,7 @@ from recorded_runs import Recorded, record_run, resolved_run
 
 from bench.derive.summary import summarise
 from bench.errors import UsageError
+from bench.record import RunSummary
 from bench.spec import LaunchSpec
 from bench.store import ResultsStore
 from reports.frames import read_frames
@@ -27,6 +28,16 @@ def test_a_row_per_run_holds_the_numbers_of_its_summary(quickstart_root):
             assert row[name] == expected or (math.isnan(row[name]) and expected is None)
         for category, size in summary.memory_by_category_bytes.items():
             assert row[f"memory.{category}_bytes"] == size
+
+
+def test_counts_and_cpu_time_by_thread_are_columns(store, monkeypatch):
+    counted = RunSummary(
+        formula="", counts={"copies": 3}, cpu_milliseconds_by_thread={"autograd": 1.5}
+    )
+    monkeypatch.setattr("reports.frames.summarise", lambda _: counted)
+    record_run(store, Recorded(resolved_run(), cell="a"))
+    (row,) = read_frames(store.root).runs.to_dict("records")
+    assert (row["counts.copies"], row["cpu.autograd_milliseconds"]) == (3, 1.5)
 
 
 def test_a_row_per_step_of_a_rank_holds_the_raw_sample(store):

@@ -84,7 +84,8 @@ def test_a_rank_that_dies_is_told_with_its_signal_and_its_last_words(workers: Wo
         workers.run(killed_on_rank_one, seconds=SECONDS)
     (failure,) = caught.value.failures
     assert (failure.rank, failure.kind) == (1, "died")
-    assert failure.text.splitlines() == ["died with SIGKILL", "about to end"]
+    assert failure.text == "died with SIGKILL"
+    assert failure.log == ("about to end",)
     assert sorted(caught.value.returned) == [0, 2]
     assert workers.pids == []
     assert len(workers.run(world_and_sum, seconds=SECONDS)) == 3

@@ -91,7 +91,7 @@ def test_a_patch_of_something_else_is_refused(tmp_path: Path, text: str) -> None
 def test_a_change_that_changes_nothing_is_not_noticed(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    sample = [case for case in QUICK if case.ranks == 2 and case.policy == "fp64"][:3]
+    sample = [case for case in QUICK if case.ranks == 2 and "/fp64/" in case.id][:3]
     assert first_failure(fork_server, harmless(tmp_path), sample, WorkerSettings()) is None
 
 
