@@ -80,7 +80,7 @@ demo: venv
 
 # Half of the time goes into ranks that wait for each other, so two processes share the files.
 test: venv
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: venv
 	@$(BIN)/ruff format --check .
