@@ -23,11 +23,13 @@ def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as
     """Run `count` programs of `seed` on each engine; the exit code says whether one failed.
 
     Raises:
-        UsageError: an unknown engine.
+        UsageError: an unknown engine, or not a results folder.
     """
+    from bench.store import ResultsStore
     from bench.testing.workers import ForkServer
     from bench.validate.fuzz.session import MODULES, Fuzzer, Tally
 
+    folder = ResultsStore.open(results, create=True).root / "fuzz"
     found: dict[str, Tally] = {}
     stop = threading.Event()
     with (
@@ -42,7 +44,6 @@ def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as
                 if time.monotonic() - said > _WORD_EVERY_SECONDS:
                     said = time.monotonic()
                     console.note(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")
-    folder = results / "fuzz"
     scripts = {engine: _written(folder, engine, seed, tally) for engine, tally in found.items()}
     if as_json:
         console.data_json(_document(found, scripts, seed))

@@ -121,7 +121,7 @@ def _quick_recipes(base: Case) -> Iterator[Case]:
         yield replace(sharded, recipe=recipe)
     for strategy in STRATEGIES[:3]:
         yield replace(base, strategy=strategy, recipe="mxfp8")
-    yield replace(base, strategy="optim", recipe="delayed", policy="fp32")
+    yield replace(base, strategy="optim", recipe="current", policy="fp32")
     yield replace(sharded, recipe="mxfp8", model="recomputed")
     yield replace(sharded, recipe="mxfp8", ranks=4, model="rows")
     yield replace(sharded, recipe="current", model="tied", allocator="max_pool")

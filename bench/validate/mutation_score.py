@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.store import ResultsStore
 from bench.testing.call import Call
 from bench.testing.workers import ForkServer
 from bench.validate import rank
@@ -134,24 +135,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--per-room", type=int, default=30)
     parser.add_argument("--room", action="append", default=[])
     parser.add_argument("--minutes", type=float, default=600.0)
-    parser.add_argument("--out", type=Path, default=Path("results/mutation.jsonl"))
+    parser.add_argument("--out", type=Path, help="results/mutation.jsonl if left out")
     asked = parser.parse_args(arguments)
     deadline = time.monotonic() + 60 * asked.minutes
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    known = _results(asked.out)
+    kept = asked.out or ResultsStore.open("results", create=True).root / "mutation.jsonl"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    known = _results(kept)
     drawn = sample(asked.seed, asked.per_room, tuple(asked.room))
     left = [mutant for mutant in drawn if mutant.id not in {one["mutant"] for one in known}]
     sys.stderr.write(f"{len(drawn)} mutants, {len(drawn) - len(left)} known already\n")
     if left:
-        with ForkServer(modules=MODULES) as fork_server, asked.out.open("a") as out:
+        with ForkServer(modules=MODULES) as fork_server, kept.open("a") as out:
             quick = cases("mfsdp", full=False)
-            reached = _known_functions(fork_server, quick, asked.out.with_suffix(".functions.json"))
+            reached = _known_functions(fork_server, quick, kept.with_suffix(".functions.json"))
             for result in scored(fork_server, left, quick, reached, deadline):
                 out.write(json.dumps(result) + "\n")
                 out.flush()
                 sys.stderr.write(f"{result['outcome']}: {result['mutant']}\n")
     wanted = {mutant.id for mutant in drawn}
-    sys.stdout.write(table([one for one in _results(asked.out) if one["mutant"] in wanted]) + "\n")
+    sys.stdout.write(table([one for one in _results(kept) if one["mutant"] in wanted]) + "\n")
     return 0
 
 

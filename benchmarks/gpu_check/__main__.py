@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import get_args
 
 from bench.launch.command import nccl_library
+from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from benchmarks.gpu_check.record import (
     ROOT,
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="every part if left out")
     parser.add_argument("--device", choices=get_args(Device), default="cuda")
-    parser.add_argument("--out", type=Path, default=Path("results/gpu-check"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="results/gpu-check if left out")
     parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="limit of a part")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
@@ -60,10 +61,9 @@ def main(arguments: Sequence[str]) -> int:
             "tries this script out\n"
         )
         return 2
-    asked.out.mkdir(parents=True, exist_ok=True)
-    states = [
-        run_part(part, asked.device, asked.out, asked.seconds) for part in asked.part or PARTS
-    ]
+    out = asked.out or ResultsStore.open("results", create=True).root / "gpu-check"
+    out.mkdir(parents=True, exist_ok=True)
+    states = [run_part(part, asked.device, out, asked.seconds) for part in asked.part or PARTS]
     return 1 if any(state in _BAD for state in states) else 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check import training
+from bench.store import ResultsStore
 from benchmarks.gpu_check.__main__ import PARTS, main, run_part
 from benchmarks.gpu_check.core import device_tests, note_tests
 from benchmarks.gpu_check.memory import judge as judge_memory
@@ -74,7 +75,7 @@ def test_a_part_that_dies_or_hangs_has_a_record_and_does_not_stop_the_next(tmp_p
 def test_a_part_that_is_not_built_says_so_and_fails_nothing(tmp_path, capsys):
     assert main(["--device", "cpu", "--part", "fp8", "--out", str(tmp_path)]) == 0
     assert record(tmp_path, "fp8")["state"] == "not_built"
-    assert "not tried: the engine has no FP8 recipe yet" in capsys.readouterr().out
+    assert "FP8 products; part validate runs the recipes" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
@@ -159,3 +160,12 @@ def test_memory_that_grows_at_rest_and_retries_of_the_allocator_fail():
 
 def test_the_time_of_a_step_is_the_median_without_the_warm_up():
     assert trained().step_milliseconds == 5.0
+
+
+def test_its_records_lie_in_a_results_folder_that_runs_can_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.run_part", lambda *_: "passed")
+    assert main(["--device", "cpu", "--part", "fp8"]) == 0
+    assert (ResultsStore.open("results", create=False).root / "gpu-check").is_dir()

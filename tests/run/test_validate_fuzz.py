@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.cli.fuzzing import run_fuzz
+from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import UNLISTED
 from bench.validate.fuzz.drawing import draw
@@ -113,3 +115,11 @@ def test_a_program_on_the_meta_device_leaves_no_default_dtype_behind(
     with Fuzzer(fork_server) as fuzzer:
         assert fuzzer.outcome(program) == Outcome("equal")
         assert fuzzer._workers.run(default_dtype, seconds=30, ranks=2) == [torch.float32] * 2
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_a_program_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="not a results folder"):
+        run_fuzz(tmp_path, ["mfsdp"], 1, 0, as_json=False)
