@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check import training
 from bench.store import ResultsStore
+from benchmarks.gpu_check import training
 from benchmarks.gpu_check.__main__ import PARTS, main, run_part
 from benchmarks.gpu_check.core import device_tests, note_tests
 from benchmarks.gpu_check.memory import judge as judge_memory
