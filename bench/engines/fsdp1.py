@@ -1,9 +1,9 @@
-"""Engine `fsdp1`: torch's FullyShardedDataParallel around each unit of the model and around the root.
+"""Engine `fsdp1`: torch's FullyShardedDataParallel around each unit of a model and around the root.
 
 Strategies, matched to what mfsdp communicates per step of k microbatches:
 - no_shard: NO_SHARD, one all-reduce per unit, behind the last microbatch;
-- optim_grads: SHARD_GRAD_OP, a gather and a reduce-scatter per unit and microbatch: it frees weights
-  after every backward pass that reduces, so it gathers k times where fsdp2 and mfsdp gather once;
+- optim_grads: SHARD_GRAD_OP, a gather and a reduce-scatter per unit and microbatch: weights are
+  freed after every backward pass that reduces, so it gathers k times where fsdp2 gathers once;
 - optim_grads_params: FULL_SHARD, two gathers and a reduce-scatter per unit and microbatch; the root
   keeps its weights from its forward to the end of its backward.
 With an outer axis of replicas these are HYBRID_SHARD and its ZeRO-2 form, which reduce over both
@@ -60,7 +60,7 @@ class Fsdp1Engine(StockEngine):
         super().__init__(self._fsdp, resolved)
 
     def _count(self) -> None:
-        """Reductions in torch's own hook, which hybrid sharding does not take; gathers as called."""
+        """Reductions in a hook, which hybrid sharding does not take; gathers as they are called."""
         if self._outer > 1:
             return
         state = default_hooks.DefaultState(dist.group.WORLD)
@@ -94,7 +94,7 @@ class Fsdp1Engine(StockEngine):
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         square = torch.nn.utils.get_total_norm(gradients).double().square()
         if self._strategy != "no_shard":
-            dist.all_reduce(square, group=self._fsdp.process_group)
+            dist.all_reduce(square, group=self._fsdp.process_group)  # noqa: TID251
         norm = square.sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         return norm
@@ -172,7 +172,7 @@ def _policy(dtypes: ResolvedDtypes) -> MixedPrecision:
 
 
 def _counted_reduction(ring: RingBytes, state: Any, grad: Tensor, *out: Tensor) -> None:
-    """torch's own hooks, counted: with an output it scatters, without one it reduces in place."""
+    """Torch's own hooks, counted: with an output it scatters, without one it reduces in place."""
     if out:
         ring.scatter_or_gather(grad.nbytes)
         default_hooks.reduce_scatter_hook(state, grad, *out)

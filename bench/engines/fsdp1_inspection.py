@@ -64,7 +64,7 @@ class Fsdp1Inspection(StockInspection):
         return {name: _rows(p.data, shards[id(p)]) for name, p in self._parameters().items()}
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """torch's full state dict."""
+        """Torch's full state dict."""
         options = StateDictOptions(full_state_dict=True)
         state = get_model_state_dict(self._fsdp, options=options)
         return {name: state[name] for name in self._parameters()}

@@ -269,7 +269,7 @@ TOY_MODELS: dict[str, ToyModel] = {
         Sporadic,
         {
             "ddp": _UNUSED_BY_DDP,
-            "fsdp1": "FullyShardedDataParallel reduces what a rank has used, which must be the same",
+            "fsdp1": "FullyShardedDataParallel needs ranks that use the same units",
             "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
         },
     ),
