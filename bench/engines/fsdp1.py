@@ -63,7 +63,7 @@ class Fsdp1Engine(StockEngine):
         """Reductions in a hook, which hybrid sharding does not take; gathers as they are called."""
         if self._outer > 1:
             return
-        state = default_hooks.DefaultState(dist.group.WORLD)
+        state = default_hooks.DefaultState(self._fsdp.process_group)
         self._fsdp.register_comm_hook(state, partial(_counted_reduction, self._ring))
         for handle, _ in flat_parameters(self._fsdp):
             gather = handle._all_gather_flat_param

@@ -66,7 +66,7 @@ class Fsdp1Inspection(StockInspection):
     def whole_weights(self) -> dict[str, Tensor]:
         """Torch's full state dict."""
         options = StateDictOptions(full_state_dict=True)
-        state = get_model_state_dict(self._fsdp, options=options)
+        state: dict[str, Any] = get_model_state_dict(self._fsdp, options=options)
         return {name: state[name] for name in self._parameters()}
 
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
