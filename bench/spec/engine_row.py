@@ -59,11 +59,11 @@ class EngineRow:
     one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
     hybrids: the strategies on both axes that it offers then; None is every pair. one_process: it
     has no process group, and one rank consumes the whole global batch. needs: modules that must be
-    installed. install: the command that does it. state: how `bench.resolve.state_bytes` counts what it holds;
-    None where nobody knows. code: files that are the engine, as patterns below a checkout of this
-    repository; a factory elsewhere is found by its package. torch_code: those of torch.
-    colour: in figures, as `#0072B2`; None takes the next free one. established: a yardstick that
-    the numerics of others may be judged by.
+    installed. install: the command that does it. state: how `bench.resolve.state_bytes` counts what
+    it holds; None where nobody knows. code: files that are the engine, as patterns below a checkout
+    of this repository; a factory elsewhere is found by its package. torch_code: those of torch, and
+    of packages that are installed beside it. colour: in figures, as `#0072B2`; None takes the next
+    free one. established: a yardstick that the numerics of others may be judged by.
     """
 
     name: str
