@@ -61,9 +61,10 @@ class Fsdp1Engine(StockEngine):
 
     def _count(self) -> None:
         """Reductions in a hook, which hybrid sharding does not take; gathers as they are called."""
-        if self._outer > 1:
+        group = self._fsdp.process_group
+        if self._outer > 1 or group is None:
             return
-        state = default_hooks.DefaultState(self._fsdp.process_group)
+        state = default_hooks.DefaultState(group)
         self._fsdp.register_comm_hook(state, partial(_counted_reduction, self._ring))
         for handle, _ in flat_parameters(self._fsdp):
             gather = handle._all_gather_flat_param
