@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _leave_a_sample(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked `sample`, daily few that hold every value; rest nightly.
+    """Of a test that is marked `sample`: few cases that hold every value daily, the rest nightly.
 
     Next is always the case with most values that no chosen one has, so that all of them change.
     """
