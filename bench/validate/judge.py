@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     weights.optimizer_step,
     weights.replicas,
     weights.gathered_weights,
+    weights.exported_weights,
     weights.strict_loading,
     streams.stream_order,
     wire.dtypes,

@@ -1,10 +1,10 @@
 """`python -m bench.validate.mutation_score`: which small changes of mfsdp_core `validate` notices.
 
 Every mutant of a seeded sample meets the quick cases that execute the changed line, up to the first
-failure; what survives meets `--full` and the tests of the core where `--stage` says so. Results are
-lines of a file, so that a run goes on where the last one ended.
+failure; what survives meets the cases of `--full` where `--stage` says so. Results are lines of a
+file, so that a run goes on where the last one ended.
 
-    --seed N --per-room N [--room ROOM]... --minutes N --out FILE [--stage full|tests]
+    --seed N --per-room N [--room ROOM]... --minutes N --out FILE [--stage full]
     --cases N            that a mutant meets at most, chosen to be unlike each other; a later run
                          with more goes on with the others
     --equivalent FILE    JSON: changes that no result depends on, each with the argument
@@ -30,7 +30,7 @@ from bench.validate.mutants import Mutant, sample
 from bench.validate.mutation import CORE
 from bench.validate.session import MODULES
 
-STAGES = ("quick", "full", "tests")
+STAGES = ("quick", "full")
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +79,10 @@ def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadlin
             if time.monotonic() > deadline:
                 return
             chosen = executing(mutant, wanted, known)
-            done = results.get(key(mutant), {}).get(asked.stage, {}).get("met", 0)
+            met: list[str] = results.get(key(mutant), {}).get(asked.stage, {}).get("met", [])
+            unmet = [case for case in chosen if case.id not in met][: asked.cases - len(met)]
+            if not unmet and asked.stage in results.get(key(mutant), {}):
+                continue
             result = {
                 "key": key(mutant),
                 "mutant": mutant.id,
@@ -88,8 +91,8 @@ def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadlin
                 "change": change(mutant),
                 "stage": asked.stage,
                 "cases": len(chosen),
-                "met": min(len(chosen), asked.cases),
-                **trials.result(mutant, chosen[done : asked.cases]),
+                "met": [*met, *(case.id for case in unmet)],
+                **trials.result(mutant, unmet),
             }
             if not chosen:
                 result["outcome"] = "not reached"
@@ -111,12 +114,11 @@ def change(mutant: Mutant) -> str:
 
 
 def _is_left(tried: dict[str, Any], asked: argparse.Namespace) -> bool:
-    """Noticed in no stage so far, and cases of this one are left."""
-    before = STAGES[: STAGES.index(asked.stage)]
-    if _caught(tried, STAGES) or not all(stage in tried for stage in before[:1]):
+    """Noticed in no stage so far, and cases of this one may be left."""
+    if _caught(tried, STAGES) or (asked.stage != "quick" and "quick" not in tried):
         return False
     own = tried.get(asked.stage)
-    return own is None or own["met"] < min(own["cases"], asked.cases)
+    return own is None or len(own["met"]) < asked.cases
 
 
 def _caught(tried: dict[str, Any], stages: Sequence[str]) -> bool:
@@ -142,7 +144,7 @@ def table(
 ) -> str:
     """Counts per room, as Markdown; shares are of the mutants tried that are not equivalent."""
     lines = [
-        "| room | tried | equivalent | quick | full, tests | left | of these not reached by quick "
+        "| room | tried | equivalent | quick | full | left | of these not reached by quick "
         "| share of quick | share in all |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
