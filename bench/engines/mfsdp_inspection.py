@@ -17,7 +17,6 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents, LocalRows, WireEntry, local_rows
 from bench.engines.local_tensor import local_tensor
 from bench.spec import DtypeName
-from mfsdp_core import uneven_dtensor
 
 _PREFIX = "module."
 #: Small enough for several files.
@@ -114,13 +113,15 @@ class MfsdpInspection:
         """
         model, copied = self._model, copy.deepcopy(self._model.module)
         found: dict[str, Any] = {"export_state_dict": mfsdp_core.export_state_dict(model)}
-        state = uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(
+        state = mfsdp_core.uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(
             {name: parameter.detach() for name, parameter in copied.named_parameters()}
         )
-        full = uneven_dtensor.uneven_dtensor_to_full_tensor
+        full = mfsdp_core.uneven_dtensor.uneven_dtensor_to_full_tensor
         found["copy"] = {name: full(value) for name, value in state.items()}
         found["split_dtensor"] = {
-            name: torch.cat([full(part) for part in uneven_dtensor.split_dtensor(value, 2)])
+            name: torch.cat(
+                [full(part) for part in mfsdp_core.uneven_dtensor.split_dtensor(value, 2)]
+            )
             for name, value in state.items()
         }
         found["loss"] = {"model": self.evaluate(tokens, targets)}
