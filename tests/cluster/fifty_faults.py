@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from cluster_runs import Cluster
+from cluster_runs import ENDLESS, Cluster
 from two_node_slurm import NODES, TwoNodeSlurm, missing_programs
 
 from bench.launch.command import RUN_DIR_VARIABLE
 from bench.record import FINISHED_GOOD
 from sweeps.jobs import read_arrays
 
-ENDLESS = 1_000_000
 AT_ONCE = 2
 GOOD = tuple(FINISHED_GOOD)
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP

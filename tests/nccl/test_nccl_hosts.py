@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corpus_lines import coll, info, init, ring
 
+from corpus_lines import coll, info, init, ring
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import communicator_text
 
