@@ -237,6 +237,11 @@ class MegatronFSDP(nn.Module):
         buffers = self._context.user_buffers
         return None if buffers is None else buffers.report()
 
+    @property
+    def transports(self) -> dict[str, dict[str, str]]:
+        """By group: `transport`, what carries its bytes, and the `reason` for it, "" if chosen."""
+        return self._context.transports
+
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Issue what has not been issued, wait for all of it, attach it. Idempotent in a cycle.
 

@@ -40,8 +40,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class TorchCommunicator:
-    """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
+    """A `Communicator` over one process group. `role` names it in events (see `Event`).
 
+    reason: why it is this one, where `auto` would have preferred another.
+    """
+
+    transport = "native"
     takes_scratch = False
 
     def __init__(
@@ -51,6 +55,7 @@ class TorchCommunicator:
         self.rank = group.rank()
         self._group = group
         self.role = role
+        self.reason = ""
         self._events = events
         self._streams = streams
 
