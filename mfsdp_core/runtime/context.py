@@ -231,11 +231,14 @@ class ShardedContext:
         self._release_if_spent(unit)
         self._gather_ahead()
 
-    @torch.no_grad()
     def gradient_ready(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
+        if torch.is_grad_enabled():  # only where the pass builds a graph of itself
+            with torch.no_grad():
+                self.gradient_ready(unit, buffers, index, raw)
+            return
         self._begin_backward()
         if self._spares_parameters:
             self._begin_gradients()
