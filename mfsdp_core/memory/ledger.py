@@ -52,12 +52,10 @@ class MemoryLedger:
         self, category: Category, count_bytes: int, *, bucket: str = "", role: str = ""
     ) -> None:
         """Book `count_bytes` (negative: give back) for a buffer."""
-        held = self._bytes[category] = self._bytes[category] + count_bytes
+        self._bytes[category] += count_bytes
+        self._peaks[category] = max(self._peaks[category], self._bytes[category])
         self._total += count_bytes
-        if held > self._peaks[category]:
-            self._peaks[category] = held
-        if self._total > self._peak_total:
-            self._peak_total = self._total
+        self._peak_total = max(self._peak_total, self._total)
         self._note(category, count_bytes, bucket, role, in_pool=False)
 
     def occupy(self, category: Category, count_bytes: int, *, bucket: str, role: str) -> None:
