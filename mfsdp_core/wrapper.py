@@ -65,7 +65,8 @@ class MegatronFSDP(nn.Module):
     enable_fine_grained_param_gather.
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
-    shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
+    shards of the main weights. events, wire_log, ledger: what the core did, sent and holds;
+    transports: what carries the bytes of each group, and the reason why no better one does.
 
     A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
     reduction where gradients are held whole, one optimizer step.
@@ -123,6 +124,7 @@ class MegatronFSDP(nn.Module):
         self.dist_index = sharding.dist_index
         self._dense, self._experts = environment.dense, environment.experts
         self._context = sharding.context
+        self.transports = self._context.transports
         self._policy = sharding.policy
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._units(), self._context.user_buffers)
@@ -242,11 +244,6 @@ class MegatronFSDP(nn.Module):
         """What `nccl_ub` has got for each group (`UserBuffers.report`); None without it."""
         buffers = self._context.user_buffers
         return None if buffers is None else buffers.report()
-
-    @property
-    def transports(self) -> dict[str, dict[str, str]]:
-        """By group: `transport`, what carries its bytes, and the `reason` for it, "" if chosen."""
-        return self._context.transports
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Issue what has not been issued, wait for all of it, attach it. Idempotent in a cycle.
