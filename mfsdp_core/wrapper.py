@@ -65,8 +65,8 @@ class MegatronFSDP(nn.Module):
     enable_fine_grained_param_gather.
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
-    shards of the main weights. events, wire_log, ledger: what the core did, sent and holds;
-    transports: what carries the bytes of each group, and the reason why no better one does.
+    shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
+    transports: by group, what carries its bytes, and the reason.
 
     A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
     reduction where gradients are held whole, one optimizer step.
@@ -123,9 +123,8 @@ class MegatronFSDP(nn.Module):
         self.device = self.streams.device
         self.dist_index = sharding.dist_index
         self._dense, self._experts = environment.dense, environment.experts
-        self._context = sharding.context
+        self._context, self._policy = sharding.context, sharding.policy
         self.transports = self._context.transports
-        self._policy = sharding.policy
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._units(), self._context.user_buffers)
         owner = weakref.ref(self)
