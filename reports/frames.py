@@ -34,7 +34,7 @@ _NOT_NUMBERS = {
     "counts",
     "notes",
 }
-_NUMBERS = {*RunSummary.model_fields, "grad_norm"} - _NOT_NUMBERS
+_NUMBERS = {*RunSummary.model_fields, "grad_norm"} - _NOT_NUMBERS - {"ledger_is_measured"}
 _SECTIONS = ("data", "engine", "dtypes", "train", "launch", "measure")
 
 
@@ -124,8 +124,12 @@ def _settings(record: RunRecord) -> dict[str, Any]:
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:
     git = environment.get("git")
-    commit = git.get("commit") if isinstance(git, dict) else None
-    return {"hostname": environment.get("hostname"), "git_commit": commit}
+    git = git if isinstance(git, dict) else {}
+    return {
+        "hostname": environment.get("hostname"),
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+    }
 
 
 def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:

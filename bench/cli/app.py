@@ -13,7 +13,10 @@ Verb = Callable[..., int]
 Examples = tuple[str, ...]
 
 _VERBS: tuple[tuple[Verb, Examples], ...] = (
-    (measure.plan, ("plan quickstart", "plan my.yaml --only engine=mfsdp-* --set train.steps=50")),
+    (
+        measure.plan,
+        ("plan quickstart", "plan my.yaml --only engine.name=mfsdp --set train.steps=50"),
+    ),
     (
         measure.run,
         (
@@ -41,7 +44,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
         ),
     ),
     (judge.noise, ("noise quickstart", "noise")),
-    (judge.bisect, ("bisect my.yaml --good v1.2 --metric copied_bytes --only engine=mfsdp",)),
+    (judge.bisect, ("bisect my.yaml --good v1.2 --metric copied_bytes --only engine.name=mfsdp",)),
     (check.validate, ("validate", "validate fsdp2 ddp --full", "validate --inject all")),
     (check.nccl, ("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml")),
     (check.doctor, ("doctor", "doctor --cluster --ranks 4")),

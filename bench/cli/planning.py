@@ -65,8 +65,8 @@ def requested_plan(request: Request) -> RequestedPlan:
     interleave = request.interleave or definition.interleave
     if interleave and not arms:
         raise UsageError(
-            "--interleave runs arms in turn, and there are none; add them, as in --arm base=main"
-            " --arm head=."
+            "interleaved blocks and budgets need arms, and there are none; add them, as in"
+            " --arm base=main --arm head=."
         )
     fixed = parse_assignments(request.assignments)
     cells = sweep_cells(definition, fixed)

@@ -7,7 +7,7 @@ test case each, so that a CI system shows them like tests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from reports.nccl.audit import Audit
@@ -15,6 +15,7 @@ from reports.nccl.requirement import Result
 from reports.nccl.rows import Communicator, Row, Verdict
 from reports.renderers import terminal
 from reports.renderers.printable import printable
+from reports.renderers.quantity import counted
 from reports.renderers.table import Row as TableRow
 from reports.renderers.table import Table, columns
 
@@ -87,7 +88,7 @@ def rows_table(audit: Audit) -> Table:
         "printed by",
         left=2,
     )
-    return Table(titles, tuple(_table_row(row) for row in audit.rows))
+    return Table(titles, tuple(_table_row(row) for row in audit.rows), bad="not symmetric")
 
 
 def _table_row(row: Row) -> TableRow:
@@ -184,9 +185,10 @@ def results_table(results: Sequence[Result]) -> Table:
 def reading_facts(audit: Audit) -> list[str]:
     """What was read, what was not understood, and what is odd."""
     unread, job = audit.job.unread, audit.job
+    processes = counted(len(job.processes), "process", "processes")
     facts = [
-        f"NCCL {', '.join(audit.versions) or 'unknown'}; {len(job.processes)} processes on"
-        f" {len(job.hosts)} hosts; {job.lines:,} NCCL lines in {job.bytes_read:,} bytes"
+        f"NCCL {', '.join(audit.versions) or 'unknown'}; {processes} on"
+        f" {counted(len(job.hosts), 'host')}; {job.lines:,} NCCL lines in {job.bytes_read:,} bytes"
     ]
     counts = []
     if unread.unknown_lines:
@@ -232,7 +234,7 @@ def to_terminal(audit: Audit, results: Sequence[Result] = ()) -> str:
 def _limited(table: Table) -> str:
     if len(table.rows) <= _MOST_ROWS:
         return terminal.table(table)
-    text = terminal.table(Table(table.columns, table.rows[:_MOST_ROWS]))
+    text = terminal.table(replace(table, rows=table.rows[:_MOST_ROWS]))
     return f"{text}\n  ... {len(table.rows) - _MOST_ROWS} more rows; --format json holds all"
 
 
@@ -245,7 +247,7 @@ def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:
         limited = rows_table(audit)
         parts += [
             "### Verdicts",
-            _markdown_table(Table(limited.columns, limited.rows[:_MOST_ROWS])),
+            _markdown_table(replace(limited, rows=limited.rows[:_MOST_ROWS])),
         ]
         if len(limited.rows) > _MOST_ROWS:
             parts.append(f"{len(limited.rows) - _MOST_ROWS} more rows are left out.")

@@ -31,10 +31,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as long as there are columns (checked)."""
+    """Rows as long as there are columns (checked). bad: what rows of that kind are."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    bad: str = "failed or not met"
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -15,11 +15,7 @@ from reports.renderers.printable import printable
 from reports.renderers.table import Align, RowKind, Table
 
 _MARKS: dict[RowKind, str] = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
-_MEANINGS: dict[RowKind, str] = {
-    "reference": "the reference",
-    "bad": "failed or not met",
-    "unsteady": "undecided, not steady or not measured",
-}
+_UNSTEADY = "undecided, not steady or not measured"
 
 _NARROWEST_TEXT = 16
 
@@ -40,7 +36,8 @@ def table(data: Table) -> str:
 
 def _legend(data: Table) -> list[str]:
     used = {row.kind for row in data.rows}
-    meanings = [f"{_MARKS[kind]} {text}" for kind, text in _MEANINGS.items() if kind in used]
+    known = {"reference": "the reference", "bad": data.bad, "unsteady": _UNSTEADY}
+    meanings = [f"{_MARKS[kind]} {text}" for kind, text in known.items() if kind in used]
     return ["", ";  ".join(meanings)] if meanings else []
 
 

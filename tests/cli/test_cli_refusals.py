@@ -60,6 +60,24 @@ def test_a_sweep_that_nobody_has_lists_those_that_come_with_the_tool(in_process,
     refused(in_process(verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
 
 
+def test_a_budget_without_arms_asks_for_arms_and_not_for_what_nobody_typed(in_process, tmp_path):
+    (tmp_path / "s.yaml").write_text("name: a\n")
+    refused(in_process("gate", "s.yaml", "--budget", "2m"), "budgets need arms", "--arm base=main")
+
+
+@pytest.mark.parametrize("verb", ["plan", "bisect"])
+def test_what_the_help_selects_is_there_in_a_plain_sweep(in_process, tmp_path, verb):
+    (tmp_path / "my.yaml").write_text("name: a\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n")
+    (selection,) = re.findall(r"--only (\S+)", in_process(verb, "--help")[1].split("Examples:")[1])
+    code, out, err = in_process("plan", "my.yaml", "--only", selection)
+    assert code == 0, err
+    assert "mfsdp" in out
+
+
+def test_no_line_of_the_list_of_verbs_is_cut_off(in_process):
+    assert "..." not in in_process("--help")[1].replace("[ARGS]...", "")
+
+
 @pytest.mark.parametrize(
     ("setting", "meant"),
     [

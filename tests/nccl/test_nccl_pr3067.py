@@ -33,6 +33,13 @@ def test_every_gather_is_symmetric_and_every_scatter_regular(audit):
     assert len(audit.rows) == 8
 
 
+def test_the_table_says_what_its_marks_mean_and_one_host_is_one(audit):
+    text = to_terminal(audit)
+    assert "6 processes on 1 host;" in text
+    assert "! not symmetric" in text
+    assert "failed or not met" not in text
+
+
 def test_no_communicator_is_invented_and_no_rank_is_blamed(audit):
     assert not any(row.communicator.attributed for row in audit.rows)
     text = to_terminal(audit)

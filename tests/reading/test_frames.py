@@ -30,6 +30,14 @@ def test_a_row_per_run_holds_the_numbers_of_its_summary(quickstart_root):
             assert row[f"memory.{category}_bytes"] == size
 
 
+def test_switches_are_no_numbers_and_local_changes_are_told(store):
+    environment = {"git": {"commit": "a" * 40, "dirty": True}}
+    record_run(store, Recorded(resolved_run(), cell="a", environment=environment))
+    (row,) = read_frames(store.root).runs.to_dict("records")
+    assert (row["ledger_is_measured"], row["git_dirty"]) in {(True, True), (False, True)}
+    assert type(row["ledger_is_measured"]) is bool
+
+
 def test_counts_and_cpu_time_by_thread_are_columns(store, monkeypatch):
     counted = RunSummary(
         formula="", counts={"copies": 3}, cpu_milliseconds_by_thread={"autograd": 1.5}

@@ -140,7 +140,7 @@ def doctor(
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
-    """Say what this machine and this installation can run, and how to get what is missing."""
+    """Say what this machine can run, and what is missing."""
     from bench.cli import diagnosis
 
     if cluster:

@@ -146,9 +146,10 @@ def cancel(
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
-    """End the jobs of a sweep on a cluster, those that wait and those that run.
+    """End the jobs of a sweep on a cluster.
 
-    Waits until they are gone and every run has its record. What runs here is ended by Ctrl-C.
+    Those that wait and those that run. Returns when they are gone and every run has its record.
+    What runs here is ended by Ctrl-C.
     """
     from bench.cli import cancelling
 
