@@ -1,4 +1,4 @@
-"""docs/: every YAML block of three pages is a sweep file that loads and plans."""
+"""docs/: every YAML block of four pages is a sweep file that loads and plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sweeps.plan import make_plan
 
 README = (Path(sweeps.__path__[0]) / "README.md").read_text()
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join((DOCS / name).read_text() for name in ("sweep-file.md", "arms.md", "engines.md"))
+PAGES = "".join((DOCS / name).read_text() for name in ("sweep-file.md", "arms.md", "engines.md", "extending.md"))
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 CELLS = {
@@ -28,6 +28,7 @@ CELLS = {
     "change": 1,
     "engines": 2,
     "sharded": 6,
+    "mine": 2,
 }
 
 
