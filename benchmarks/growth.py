@@ -56,7 +56,7 @@ ENGINES: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = {
         {"name": "mfsdp", "outer_size": _OUTER, "fine_grained_gather": True},
     ),
 }
-_PLAIN: Final = ({"name": "fsdp2"}, {"name": "mfsdp"})
+PLAIN: Final = ({"name": "fsdp2"}, {"name": "mfsdp"})
 
 
 class HybridFsdp2(Fsdp2Engine):
@@ -104,7 +104,7 @@ def curve(name: str, steps: int) -> list[dict[str, Any]]:
     """One row per size: steps of all engines, and their ratios to the first."""
     rows: list[dict[str, Any]] = []
     for size, model, ranks in CURVES[name]:
-        engines = ENGINES.get(name, _PLAIN)
+        engines = ENGINES.get(name, PLAIN)
         runs = [run_of(model, engine, ranks) for engine in engines]
         row: dict[str, Any] = {name: size, "ranks": ranks}
         rows.append(row)
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, metavar="FILE")
     asked = parser.parse_args()
     facts = origin()
-    engines = [engine["name"] for engine in ENGINES.get(asked.curve, _PLAIN)]
+    engines = [engine["name"] for engine in ENGINES.get(asked.curve, PLAIN)]
     print(f"per step, wall (CPU of rank 0), ratio to the first: {', '.join(engines)}")
     rows = curve(asked.curve, asked.steps)
     if asked.out is not None:
