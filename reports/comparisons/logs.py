@@ -86,15 +86,14 @@ def differences(base: ImportedRun, head: ImportedRun) -> list[Difference]:
 def changes(base: ImportedRun, head: ImportedRun) -> list[Change]:
     """Medians and peaks that both logs tell."""
     found = []
-    for name, unit, value, reduce in (
-        *((*row, median) for row in _MEDIANS),
-        *((*row, max) for row in _PEAKS),
-    ):
-        sides = [
-            [of for step in run.steps if (of := value(step)) is not None] for run in (base, head)
-        ]
-        if all(sides):
-            found.append(Change(name, unit, *(float(reduce(side)) for side in sides)))
+    for rows, of_all in ((_MEDIANS, median), (_PEAKS, max)):
+        for name, unit, value in rows:
+            before, after = (
+                [of for step in run.steps if (of := value(step)) is not None]
+                for run in (base, head)
+            )
+            if before and after:
+                found.append(Change(name, unit, float(of_all(before)), float(of_all(after))))
     return found
 
 
