@@ -109,9 +109,10 @@ bench: venv
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done
 
-# Real process trees with scripted ranks; the table says what each record blames.
+# Real process trees with scripted ranks, then jobs of a Slurm of its own; what each record says.
 faults: venv
 	@$(BIN)/python tests/run/faults/hundred_faults.py
+	@PYTHONPATH=.:tests/cluster $(BIN)/python tests/cluster/fifty_faults.py
 
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
 ifeq ($(DEVICE),cpu)
