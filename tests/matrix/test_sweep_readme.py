@@ -15,7 +15,9 @@ from sweeps.plan import make_plan
 
 README = (Path(sweeps.__path__[0]) / "README.md").read_text()
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join((DOCS / name).read_text() for name in ("sweep-file.md", "arms.md", "engines.md", "extending.md"))
+PAGES = "".join(
+    (DOCS / name).read_text() for name in ("sweep-file.md", "arms.md", "engines.md", "extending.md")
+)
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 CELLS = {
@@ -24,6 +26,7 @@ CELLS = {
     "scaling": 6,
     "reference": 5,
     "tuned": 4,
+    "losses": 3,
     "allocator": 4,
     "change": 1,
     "engines": 2,
