@@ -141,14 +141,13 @@ def show_plan(request: Request, *, as_json: bool) -> int:
     return exit_codes.OK
 
 
-def _state_bytes(resolved: ResolvedRun) -> int:
-    """Weights, gradients and optimizer state of the rank that holds most of them."""
-    return sum(state_bytes_by_category(resolved).values())
+def _state_bytes(resolved: ResolvedRun) -> int | None:
+    """Weights, gradients and optimizer state of the rank that holds most; None if unknown."""
+    return sum(state_bytes_by_category(resolved).values()) or None
 
 
-def _gather_text(resolved: ResolvedRun) -> str:
-    predicted = sum(gather_bytes(resolved).values())
-    return f"{predicted / 2**20:,.1f} MiB" if predicted else "-"
+def _size_text(predicted_bytes: int | None) -> str:
+    return f"{predicted_bytes / 2**20:,.1f} MiB" if predicted_bytes else "-"
 
 
 def arms_text(asked: RequestedPlan) -> str:
@@ -173,8 +172,8 @@ def plan_text(plan: Plan) -> str:
                 cell.resolved.config_hash,
                 str(cell.resolved.train.steps),
                 str(cell.repeats),
-                f"{_state_bytes(cell.resolved) / 2**20:,.1f} MiB",
-                _gather_text(cell.resolved),
+                _size_text(_state_bytes(cell.resolved)),
+                _size_text(sum(gather_bytes(cell.resolved).values())),
             )
             for cell in plan.cells
         ]

@@ -74,6 +74,17 @@ def test_what_the_help_selects_is_there_in_a_plain_sweep(in_process, tmp_path, v
     assert "mfsdp" in out
 
 
+def test_what_an_engine_of_the_user_holds_is_unknown_and_not_nothing(in_process, tmp_path):
+    (tmp_path / "theirs.py").write_text("def build(model, resolved, device): ...\n")
+    (tmp_path / "my.yaml").write_text('name: a\nbase: {engine.name: "theirs:build"}\n')
+    code, out, err = in_process("plan", "my.yaml")
+    assert (code, "MiB" in out) == (0, False), err
+    (held,) = json.loads(in_process("plan", "my.yaml", "--json")[1])[
+        "state_bytes_per_rank"
+    ].values()
+    assert held is None
+
+
 def test_no_line_of_the_list_of_verbs_is_cut_off(in_process):
     assert "..." not in in_process("--help")[1].replace("[ARGS]...", "")
 
