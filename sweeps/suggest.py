@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable
 _WORDS_ELSEWHERE: dict[str, tuple[str, ...]] = {
     # engines
     "fsdp": ("fsdp2", "mfsdp"),
-    "fsdp1": ("fsdp2",),
     "fully_shard": ("fsdp2", "mfsdp"),
     "megatron": ("mfsdp",),
     "megatron_fsdp": ("mfsdp",),
