@@ -197,7 +197,7 @@ def adopt(scene: Scene) -> None:
 def nodes(state: str) -> Act:
     def act(scene: Scene) -> None:
         words = [f"nodename={','.join(NODES)}", f"state={state}"]
-        # A controller that was killed may have forgotten the drain; then there is nothing to resume.
+        # A controller that was killed may have forgotten the drain: nothing to resume then.
         with contextlib.suppress(RuntimeError if state == "resume" else ()):
             scene.scontrol("update", *words, *(["reason=fault"] if state != "resume" else []))
 
