@@ -28,7 +28,7 @@ from mfsdp_core.streams import Streams
 class Allocators:
     """Who serves which role. lasting: what stays for the model's life."""
 
-    lasting: BucketAllocator
+    lasting: StorageResizeAllocator
     weights: BucketAllocator
     gradients: BucketAllocator
     outer: BucketAllocator
