@@ -136,7 +136,7 @@ class HookedWeights(WeightBuffers):
             for key in self._inner:
                 self._lasting.acquire(key)
             # The same values again are no change of what autograd has saved.
-            with torch.autograd._unsafe_preserve_version_counter((self.raw, *self._made)):
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter((self.raw, *self._made)):
                 after(outputs, metadata, self._request.dtype, out=self.raw)
             return
         made, inner = after(outputs, metadata, self._request.dtype)
