@@ -124,6 +124,11 @@ class MfsdpEngine:
         registration: dict[str, Any] | None = self._model.buffer_registration
         return registration
 
+    def transports(self) -> dict[str, dict[str, str]]:
+        """What carries the bytes of each group, and why no better transport does."""
+        transports: dict[str, dict[str, str]] = self._model.transports
+        return transports
+
     def ledger(self) -> LedgerView:
         """The core's own; see `bench.engines.ledger_view`."""
         ledger: LedgerView = self._model.ledger
@@ -210,8 +215,9 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) 
 
 
 def node_name() -> str:
-    """What this machine is called: by Slurm, else by itself."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """What this machine is called: by Slurm, by the launcher, else by itself."""
+    names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "MFSDP_BENCH_NODE_NAME"))
+    return next(filter(None, names), socket.gethostname())
 
 
 def _gathered(name: str) -> list[str]:

@@ -27,6 +27,7 @@ def outcome(
     kills: int = 0,
     died: dict[int, float] | None = None,
     agent_signal: int | None = None,
+    agent_place: str = "",
 ) -> Outcome:
     return classify(
         Evidence(
@@ -38,6 +39,7 @@ def outcome(
             kernel_oom_kills=kills,
             died_seconds=died or {},
             agent_signal=agent_signal,
+            agent_place=agent_place,
         )
     )
 
@@ -116,6 +118,43 @@ def test_an_agent_that_was_ended_is_the_cause_of_lost_connections() -> None:
     assert "the process that starts the ranks was ended by SIGTERM" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("agents", "says"),
+    [
+        ({0: {"signal": 15, "signal_seconds": 12.0}}, "on n2 is gone without a word"),
+        (
+            {
+                0: {"failures": [{"rank": 0, "exit_code": 1, "died_seconds": 11.0}]},
+                1: {"signal": 15, "signal_seconds": 9.9},
+            },
+            "on n2 was ended by SIGTERM",
+        ),
+        (
+            {
+                0: {"failures": [{"rank": 0, "exit_code": 1, "died_seconds": 11.0}]},
+                1: {"signal": 15, "signal_seconds": 11.5},
+            },
+            "rank 0: RuntimeError: Connection closed by peer",
+        ),
+    ],
+)
+def test_of_several_nodes_the_agent_that_ended_first_is_named(
+    tmp_path: Path, agents: dict[int, dict], says: str
+) -> None:
+    store = ResultsStore.open(tmp_path / "results", create=True)
+    with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
+        for node, host in enumerate(("n1", "n2")):
+            proof = json.dumps({"rank": node, "host": host})
+            (folder.logs_path / f"code_proof.node{node}.jsonl").write_text(proof)
+        for node, document in agents.items():
+            name = f"agent.node{node}.json" if node else "agent.json"
+            (folder.logs_path / name).write_text(json.dumps({"failures": []} | document))
+        lost = LOST_PEER | {"time_seconds": 10.0}
+        (folder.path / "failure.rank0.json").write_text(json.dumps(lost))
+        evidence = gather_evidence(folder, ENDED, steps=[1, 1], steps_expected=9)
+    assert says in classify(evidence).reason
+
+
 def test_a_lone_abort_is_a_crash_by_that_signal() -> None:
     assert "rank 1 was ended by SIGABRT" in outcome({}, {1: -6}).reason
 
@@ -157,7 +196,12 @@ def test_without_a_word_from_the_ranks_the_agent_is_named(code: int, says: str) 
     found = outcome(agent=code)
     assert (found.state, found.exit_code) == ("crashed", code)
     assert says in found.reason
-    assert "logs/agent.log" in found.reason
+    assert "logs/agent*.log" in found.reason
+
+
+def test_the_host_of_an_agent_that_was_ended_is_named() -> None:
+    found = outcome(agent=-9, agent_place="on b")
+    assert "the process that starts the ranks on b was ended by SIGKILL" in found.reason
 
 
 def test_a_report_of_an_unknown_kind_is_a_crash() -> None:
