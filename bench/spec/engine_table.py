@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import Field
 
-from bench.spec.engine_row import DtypePolicies, EngineRow, EngineSettings
+from bench.spec.engine_row import STRATEGIES, DtypePolicies, EngineRow, EngineSettings
 from bench.spec.names import AllocatorName, GatherPrecisionName, RecipeName, TransportName
 
 
@@ -44,6 +44,43 @@ class MfsdpSettings(EngineSettings):
     fine_grained_gather: bool | None = None
     recipe: RecipeName = "none"
     gather_precision: GatherPrecisionName = "recipe"
+    nan_check: bool = False
+
+
+class DeepSpeedSettings(EngineSettings):
+    """Settings of DeepSpeed's ZeRO, with its own defaults; sizes count elements, not bytes.
+
+    A bucket larger than the model is cut to the model's size. overlap_comm None: on in stage 3.
+    persistence_threshold_elements: stage 3 keeps smaller parameters whole once it has gathered
+    them. prefetch_elements: what stage 3 gathers ahead.
+    """
+
+    reduce_bucket_elements: int = Field(default=500_000_000, ge=1)
+    gather_bucket_elements: int = Field(default=500_000_000, ge=1)
+    prefetch_elements: int = Field(default=50_000_000, ge=0)
+    persistence_threshold_elements: int = Field(default=100_000, ge=0)
+    overlap_comm: bool | None = None
+    contiguous_gradients: bool = True
+
+
+class MegatronFsdpSettings(EngineSettings):
+    """Switches of megatron-fsdp 0.6.1; those that the core has as well have the core's names.
+
+    max_pool: its double buffer for units of unequal size. persistent_fallback: a buffer that fits
+    no slot of the double buffer stays for good. nccl_ub turns the double buffer on.
+    """
+
+    overlap_param_gather: bool = True
+    overlap_grad_reduce: bool = True
+    average_in_collective: bool = False
+    disable_bucketing: bool = False
+    nccl_ub: bool = False
+    symmetric_registration: bool = True
+    double_buffer: bool = False
+    max_pool: bool = False
+    persistent_fallback: bool = False
+    fine_grained_gather: bool | None = None
+    decoupled_grad: bool = False
     nan_check: bool = False
 
 
@@ -105,6 +142,39 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#56B4E9",
         established=True,
+    ),
+    EngineRow(
+        name="deepspeed",
+        factory="bench.engines.deepspeed:build",
+        summary="DeepSpeed's ZeRO stages 3, 2 and 1",
+        settings=DeepSpeedSettings,
+        strategies=("optim_grads_params", "optim_grads", "optim"),
+        dtypes=DtypePolicies(("fp32",), True, autocast=("bf16",), wire=("bf16",)),
+        state="flat",
+        needs=("torch", "deepspeed"),
+        install="pip install 'mfsdp-bench[deepspeed]'",
+        code=("bench/engines/deepspeed.py", "bench/engines/deepspeed_inspection.py"),
+        torch_code=("deepspeed/runtime/**/*.py",),
+        colour="#CC79A7",
+        established=True,
+    ),
+    EngineRow(
+        name="megatron_fsdp",
+        factory="bench.engines.megatron_fsdp:build",
+        summary="the package megatron-fsdp 0.6.1",
+        settings=MegatronFsdpSettings,
+        strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
+        outer_axis=True,
+        hybrids=(
+            *((inner, "no_shard") for inner in STRATEGIES),
+            ("optim_grads_params", "optim"),
+        ),
+        devices=("cuda",),
+        needs=("torch", "einops", "megatron_fsdp"),
+        install="pip install --no-deps megatron-fsdp==0.6.1 einops",
+        code=("bench/engines/megatron_fsdp.py",),
+        torch_code=("megatron_fsdp/**/*.py",),
+        colour="#009E73",
     ),
     EngineRow(
         name="mfsdp",

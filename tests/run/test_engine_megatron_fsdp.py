@@ -1,0 +1,173 @@
+"""The adapter of the package megatron-fsdp: its calls, and all of its logic with a stand-in.
+
+The package needs CUDA. The core has the same functions, so it stands in for it on CPU ranks; the
+calls themselves are bound to the signatures of the package, where it is installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import mfsdp_core
+from bench.engines.megatron_fsdp import MegatronFsdpEngine, switches
+from bench.errors import UnsupportedError
+from bench.models.build import build_model
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve_anywhere
+from bench.resolve.rules import broken_rules
+from bench.spec import (
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    MegatronFsdpSettings,
+    ModelSpec,
+    ResolvedRun,
+    RunSpec,
+)
+from bench.testing.workers import ForkServer
+from bench.validate.cases import Case
+from bench.validate.session import MODULES, WorkerSettings, verdicts
+
+CPU = torch.device("cpu")
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+BF16 = DtypeSpec(compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16")
+
+
+def run(strategy: str = "optim_grads_params", **engine: object) -> ResolvedRun:
+    wanted = {"name": "megatron_fsdp", "strategy": strategy, **engine}
+    return resolve_anywhere(
+        RunSpec(
+            model=ModelSpec(preset="debug", layers=1),
+            engine=EngineSpec.model_validate(wanted),
+            dtypes=BF16,
+            launch=LaunchSpec(ranks=1 if engine.get("outer_size") is None else 4),
+        )
+    )
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class CalledError(Exception):
+    """Raised by `Binding`, with what a function was given."""
+
+
+class Binding:
+    """Binds a call to the package's own signature instead of making it."""
+
+    def __init__(self, package) -> None:
+        self.MixedPrecisionPolicy = package.MixedPrecisionPolicy
+        self._signature = inspect.signature(package.fully_shard_model)
+
+    def fully_shard_model(self, *arguments, **named):
+        raise CalledError(self._signature.bind(*arguments, **named).arguments)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_call_fits_the_package_that_is_installed(world_of_one, strategy):
+    package = pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
+    resolved = run(strategy, nccl_ub=True, max_pool=True, symmetric_registration=False)
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    with pytest.raises(CalledError) as call:
+        MegatronFsdpEngine(model, resolved, CPU, Binding(package))
+    (given,) = call.value.args
+    assert given["zero_dp_strategy"] == strategy
+    assert given["nccl_ub"]
+    assert given["maxpool_double_buffer"]
+    assert given["disable_symmetric_registration"]
+    assert given["mixed_precision_policy"].main_grads_dtype == torch.float32
+
+
+def test_every_setting_reaches_the_package_under_its_own_name():
+    assert set(switches(MegatronFsdpSettings())) <= set(
+        inspect.signature(mfsdp_core.fully_shard_model).parameters
+    )
+    for name in MegatronFsdpSettings.model_fields:
+        default = getattr(MegatronFsdpSettings(), name)
+        changed = switches(MegatronFsdpSettings(**{name: not default}))
+        differing = [k for k, v in switches(MegatronFsdpSettings()).items() if changed[k] != v]
+        assert len(differing) == 1, name
+
+
+def test_a_plan_on_a_cpu_says_that_it_needs_cuda():
+    reasons = dict(broken_rules(run(), Machine.detect()))
+    assert "runs on cuda; found device cpu" in reasons["engine-not-on-device"]
+
+
+def test_sharding_the_optimizer_on_both_axes_needs_sharded_parameters():
+    on_two = {"outer_size": 2, "outer_strategy": "optim"}
+    reasons = dict(broken_rules(run("optim_grads", **on_two), Machine.detect()))
+    assert "optim_grads_params with optim" in reasons["strategy-not-in-engine"]
+    assert "strategy-not-in-engine" not in dict(broken_rules(run(**on_two), Machine.detect()))
+
+
+class Stepping:
+    """The core, with the step of zeros that the package takes when it shards an optimizer."""
+
+    __name__ = "mfsdp_core"
+    __file__ = mfsdp_core.__file__
+    MixedPrecisionPolicy = mfsdp_core.MixedPrecisionPolicy
+
+    @staticmethod
+    def fully_shard_model(module, **named):
+        # The two switches that the core has under one name of its own, `allocator`.
+        for name in ("maxpool_double_buffer", "fsdp_db_use_persist_buf_on_alloc_fail"):
+            assert not named.pop(name)
+        return mfsdp_core.fully_shard_model(module, **named)
+
+    @staticmethod
+    def fully_shard_optimizer(optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        return mfsdp_core.fully_shard_optimizer(optimizer)
+
+
+def standing_in(model, resolved, device):
+    """An engine for `validate`: the adapter around the core."""
+    if any(
+        getattr(resolved.engine.settings, name, "none") != default
+        for name, default in (("recipe", "none"), ("allocator", "storage_resize"))
+    ):
+        raise UnsupportedError("stand-in", "a setting that the package does not have")
+    return MegatronFsdpEngine(model, resolved, device, Stepping())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_main_weights_start_as_the_fp32_values_and_state_as_none(world_of_one, strategy):
+    resolved = run(strategy)
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    built = MegatronFsdpEngine(model, resolved, CPU, Stepping())
+    for name, value in built.inspection().whole_weights().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, expected[name]), name
+    assert not built.optimizer.state
+    assert built.optimizer.param_groups[0]["lr"] == resolved.train.lr
+
+
+@pytest.mark.processes
+def test_the_adapter_passes_validation_around_the_core():
+    name = f"{__name__.rpartition('.')[2]}:standing_in"
+    asked = (
+        Case(name, "optim_grads_params", policy="bf16", microbatches=2),
+        Case(name, "optim", policy="fp32", microbatches=2),
+        Case(name, "no_shard", policy="bf16"),
+        Case(name, "optim_grads_params", ranks=4, outer=2, outer_strategy="optim", policy="bf16"),
+    )
+    here = str(__import__("pathlib").Path(__file__).parent)
+    with ForkServer(paths=(here,), modules=MODULES) as server:
+        found = list(verdicts(server, asked, WorkerSettings(case_seconds=100.0)))
+    for verdict in found:
+        assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
