@@ -157,6 +157,17 @@ def test_main_weights_start_as_the_fp32_values_and_state_as_none(world_of_one, s
     assert built.optimizer.param_groups[0]["lr"] == resolved.train.lr
 
 
+@pytest.mark.gpu
+@pytest.mark.processes
+def test_the_package_itself_passes_validation_on_a_gpu():
+    pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
+    asked = [Case("megatron_fsdp", one, policy="bf16", ranks=1) for one in STRATEGIES]
+    with ForkServer(modules=MODULES) as server:
+        found = list(verdicts(server, asked, WorkerSettings(device="cuda", case_seconds=100.0)))
+    for verdict in found:
+        assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
+
+
 @pytest.mark.processes
 def test_the_adapter_passes_validation_around_the_core():
     name = f"{__name__.rpartition('.')[2]}:standing_in"
