@@ -30,7 +30,6 @@ _EXTRAS = (
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
     ("fp8", "torchao", "float8 weights and gathers of torchao"),
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
-    ("deepspeed", "deepspeed", "the engine deepspeed: ZeRO stages 1 to 3"),
     ("slurm", "submitit", "sweeps as jobs of a Slurm cluster: run --launcher slurm"),
     ("parquet", "pyarrow", "export --to parquet"),
     ("safetensors", "safetensors", "checkpoints in the safetensors format"),

@@ -75,8 +75,6 @@ class Inspection(Protocol):
 
     Methods marked collective are called on all ranks at once. autocast: whether another compute
     dtype than that of the main weights comes from autocast, rather than from a cast of the weights.
-    An engine that clips inside of its optimizer step, where nobody can look at the gradients, says
-    so by an attribute `clips_in_step`.
     """
 
     autocast: bool

@@ -41,6 +41,6 @@ def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
         )
     if offered.wire and dtypes.grad_comm not in {main, *offered.wire}:
         yield (
-            f"engine {name} sends gradients as {main}, or as {' or '.join(offered.wire)}; found"
-            f" grad_comm {dtypes.grad_comm}"
+            f"engine {name} sends gradients as {main}, or as {' or '.join(offered.wire)} by a"
+            f" communication hook; found grad_comm {dtypes.grad_comm}"
         )

@@ -3,7 +3,7 @@
 For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
 what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
 (single, ddp), on the equal dim-0 chunks of `fully_shard` (the first rank has the largest), or on
-equal parts of flat parameters (fsdp1, deepspeed: a lower bound).
+equal parts of flat parameters (fsdp1, a lower bound).
 Pools of buffers are counted, planned as the core plans them. Activations, weights that are gathered
 and communication buffers outside of pools come on top and are not, so a machine with less memory
 cannot run it.

@@ -22,7 +22,7 @@ from bench.spec.engine_row import (
     EngineRow,
     EngineSettings,
 )
-from bench.spec.engine_table import DeepSpeedSettings, MegatronFsdpSettings, MfsdpSettings
+from bench.spec.engine_table import MegatronFsdpSettings, MfsdpSettings
 from bench.spec.model import HybridShape, ModelShape, ModelSpec, RopeScaling
 from bench.spec.names import (
     BLOCK_LETTERS,
@@ -62,7 +62,6 @@ __all__ = [
     "AllocatorName",
     "DataKind",
     "DataSpec",
-    "DeepSpeedSettings",
     "DeviceType",
     "DtypeName",
     "DtypePolicies",

@@ -47,22 +47,6 @@ class MfsdpSettings(EngineSettings):
     nan_check: bool = False
 
 
-class DeepSpeedSettings(EngineSettings):
-    """Settings of DeepSpeed's ZeRO, with its own defaults; sizes count elements, not bytes.
-
-    A bucket larger than the model is cut to the model's size. overlap_comm None: on in stage 3.
-    persistence_threshold_elements: stage 3 keeps smaller parameters whole once it has gathered
-    them. prefetch_elements: what stage 3 gathers ahead.
-    """
-
-    reduce_bucket_elements: int = Field(default=500_000_000, ge=1)
-    gather_bucket_elements: int = Field(default=500_000_000, ge=1)
-    prefetch_elements: int = Field(default=50_000_000, ge=0)
-    persistence_threshold_elements: int = Field(default=100_000, ge=0)
-    overlap_comm: bool | None = None
-    contiguous_gradients: bool = True
-
-
 class MegatronFsdpSettings(EngineSettings):
     """Switches of megatron-fsdp 0.6.1; those that the core has as well have the core's names.
 
@@ -141,21 +125,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         code=("bench/engines/fsdp1.py", "bench/engines/fsdp1_inspection.py"),
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#56B4E9",
-        established=True,
-    ),
-    EngineRow(
-        name="deepspeed",
-        factory="bench.engines.deepspeed:build",
-        summary="DeepSpeed's ZeRO stages 3, 2 and 1",
-        settings=DeepSpeedSettings,
-        strategies=("optim_grads_params", "optim_grads", "optim"),
-        dtypes=DtypePolicies(("fp32",), True, autocast=("bf16",), wire=("bf16",)),
-        state="flat",
-        needs=("torch", "deepspeed"),
-        install="pip install 'mfsdp-bench[deepspeed]'",
-        code=("bench/engines/deepspeed.py", "bench/engines/deepspeed_inspection.py"),
-        torch_code=("deepspeed/runtime/**/*.py",),
-        colour="#CC79A7",
         established=True,
     ),
     EngineRow(

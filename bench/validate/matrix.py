@@ -8,14 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 
 from bench.errors import UsageError
-from bench.spec import (
-    POOLS,
-    STRATEGIES,
-    OuterStrategyName,
-    RecipeName,
-    StrategyName,
-    find_engine,
-)
+from bench.spec import POOLS, STRATEGIES, OuterStrategyName, RecipeName, StrategyName
 from bench.validate.cases import (
     EXPERT_PARALLEL,
     POLICIES,
@@ -40,16 +33,9 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
 
 def cases(engine: str, *, full: bool) -> list[Case | ProgramCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
-    wanted = (_followed(case) for case in (_full(engine) if full else _quick(engine)))
+    wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
     return sorted([*on_axes, *(one for one in FIXED if one.engine == engine)], key=_ranks)
-
-
-def _followed(case: Case) -> Case:
-    """In FP32 where the engine knows no FP64, which most cases are asked in."""
-    row = find_engine(case.engine)
-    main = None if row is None else row.dtypes.main
-    return replace(case, policy="fp32") if case.policy == "fp64" and main == ("fp32",) else case
 
 
 def _ranks(case: Case | ProgramCase) -> int:

@@ -55,7 +55,6 @@ class Bench:
         self.spy = WeightSpy(model)
         _cut_over_meshes(model, case, device)
         self.engine: Any = build_engine(model, resolved, device)
-        self.spy.look_last()
         if not isinstance(self.engine, Inspectable):
             raise UnsupportedError(
                 "no-inspection",
@@ -127,13 +126,11 @@ class Bench:
     def finish(self, step: int, found: StepSeen) -> None:
         """Clip (in some of the steps), step, and look at what is left at rest."""
         self.say(f"step {step + 1}, clipping and optimizer step")
-        norm = None
         if step in CLIP_BOUNDS:
             norm = self.engine.clip_grad_norm(CLIP_BOUNDS[step])
-            if not getattr(self.inspection, "clips_in_step", False):
-                found.clipped = copied(self.inspection.gradients())
+            found.norm = None if norm is None else float(norm)
+            found.clipped = copied(self.inspection.gradients())
         self.engine.optimizer_step()
-        found.norm = None if norm is None else float(norm)
         found.weights = self.weights()
         self.engine.zero_grad()
         self.look_at_rest(found)

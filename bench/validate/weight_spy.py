@@ -21,21 +21,13 @@ class WeightSpy:
         self._seen: dict[str, Tensor] = {}
         self.changed: list[tuple[int, str]] = []
         self._microbatch = 0
-        self._hooks: list[tuple[nn.Module, int]] = []
         for path, module in model.named_modules():
             names = [name for name, _ in module.named_parameters(recurse=False)]
             names += getattr(module, "reads", ())
             if names:
                 read = {name: self._first_name(module, name) for name in names}
-                handle = module.register_forward_pre_hook(self._hook(read))
-                self._hooks.append((module, handle.id))
+                module.register_forward_pre_hook(self._hook(read))
                 del path
-
-    def look_last(self) -> None:
-        """Behind the hooks of an engine, which may be what brings the weights."""
-        for module, hook in self._hooks:
-            hooks = module._forward_pre_hooks
-            hooks[hook] = hooks.pop(hook)
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins; with the first one of a step, everything seen is forgotten."""

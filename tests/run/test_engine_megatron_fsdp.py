@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 import mfsdp_core
 from bench.engines.megatron_fsdp import MegatronFsdpEngine, switches
-from bench.errors import UnsupportedError
+from bench.engines.optimizer import build_optimizer
 from bench.models.build import build_model
+from bench.resolve import engine_rules
 from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve_anywhere
 from bench.resolve.rules import broken_rules
@@ -26,8 +27,10 @@ from bench.spec import (
     LaunchSpec,
     MegatronFsdpSettings,
     ModelSpec,
+    ResolvedDtypes,
     ResolvedRun,
     RunSpec,
+    known_engine,
 )
 from bench.testing.workers import ForkServer
 from bench.validate.cases import Case
@@ -35,6 +38,7 @@ from bench.validate.session import MODULES, WorkerSettings, verdicts
 
 CPU = torch.device("cpu")
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+FP32 = ResolvedDtypes(compute="fp32", main_params="fp32", main_grads="fp32", grad_comm="fp32")
 BF16 = DtypeSpec(compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16")
 
 
@@ -134,16 +138,6 @@ class Stepping:
         return mfsdp_core.fully_shard_optimizer(optimizer)
 
 
-def standing_in(model, resolved, device):
-    """An engine for `validate`: the adapter around the core."""
-    if any(
-        getattr(resolved.engine.settings, name, "none") != default
-        for name, default in (("recipe", "none"), ("allocator", "storage_resize"))
-    ):
-        raise UnsupportedError("stand-in", "a setting that the package does not have")
-    return MegatronFsdpEngine(model, resolved, device, Stepping())
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_main_weights_start_as_the_fp32_values_and_state_as_none(world_of_one, strategy):
     resolved = run(strategy)
@@ -168,17 +162,39 @@ def test_the_package_itself_passes_validation_on_a_gpu():
         assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
 
 
-@pytest.mark.processes
-def test_the_adapter_passes_validation_around_the_core():
-    name = f"{__name__.rpartition('.')[2]}:standing_in"
-    asked = (
-        Case(name, "optim_grads_params", policy="bf16", microbatches=2),
-        Case(name, "optim", policy="fp32", microbatches=2),
-        Case(name, "no_shard", policy="bf16"),
-        Case(name, "optim_grads_params", ranks=4, outer=2, outer_strategy="optim", policy="bf16"),
-    )
-    here = str(__import__("pathlib").Path(__file__).parent)
-    with ForkServer(paths=(here,), modules=MODULES) as server:
-        found = list(verdicts(server, asked, WorkerSettings(case_seconds=100.0)))
-    for verdict in found:
-        assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_around_the_core_it_steps_as_plain_torch_does(world_of_one, strategy, microbatches):
+    resolved = run(strategy).model_copy(update={"microbatches": microbatches, "dtypes": FP32})
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    plain = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    built = MegatronFsdpEngine(model, resolved, CPU, Stepping())
+    optimizer = build_optimizer(plain.parameters(), resolved.train)
+    for step in range(2):
+        for index in range(microbatches):
+            tokens = torch.arange(32).reshape(2, 16) + 7 * index + step
+            is_last = index == microbatches - 1
+            loss = built.forward_backward(tokens, tokens, 1 / microbatches, is_last)
+            expected = plain(tokens, tokens)
+            (expected / microbatches).backward()
+            assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        found = built.clip_grad_norm(0.5)
+        assert norm > 0.5
+        assert found.item() == pytest.approx(norm.item(), rel=1e-5)
+        built.optimizer_step()
+        built.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = built.inspection().whole_weights()
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(weights[name], parameter, rtol=1e-5, atol=1e-6), name
+
+
+def test_a_plan_says_how_to_install_what_is_not_there(monkeypatch):
+    engine_rules._why_not_here.cache_clear()
+    monkeypatch.setattr(engine_rules, "locate", lambda name: None if "megatron" in name else name)
+    reasons = dict(broken_rules(run(), Machine.detect()))
+    engine_rules._why_not_here.cache_clear()
+    assert reasons["engine-not-here"].endswith(known_engine("megatron_fsdp").install)
+    assert "pip install" in reasons["engine-not-on-device"]

@@ -214,16 +214,11 @@ def _worst_element(found: Tensor, expected: Tensor) -> int | None:
 
 
 def norm_and_clipping(evidence: CaseEvidence) -> CheckVerdict | None:
-    """The norm before clipping on every rank, and what clipping leaves: nothing below the bound.
-
-    Where an engine clips inside of its step, `optimizer_step` judges what it left.
-    """
+    """The norm before clipping on every rank, and what clipping leaves: nothing below the bound."""
     check = "norm and clipping"
-    first = evidence.seen[0].steps
-    clipped = [s for s in evidence.steps if first[s].norm is not None]
+    clipped = [s for s in evidence.steps if evidence.seen[0].steps[s].clipped is not None]
     for step in clipped:
-        seen = first[step].clipped is not None
-        finding = _norm(evidence, step) or (_clipped(evidence, step) if seen else None)
+        finding = _norm(evidence, step) or _clipped(evidence, step)
         if finding is not None:
             return failed(check, finding)
     if not clipped:

@@ -19,7 +19,6 @@ _FSDP1_KEEPS = (
     "FullyShardedDataParallel keeps whole weights in a cycle of references through C++, which"
     " Python's collector cannot see"
 )
-_DEEPSPEED_KEEPS = "DeepSpeed keeps its last engine's tensors in globals of its own"
 
 
 def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
@@ -132,8 +131,6 @@ def freed(evidence: CaseEvidence) -> CheckVerdict | None:
     whole = evidence.case.strategy == "no_shard" or evidence.case.inner == 1
     if evidence.case.engine == "fsdp1" and whole:
         return not_applicable(check, _FSDP1_KEEPS)
-    if evidence.case.engine == "deepspeed":
-        return not_applicable(check, _DEEPSPEED_KEEPS)
     for rank, one in enumerate(evidence.seen):
         if one.left_bytes > NOISE_BYTES:
             finding = Finding(

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from bench.testing.reference import Named, relative
 from bench.validate.case_evidence import CaseEvidence, at
-from bench.validate.cases import CLIP_BOUNDS, EXPERT_PARALLEL
+from bench.validate.cases import EXPERT_PARALLEL
 from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed
-from bench.validate.reference import clip_coefficient, norm_of
 from bench.verdict import CheckVerdict, Finding
 
 _OTHER_SEED = 8
@@ -71,9 +70,6 @@ def optimizer_step(evidence: CaseEvidence) -> CheckVerdict | None:
         before = evidence.before(step)
         clipped = evidence.seen[0].steps[step].clipped is not None
         gradients = evidence.gradients(step, clipped=clipped)
-        if step in CLIP_BOUNDS and not clipped:  # inside of the engine's step
-            factor = clip_coefficient(norm_of(evidence.case, gradients), CLIP_BOUNDS[step])
-            gradients = {n: None if g is None else g * factor for n, g in gradients.items()}
         expected: Named = {**before, **optimizer.step(gradients, before)}
         for name, wanted in expected.items():
             found = evidence.weights[step][name]
