@@ -146,7 +146,8 @@ def _state_bytes(resolved: ResolvedRun) -> int | None:
     return sum(state_bytes_by_category(resolved).values()) or None
 
 
-def _size_text(predicted_bytes: int | None) -> str:
+def _mebibytes(predicted_bytes: int | None) -> str:
+    """For people; where nobody knows, nothing."""
     return f"{predicted_bytes / 2**20:,.1f} MiB" if predicted_bytes else "-"
 
 
@@ -172,8 +173,8 @@ def plan_text(plan: Plan) -> str:
                 cell.resolved.config_hash,
                 str(cell.resolved.train.steps),
                 str(cell.repeats),
-                _size_text(_state_bytes(cell.resolved)),
-                _size_text(sum(gather_bytes(cell.resolved).values())),
+                _mebibytes(_state_bytes(cell.resolved)),
+                _mebibytes(sum(gather_bytes(cell.resolved).values())),
             )
             for cell in plan.cells
         ]
