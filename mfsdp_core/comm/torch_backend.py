@@ -12,6 +12,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
+from mfsdp_core.comm.meeting import Meetings
 from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
@@ -53,6 +54,12 @@ class TorchCommunicator:
         self.role = role
         self._events = events
         self._streams = streams
+        self._meetings = Meetings(group)
+
+    def meet(self, bucket: str) -> None:
+        """See [Note: gathering again]."""
+        if self.size > 1:
+            self._meetings.meet(bucket, self._streams.device)
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""

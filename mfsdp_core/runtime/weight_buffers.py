@@ -195,13 +195,26 @@ class WeightBuffers:
             # [Note: cast when gathered]
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
-        self._work = [
-            Done()
-            if self._is_whole
-            else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
-            for name in self._names[direction]
-        ]
+        try:
+            # Under torch.func a new tensor is one of the transform, and has no memory to send.
+            with torch._C._DisableFuncTorch():
+                self._work = [
+                    Done()
+                    if self._is_whole
+                    else self._gather.all_gather(
+                        self._payload(name), sources[name], self._spec.name
+                    )
+                    for name in self._names[direction]
+                ]
+        except BaseException:
+            self._enter("complete")  # so that it can be released, and the reason is seen
+            raise
         return True
+
+    def meet(self) -> None:
+        """Before a gather that the pass has had already, see [Note: gathering again]."""
+        if not (self._is_whole or self.is_gathered):
+            self._gather.meet(self._spec.name)
 
     def complete(self) -> None:
         """Wait for the gather under way, if there is one.
@@ -267,7 +280,7 @@ class WeightBuffers:
                     communicator.all_reduce_max(values, self._spec.name)
 
         start, end = self._spec.buffers.owned
-        size = layout.slice_elements
+        size = layout.slice_elements or 1  # none, where all parameters are empty
         compute = self._spec.dtypes.compute
         return Shard(layout, compute, start // size, (end - start) // size, reduce_max)
 

@@ -3,8 +3,8 @@
 [Note: changed weights] Between passes the weights belong to the user, who may change them in place,
 and the compute weights of all ranks must follow. Autograd counts changes of the DTensor and of its
 local tensor, on every rank alike, whatever the values are; and, since `.data` is the same as
-`.detach()` here, those that go through it. Not counted is what updates a list of DTensors at once
-(`torch._foreach_mul_`): call `install_optimized_model_weights()` after it.
+`.detach()` here, those that go through it. What updates a list of DTensors at once
+(`torch._foreach_mul_`) is counted by `UnevenShard`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.shard.uneven_shard import UnevenShard
 
 
-class ShardedWeight(DTensor):
-    """See [Note: changed weights]. Everything that is computed from it is a plain DTensor."""
+class ShardedWeight(UnevenShard):
+    """See [Note: changed weights]. What is computed from it counts no changes."""
 
     _local_tensor: torch.Tensor
 
