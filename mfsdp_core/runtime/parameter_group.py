@@ -27,7 +27,6 @@ from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tenso
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
-from mfsdp_core.shard.uneven_shard import with_cut
 
 _OTHER_GRADIENT = (
     "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
@@ -318,10 +317,4 @@ class ParameterGroup:
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
         part = self.parameters[index].part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
-        shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
-        if not self._shards_optimizer:
-            return shard
-        layout = self.plan.layout
-        return with_cut(
-            shard, tuple(layout.local_rows(index, rank).rows for rank in range(layout.slices))
-        )
+        return as_dtensor(local, part.whole_shape, self._mesh, placements)

@@ -196,16 +196,12 @@ class WeightBuffers:
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
         try:
-            # Under torch.func a new tensor is one of the transform, and has no memory to send.
-            with torch._C._DisableFuncTorch():
-                self._work = [
-                    Done()
-                    if self._is_whole
-                    else self._gather.all_gather(
-                        self._payload(name), sources[name], self._spec.name
-                    )
-                    for name in self._names[direction]
-                ]
+            self._work = [
+                Done()
+                if self._is_whole
+                else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
+                for name in self._names[direction]
+            ]
         except BaseException:
             self._enter("complete")  # so that it can be released, and the reason is seen
             raise
