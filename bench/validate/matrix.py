@@ -99,9 +99,12 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     for strategy in STRATEGIES[1:]:
         yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
+    yield replace(base, strategy="optim", model="scalar", scenario="exported", policy="bf16")
+    yield replace(sharded, model="tied", scenario="exported", policy="bf16")
     yield replace(base, scenario="equalised")
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
+    yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
     yield replace(sharded, gather_group=True)
     for model in ("tied", "cross_tied"):
         for allocator in POOLS:
@@ -152,6 +155,7 @@ def _quick_on_two_axes(base: Case) -> Iterator[Case]:
     yield replace(hsdp, policy="bf16_wire", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", policy="bf16_wire", microbatches=2)
     yield replace(hsdp, scenario="equalised")
+    yield replace(hsdp, outer_strategy="optim", scenario="exported", model="rows")
     yield replace(hsdp, scenario="unmarked", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", model="rooted", gather_group=True)
     yield replace(hsdp, scenario="again")
@@ -180,6 +184,7 @@ def _full(engine: str) -> Iterator[Case]:
             yield replace(case, policy=policy, average=True)
             yield replace(case, policy=policy, transport="native")
             yield replace(case, policy=policy, transport="point_to_point")
+            yield replace(case, policy=policy, transport="same_host")
             yield replace(case, policy=policy, overlap=False)
             yield replace(case, policy=policy, gather_group=True)
             for allocator in ("temporary", *POOLS):
