@@ -30,7 +30,7 @@ CELLS = {
     "allocator": 4,
     "change": 1,
     "engines": 2,
-    "sharded": 6,
+    "compared": 4,
     "mine": 2,
 }
 
