@@ -97,7 +97,7 @@ def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
     where = (
         outcome.log[begun[-1]].removeprefix(f"{case.id}: ") if begun else "before the first step"
     )
-    said = outcome.log[begun[-1] + 1 :] if begun else outcome.log
+    said = [line for line in outcome.log[min(begun, default=0) :] if not line.startswith(case.id)]
     fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
     events, stack = said[:fatal][-_LAST_EVENTS:], said[fatal:][: _LINES_OF_TRACE + 2]
     finding = Finding(
