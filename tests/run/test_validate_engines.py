@@ -162,7 +162,8 @@ def test_a_rank_that_dies_is_told_with_step_unit_and_stack(fork_server: ForkServ
     assert (finding.rank, finding.found) == (1, "died with SIGSEGV")
     assert finding.evidence[0] == "in step 2, clipping and optimizer step"
     events = [line for line in finding.evidence if line.startswith("last: ")]
-    assert any("reduce_scatter of " in line for line in events), events
+    assert any(line.startswith(("last: collective ", "last: land ")) for line in events), events
+    assert any(" of (root)/0, " in line or " of blocks." in line for line in events), events
     assert any("in optimizer_step" in line for line in finding.evidence), finding.evidence
 
 

@@ -146,7 +146,7 @@ class Stale(Replicating):
     """Steps with the gradients of the step before."""
 
     def optimizer_step(self) -> None:
-        own = [p.grad for p in self.parameters]
+        own = [None if p.grad is None else p.grad.clone() for p in self.parameters]
         for parameter, gradient in zip(self.parameters, getattr(self, "_last", own), strict=True):
             parameter.grad = gradient
         super().optimizer_step()
