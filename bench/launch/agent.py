@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bench.launch.deaths import Deaths
 from bench.launch.parent_death import die_with_parent
 from bench.launch.process import AGENT_PID_VARIABLE
 from bench.launch.rendezvous import Rendezvous, node_number
+from bench.launch.share import keep_to_share
 
 OUTCOME_FILE = "agent.json"
 OUTCOME_GLOB = "agent*.json"
@@ -35,6 +37,7 @@ def main(arguments: list[str]) -> int:
     parent, ranks, worker_module, run_dir = arguments
     die_with_parent(int(parent) or os.getppid())
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
+    keep_to_share()
     meeting, node = Rendezvous.from_environment(), node_number()
     where = ["--standalone", "--local-addr=127.0.0.1"]
     if meeting is None:
@@ -94,6 +97,8 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
         ]
     except SignalException as error:
         outcome["signal"] = int(error.sigval)
+        # It ended its ranks at once, while peers elsewhere still had to notice.
+        outcome["signal_seconds"] = min(deaths.of_all().values(), default=time.time())
         code = 128 + error.sigval
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
