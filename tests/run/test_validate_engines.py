@@ -106,7 +106,6 @@ def test_a_lost_microbatch_is_named(fork_server: ForkServer) -> None:
         ("WithoutMiddle", "as if microbatch 2 was lost"),
         ("Forgetting", "as if the last microbatch alone was kept"),
         ("PartialSums", "as if the accumulator was reduced after every microbatch"),
-        ("Alone", "as if this rank's own contribution alone had been taken"),
     ],
 )
 def test_a_wrong_gradient_is_told_as_the_mistake_that_makes_it(
@@ -152,19 +151,6 @@ def test_a_rank_that_drifts_by_a_millionth_is_named(fork_server: ForkServer) -> 
     assert "replicas" in checks
     assert "computed weights" in checks
     assert finding.rank == 1
-
-
-def test_a_rank_that_dies_is_told_with_step_unit_and_stack(fork_server: ForkServer) -> None:
-    case = Case("validate_engines:Dying", "optim_grads_params")
-    (verdict,) = judged(fork_server, case)
-    checks, finding = found(verdict)
-    assert checks == ["runs to its end"]
-    assert (finding.rank, finding.found) == (1, "died with SIGSEGV")
-    assert finding.evidence[0] == "in step 2, clipping and optimizer step"
-    events = [line for line in finding.evidence if line.startswith("last: ")]
-    assert any(line.startswith(("last: collective ", "last: land ")) for line in events), events
-    assert any(" of (root)/0, " in line or " of blocks." in line for line in events), events
-    assert any("in optimizer_step" in line for line in finding.evidence), finding.evidence
 
 
 def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkServer) -> None:

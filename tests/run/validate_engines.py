@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import torch
 from torch import Tensor, nn
 
@@ -103,13 +100,6 @@ class PartialSums(Counting):
     counts = ((3.0, 2.0, 1.0),) * 2
 
 
-class Alone(Counting):
-    """Divides and forgets to reduce."""
-
-    def reduce(self, gradient: Tensor) -> None:
-        gradient.div_(torch.distributed.get_world_size())
-
-
 class Unclipped(Replicating):
     """Steps with the gradients from before clipping."""
 
@@ -177,15 +167,3 @@ class Waiting(Replicating):
     ) -> Tensor:
         takes_part = is_last and torch.distributed.get_rank() == 0
         return super().forward_backward(tokens, targets, scale, takes_part)
-
-
-class Dying(MfsdpEngine):
-    """The second rank dies in its second step."""
-
-    _steps = 0
-
-    def optimizer_step(self) -> None:
-        self._steps += 1
-        if self._steps > 1 and torch.distributed.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        super().optimizer_step()
