@@ -21,7 +21,9 @@ from bench.engines.protocol import Engine
 from bench.errors import BenchError
 from bench.meters.cost import MeterCost
 from bench.meters.cpu_time import CpuMeter, spent
+from bench.meters.device_state import DeviceState
 from bench.meters.memory import MemoryMeter
+from bench.meters.phases import PhaseMeter
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
 from bench.spec import ResolvedRun, TrainSpec
@@ -69,6 +71,8 @@ class TrainingLoop:
         self._cpu = CpuMeter()
         self._sink = sink
         self._wire_bytes = 0
+        self.phases = PhaseMeter.of(device)
+        self.device_state = DeviceState.of(device, self._train.steps)
         self.cost = MeterCost()
 
     def run(self, after_step: Callable[[int], None] | None = None) -> MeterCost:
@@ -94,23 +98,35 @@ class TrainingLoop:
     def step(self, step: int) -> StepOutcome:
         """One optimizer step (from 1), without its meters."""
         start = perf_counter()
-        engine = self._engine
+        self.phases.begin()
         lr = learning_rate(self._train, step)
-        loss = self._accumulate(step - 1)
-        clip_norm = self._train.clip_norm
-        norm = engine.clip_grad_norm(clip_norm) if clip_norm is not None else None
-        engine.set_learning_rate(lr)
-        engine.optimizer_step()
-        engine.zero_grad()
+        self._engine.set_learning_rate(lr)
+        loss, norm = self._iterate(step - 1)
+        self.phases.end()
         loss_value, norm_value = _to_host(loss, norm)
         return StepOutcome((perf_counter() - start) * 1e3, loss_value, norm_value, lr)
+
+    def _iterate(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Everything that is enqueued for a step: its loss and the norm of its gradient."""
+        engine, mark = self._engine, self.phases.mark
+        loss = self._accumulate(step)
+        norm = None
+        if self._train.clip_norm is not None:
+            mark("clip")
+            norm = engine.clip_grad_norm(self._train.clip_norm)
+        mark("update")
+        engine.optimizer_step()
+        engine.zero_grad()
+        return loss, norm
 
     def _accumulate(self, step: int) -> Tensor:
         """Forward and backward of all microbatches; the mean of their losses."""
         count = self._microbatches
         total: Tensor | None = None
         for index in range(count):
+            self.phases.mark("data")
             tokens, targets = self._batches.microbatch(step, index)
+            self.phases.mark("microbatch")
             loss = self._engine.forward_backward(tokens, targets, 1 / count, index == count - 1)
             total = loss if total is None else total + loss
         if total is None:
@@ -124,6 +140,11 @@ class TrainingLoop:
             self._wire_bytes = sent or 0
         with self.cost.timed("memory"):
             rss, device_peak = self._memory.rss_bytes(), self._memory.device_peak_bytes()
+            device = self._memory.device_allocator()
+        with self.cost.timed("device"):
+            phases = self.phases.milliseconds()
+            if device is not None and self.device_state is not None:
+                device |= self.device_state.after_step(step) or {}
         sample = StepSample(
             step=step,
             milliseconds=outcome.milliseconds,
@@ -135,6 +156,9 @@ class TrainingLoop:
             rss_bytes=rss,
             device_peak_bytes=device_peak,
             cpu_milliseconds=cpu,
+            phase_milliseconds=phases,
+            host_milliseconds=self.phases.host_milliseconds,
+            device=device,
         )
         with self.cost.timed("samples"):
             self._sink.append(sample)

@@ -22,7 +22,7 @@ from bench.store.atomic import write_json_atomically
 from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, trace_name
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
-from bench.worker.counting import count_steps
+from bench.worker.counting import count_steps, gathered, is_compiled
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
@@ -57,16 +57,19 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         loop = TrainingLoop(
             _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
         )
+        if not is_compiled(model):  # its hooks would be traced
+            loop.phases.watch(model)
         cost = loop.run(_after_step(recorder, profile, evidence, saver, trace))
     _stop(profile, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
+    devices = [] if loop.device_state is None else gathered(loop.device_state.report(), place)
     if place.rank == 0:
         if saver is not None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
             saver.discard()
         timeline = None if recorder is None else recorder.timeline
-        report = runtime_report(engine, resolved, place, cost)
+        report = runtime_report(engine, resolved, place, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
     if resolved.measure.counts:
