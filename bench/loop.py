@@ -9,7 +9,7 @@ of a few bytes per step. Meters run after the clock has stopped; what they cost 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -74,6 +74,8 @@ class TrainingLoop:
         self.phases = PhaseMeter.of(device)
         self.device_state = DeviceState.of(device, self._train.steps)
         self.cost = MeterCost()
+        capture = getattr(engine, "captured", None)
+        self.captured = None if capture is None else capture(self._enqueue_given)
 
     def run(self, after_step: Callable[[int], None] | None = None) -> MeterCost:
         """All steps. `after_step` gets the number of each finished step, outside the clock.
@@ -108,8 +110,28 @@ class TrainingLoop:
 
     def _iterate(self, step: int) -> tuple[Tensor, Tensor | None]:
         """Everything that is enqueued for a step: its loss and the norm of its gradient."""
+        if self.captured is None:
+            return self._enqueue(self._drawn(step))
+        inputs = [tensor for pair in self._drawn(step) for tensor in pair]
+        self.phases.mark("graph")
+        with self.phases.paused():
+            outputs: tuple[Tensor, Tensor | None] = self.captured(*inputs)
+        return outputs
+
+    def _drawn(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Microbatches, each when it is needed."""
+        for index in range(self._microbatches):
+            self.phases.mark("data")
+            yield self._batches.microbatch(step, index)
+
+    def _enqueue_given(self, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self._enqueue(zip(tensors[::2], tensors[1::2], strict=True))
+
+    def _enqueue(
+        self, microbatches: Iterable[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor | None]:
         engine, mark = self._engine, self.phases.mark
-        loss = self._accumulate(step)
+        loss = self._accumulate(microbatches)
         norm = None
         if self._train.clip_norm is not None:
             mark("clip")
@@ -119,13 +141,11 @@ class TrainingLoop:
         engine.zero_grad()
         return loss, norm
 
-    def _accumulate(self, step: int) -> Tensor:
+    def _accumulate(self, microbatches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Forward and backward of all microbatches; the mean of their losses."""
         count = self._microbatches
         total: Tensor | None = None
-        for index in range(count):
-            self.phases.mark("data")
-            tokens, targets = self._batches.microbatch(step, index)
+        for index, (tokens, targets) in enumerate(microbatches):
             self.phases.mark("microbatch")
             loss = self._engine.forward_backward(tokens, targets, 1 / count, index == count - 1)
             total = loss if total is None else total + loss

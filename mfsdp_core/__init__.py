@@ -10,6 +10,7 @@ import importlib.metadata
 from typing import Any
 
 _HOMES = {
+    "CapturedStep": "mfsdp_core.captured_step",
     "DistributedDataParallelConfig": "mfsdp_core.ddp_config",
     "FSDPDistributedIndex": "mfsdp_core.dist_index",
     "Float8Reference": "mfsdp_core.precision.float8_reference",
@@ -30,6 +31,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CapturedStep",
     "DistributedDataParallelConfig",
     "FSDPDistributedIndex",
     "Float8Reference",

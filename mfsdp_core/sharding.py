@@ -29,6 +29,7 @@ from mfsdp_core.plan.config import (
     parse_sharding,
     refuse_not_built,
 )
+from mfsdp_core.plan.graph_mode import check_all_pooled, check_graph_mode
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.context import ShardedContext
@@ -100,6 +101,7 @@ class Sharding:
     policy: MixedPrecisionPolicy
     ddp_config: DistributedDataParallelConfig
     dist_index: FSDPDistributedIndex
+    cuda_graph_mode: bool
 
 
 def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
@@ -119,6 +121,8 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
     _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.streams.device)
     context = build_context(module, units, config, request.policy, environment)
+    if arguments["cuda_graph_mode"]:
+        check_all_pooled(context.allocators.plan_document()["units"])
     index = {name: arguments[name] for name in _INDEX_ARGUMENTS}
     index["device_mesh"] = arguments["device_mesh"] or environment.dense.mesh
     strategy = config.strategy
@@ -133,6 +137,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         request.policy,
         DistributedDataParallelConfig.of_arguments(named),
         FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
+        bool(arguments["cuda_graph_mode"]),
     )
 
 
@@ -247,7 +252,8 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
         arguments["calculate_per_token_loss"],
         arguments["transport"],
         arguments["use_decoupled_grad"],
-        arguments["unused_parameters"],
+        # A graph knows no None: gradients are there at every replay, as under upstream.
+        "zero" if arguments["cuda_graph_mode"] else arguments["unused_parameters"],
     )
     config = parse_sharding(
         arguments["zero_dp_strategy"],
@@ -268,7 +274,10 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
     checks = GradientChecks(
         arguments["report_nan_in_param_grad"], arguments["check_for_nan_in_grad"]
     )
-    return dataclasses.replace(config, checks=checks)
+    config = dataclasses.replace(config, checks=checks)
+    if arguments["cuda_graph_mode"]:
+        check_graph_mode(config, arguments)
+    return config
 
 
 def _registration(arguments: Mapping[str, Any]) -> RegistrationConfig | None:

@@ -116,6 +116,7 @@ class MegatronFSDP(nn.Module):
         self.streams, self.ddp_config = environment.streams, sharding.ddp_config
         self.device = self.streams.device
         self.dist_index = sharding.dist_index
+        self.cuda_graph_mode = sharding.cuda_graph_mode
         self._dense, self._experts = environment.dense, environment.experts
         self._context = sharding.context
         self._policy = sharding.policy

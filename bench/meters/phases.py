@@ -6,6 +6,8 @@ part is enqueued on, and read after the loss has reached the host, when the devi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 #: What the loop marks. `watch` splits a microbatch into its forward and its backward pass.
-PHASES = ("data", "microbatch", "forward", "backward", "clip", "update")
+PHASES = ("data", "microbatch", "forward", "backward", "clip", "update", "graph")
 
 
 class Stopwatch(Protocol):
@@ -97,6 +99,15 @@ class PhaseMeter:
         """A part begins, and the one before it ends."""
         if self._running:
             self._notes.append((name, self._stopwatch.note()))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is inside is one part: an event that a graph captures tells no time."""
+        self._running = False
+        try:
+            yield
+        finally:
+            self._running = True
 
     def end(self) -> None:
         """Everything is enqueued."""

@@ -16,6 +16,7 @@ from bench.spec import (
     DtypeSpec,
     EngineSpec,
     LaunchSpec,
+    MeasureSpec,
     ModelSpec,
     RunSpec,
     TrainSpec,
@@ -54,6 +55,13 @@ def ddp_dtypes(**fields: object) -> RunSpec:
 
 
 POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
+
+GRAPH = {"cuda_graph": True, "double_buffer": True, "allocator": "fixed_pool"}
+
+
+def graph(train: TrainSpec = TrainSpec(global_batch=16), **fields: object) -> RunSpec:
+    return on_cuda(**{**GRAPH, **fields}).model_copy(update={"train": train})
+
 
 PRECISION_AWARE = TrainSpec(optimizer="precision_aware_adamw")
 REMAINDERS = PRECISION_AWARE.model_copy(update={"store_remainders": True})
@@ -135,6 +143,25 @@ CASES = {
         on_cuda(nccl_ub=True),
         on_cuda(),
         "found double_buffer=False, allocator=storage_resize",
+        SERVER,
+    ),
+    "cuda-graph-needs-cuda": Case(engine(**GRAPH), engine(), "use cuda"),
+    "cuda-graph-needs-fixed-memory": Case(
+        graph(allocator="storage_resize", double_buffer=False),
+        graph(),
+        "needs double_buffer=True with an allocator that never moves buffers",
+        SERVER,
+    ),
+    "cuda-graph-keeps-the-host-out": Case(
+        graph(nan_check=True, transport="point_to_point"),
+        graph(transport="native"),
+        "nan_check=true (reads every gradient on the host), nor transport=point_to_point",
+        SERVER,
+    ),
+    "cuda-graph-hides-operations": Case(
+        graph(TrainSpec(global_batch=16, steps=5)),
+        graph(TrainSpec(global_batch=16, steps=6)),
+        "nothing would be replayed",
         SERVER,
     ),
     "pool-slots-need-pool": Case(
@@ -325,3 +352,22 @@ def test_what_a_node_must_hold_is_its_share_of_the_ranks() -> None:
         resolve(spec, replace(LAPTOP, nodes=2))
     with pytest.raises(ConfigError, match=r"launch.nodes: 16 ranks cannot be spread evenly over 3"):
         resolve(spec.model_copy(update={"launch": LaunchSpec(ranks=16, nodes=3)}), SERVER)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (graph(TrainSpec(global_batch=16, optimizer="sgd")), "train.optimizer=sgd"),
+        (graph(nccl_ub=True), "NVIDIA/Megatron-LM#6154"),
+        (graph(nccl_ub=True, manual_registration=True, symmetric_registration=False), "manual_reg"),
+        (graph(recipe="mxfp8"), "recipe=mxfp8 (never captured)"),
+        (graph().model_copy(update={"model": ModelSpec(recompute="full")}), "recompute=full"),
+        (graph().model_copy(update={"measure": MeasureSpec(counts=True)}), "measure.counts cannot"),
+        (graph().model_copy(update={"measure": MeasureSpec(profile="torch")}), "measure.profile="),
+    ],
+)
+def test_what_a_graph_would_not_repeat_is_pruned_with_the_reason(run, said):
+    with pytest.raises(UnsupportedError) as refused:
+        resolve(run, SERVER)
+    assert refused.value.rule.startswith("cuda-graph-")
+    assert said in refused.value.reason

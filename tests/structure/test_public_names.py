@@ -5,6 +5,7 @@ from __future__ import annotations
 import mfsdp_core
 
 PUBLIC_NAMES = [
+    "CapturedStep",
     "DistributedDataParallelConfig",
     "FSDPDistributedIndex",
     "Float8Reference",
