@@ -59,7 +59,10 @@ POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
 GRAPH = {"cuda_graph": True, "double_buffer": True, "allocator": "fixed_pool"}
 
 
-def graph(train: TrainSpec = TrainSpec(global_batch=16), **fields: object) -> RunSpec:
+SIXTEEN = TrainSpec(global_batch=16)
+
+
+def graph(train: TrainSpec = SIXTEEN, **fields: object) -> RunSpec:
     return on_cuda(**{**GRAPH, **fields}).model_copy(update={"train": train})
 
 
