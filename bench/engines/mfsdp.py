@@ -155,6 +155,13 @@ class MfsdpEngine:
         """For `mfsdp-bench validate`."""
         return MfsdpInspection(self._model)
 
+    def annotated(
+        self, begin: Callable[[str], Any], end: Callable[[Any], object]
+    ) -> AbstractContextManager[None]:
+        """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
+        ranges: AbstractContextManager[None] = self._model.annotated(begin, end)
+        return ranges
+
     def save_checkpoint(self, folder: Path) -> None:
         """The core's own: complete or not there at all."""
         mfsdp_core.save_checkpoint(folder, self._model, self._optimizer)

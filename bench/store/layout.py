@@ -59,6 +59,11 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _RANK = re.compile(r"\.rank(\d+)\.")
 
 
+def snapshot_name(rank: int) -> str:
+    """File of a rank's memory snapshot."""
+    return f"memory_snapshot.rank{rank}.json"
+
+
 def trace_name(rank: int) -> str:
     """File of a rank's trace, in Chrome's format."""
     return f"trace.rank{rank}.json"
