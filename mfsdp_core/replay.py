@@ -29,6 +29,7 @@ _READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2
 _PYTHON_READS = frozenset({"tolist", "numpy", "item", "__array__"})
 _MASKS = (torch.bool, torch.uint8)
 _MOST_NAMED = 3
+_MOST_VALUES = 16
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -67,6 +68,7 @@ class Recording(TorchDispatchMode):
         self._allocations = 0
         self._groups: dict[int, str] = {}
         self._collectives = 0
+        self._is_reading = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -110,6 +112,9 @@ class Recording(TorchDispatchMode):
 
     def _note(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         values = [*args, *kwargs.values()]
+        if name == "aten::lift_fresh":
+            self._note_constant(args[0])
+            return
         tensors = _tensors(values)
         operands = [self._operand(tensor) for tensor in tensors]
         if _is_read(name, tensors, result):
@@ -124,6 +129,16 @@ class Recording(TorchDispatchMode):
             is_view |= alias is not None and not alias.is_write
         if not is_view:
             self.entries.append(Entry(name, tuple(operands), _constants(values)))
+
+    def _note_constant(self, tensor: Tensor) -> None:
+        """Numbers of Python that became a tensor: a graph repeats them."""
+        self._make(tensor)
+        values: tuple[str, ...] = ()
+        if tensor.device.type == "cpu" and tensor.numel() <= _MOST_VALUES:
+            self._is_reading = True
+            values = (str(tensor.tolist()),)
+            self._is_reading = False
+        self.entries.append(Entry("a tensor of numbers", (self._operand(tensor),), values))
 
     def _make(self, tensor: Tensor) -> None:
         span = span_of(tensor)
@@ -141,7 +156,9 @@ class Recording(TorchDispatchMode):
         return Operand(made, address, tuple(tensor.shape), tensor.dtype)
 
     def _see_call(self, _frame: Any, event: str, called: Any) -> None:
-        if event != "c_call" or getattr(called, "__name__", "") not in _PYTHON_READS:
+        if self._is_reading or event != "c_call":
+            return
+        if getattr(called, "__name__", "") not in _PYTHON_READS:
             return
         if isinstance(getattr(called, "__self__", None), Tensor):
             self.host_reads.append(f"Tensor.{called.__name__} {_caller()}")

@@ -8,6 +8,7 @@ results/
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     trace.rank<N>.json   of runs with measure.profile torch
+    memory_snapshot.rank<N>.json   of memory profiles on CUDA
     checkpoints.json     time and bytes of checkpoints, of runs that save them
     counts.json          what one step did, of runs that count it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]

@@ -170,6 +170,14 @@ def test_a_number_or_a_mode_that_changes_later_is_refused_and_reset_takes_it():
         run(step, 1)
 
 
+def test_numbers_that_become_a_tensor_in_the_step_must_be_the_same_each_time():
+    run(captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(2.0))))
+    numbers = iter(range(100))
+    step = captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(next(numbers))))
+    with pytest.raises(NotReplayableError, match="a tensor of numbers, has"):
+        run(step)
+
+
 def test_memory_that_moves_is_refused():
     model = sharded()
     kept = []

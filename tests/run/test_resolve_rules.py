@@ -56,6 +56,15 @@ def ddp_dtypes(**fields: object) -> RunSpec:
 
 POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
 
+LAUNCH = ("copy_engine", "nvls", "collnet", "ranks_per_device")
+
+
+def launched(**fields: object) -> RunSpec:
+    own = {name: fields.pop(name) for name in LAUNCH if name in fields}
+    spec = on_cuda(**fields)
+    return spec.model_copy(update={"launch": spec.launch.model_copy(update=own)})
+
+
 GRAPH = {"cuda_graph": True, "double_buffer": True, "allocator": "fixed_pool"}
 
 
@@ -165,6 +174,23 @@ CASES = {
         graph(TrainSpec(global_batch=16, steps=5)),
         graph(TrainSpec(global_batch=16, steps=6)),
         "nothing would be replayed",
+        SERVER,
+    ),
+    "nccl-settings-need-cuda": Case(
+        RunSpec(launch=LaunchSpec(nvls="off", collnet="on")),
+        RunSpec(launch=LaunchSpec()),
+        "launch.nvls=off and launch.collnet=on speak to NCCL",
+    ),
+    "copy-engine-needs-windows": Case(
+        launched(copy_engine=True),
+        launched(copy_engine=True, **POOL),
+        "use engine mfsdp with nccl_ub=true",
+        SERVER,
+    ),
+    "nvls-needs-devices-of-their-own": Case(
+        launched(nvls="on", ranks_per_device=2),
+        launched(ranks_per_device=2),
+        "does not start with NVLS where ranks share a device",
         SERVER,
     ),
     "pool-slots-need-pool": Case(
@@ -374,3 +400,15 @@ def test_what_a_graph_would_not_repeat_is_pruned_with_the_reason(run, said):
         resolve(run, SERVER)
     assert refused.value.rule.startswith("cuda-graph-")
     assert said in refused.value.reason
+
+
+def test_settings_of_nccl_become_its_variables_and_are_said_once():
+    launch = LaunchSpec(device="cuda", copy_engine=True, nvls="off", collnet="on")
+    assert launch.nccl_variables == {
+        "NCCL_CTA_POLICY": "2",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_COLLNET_ENABLE": "1",
+    }
+    twice = launch.model_copy(update={"env": {"NCCL_NVLS_ENABLE": "1"}})
+    with pytest.raises(ConfigError, match="NCCL_NVLS_ENABLE is '1' there, and '0' by"):
+        resolve_anywhere(RunSpec(launch=twice))
