@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,10 @@ from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies
 from mfsdp_core.state.owner import OWNER
+
+
+def _nobody() -> None:
+    """Who owns a parameter that no sharded model does."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class MegatronFSDP(nn.Module):
         self._dense, self._experts = environment.dense, environment.experts
         self._context = sharding.context
         self._policy = sharding.policy
+        self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._units(), self._context.user_buffers)
         owner = weakref.ref(self)
         for group in self._groups():
@@ -272,9 +278,29 @@ class MegatronFSDP(nn.Module):
         self._context.begin_cycle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Same as `zero_grad_buffer`; gradients become None whatever `set_to_none` says."""
+        """Begin a new cycle; without `set_to_none`, gradients that there were become zeros."""
         super().zero_grad(set_to_none=set_to_none)
-        self.zero_grad_buffer()
+        self._context.begin_cycle(keeps_zeros=not set_to_none)
+
+    def zero_grad_of(self, optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
+        """As `zero_grad`, after `optimizer` has cleared those of its own parameters.
+
+        Nothing else is cleared while another optimizer has yet to step with its gradients.
+        """
+        now = self._context.grads.attachments
+        waiting = (
+            parameter.grad is not None and getattr(parameter, OWNER, _nobody)() is self
+            for other, seen in self._optimizers.items()
+            if other is not optimizer and seen != now
+            for group in other.param_groups
+            for parameter in group["params"]
+        )
+        if not any(waiting):
+            self.zero_grad(set_to_none=set_to_none)
+
+    def know_optimizer(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
+        """An optimizer was made for this model, or has stepped with the gradients of now."""
+        self._optimizers[optimizer] = self._context.grads.attachments if stepped else -1
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiply the reduced gradients of this cycle; those it still owes are finished first.

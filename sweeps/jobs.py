@@ -206,8 +206,8 @@ def without_secrets(plan: Plan) -> None:
             if names:
                 raise UsageError(
                     f"cell {cell.id}: env.{names[0]} holds a credential, which is kept out of all"
-                    " files, so a job would not get it; export the variable where you submit from,"
-                    " and take it out of the sweep"
+                    " files, so a job or another host would not get it; export the variable where"
+                    " you start from, and take it out of the sweep"
                 )
 
 

@@ -16,7 +16,33 @@ def cuda_device_count() -> int:
     return torch.cuda.device_count()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_a_sample(items)
+    _skip_without_devices(items)
+
+
+def _leave_a_sample(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `sample`: few cases that hold every value daily, the rest nightly.
+
+    Next is always the case with most values that no chosen one has, so that all of them change.
+    """
+    groups: dict[str, dict[pytest.Item, set[tuple[str, str]]]] = {}
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if item.get_closest_marker("sample") and not item.get_closest_marker("nightly"):
+            values = {(name, repr(value)) for name, value in parameters.items()}
+            groups.setdefault(item.nodeid.partition("[")[0], {})[item] = values
+    for cases in groups.values():
+        missing = set().union(*cases.values())
+        while missing:
+            chosen = max(cases, key=lambda case: len(cases[case] & missing))
+            missing -= cases.pop(chosen)
+        for case in cases:
+            case.add_marker(pytest.mark.nightly)
+
+
+def _skip_without_devices(items: list[pytest.Item]) -> None:
     wanted = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
     if not wanted:
         return

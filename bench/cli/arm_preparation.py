@@ -9,6 +9,8 @@ from bench.cli import console
 from bench.cli.planning import RequestedPlan
 from bench.launch import code_identity, launch
 from bench.launch.arm.prepare import PreparedArm, prepare_arms
+from bench.launch.local.launcher import LocalLauncher
+from bench.launch.protocol import Launcher
 from bench.store import ResultsStore
 from sweeps.execution import Side, Sides
 from sweeps.plan import Plan, PlannedArm
@@ -22,8 +24,9 @@ def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[Requested
     Raises:
         UsageError: an arm cannot be what it is asked to be; nothing has been run.
     """
+    launcher = plans.hosts or LocalLauncher()
     if not plans.arms:
-        return plans, {None: Side(launch, code_identity)}
+        return plans, {None: Side(partial(launch, launcher=launcher), code_identity)}
     cells = {
         arm.name: {cell.id: cell.of(arm.name) for cell in plans.chosen.cells} for arm in plans.arms
     }
@@ -32,7 +35,7 @@ def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[Requested
     for arm in arms:
         console.note(arm_line(arm))
     _remark_on_equal_arms(arms)
-    sides: Sides = {arm.name: _side(arm) for arm in prepared}
+    sides: Sides = {arm.name: _side(arm, launcher) for arm in prepared}
     with_arms = replace(
         plans,
         whole=replace(plans.whole, arms=arms),
@@ -64,9 +67,9 @@ def _planned(arm: PreparedArm, plan: Plan) -> PlannedArm:
     )
 
 
-def _side(arm: PreparedArm) -> Side:
-    code = arm.code
-    return Side(partial(launch, code=code), partial(code_identity, code=code), code)
+def _side(arm: PreparedArm, launcher: Launcher) -> Side:
+    code, start = arm.code, partial(launch, launcher=launcher)
+    return Side(partial(start, code=code), partial(code_identity, code=code), code)
 
 
 def _remark_on_equal_arms(arms: tuple[PlannedArm, ...]) -> None:

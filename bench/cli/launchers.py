@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
+from bench.launch.hosts.hosts_file import read_hosts
 from bench.launch.rank_code import checkout_root
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.nodes import node_of_cluster
@@ -19,19 +20,24 @@ from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.machine import Machine
 from bench.spec import LaunchSpec
 
-LOCAL, SLURM, PRINT = "local", "slurm", "print"
-LAUNCHERS = (LOCAL, SLURM, PRINT)
+LOCAL, SLURM, PRINT, TORCHRUN = "local", "slurm", "print", "torchrun"
+LAUNCHERS = (LOCAL, SLURM, PRINT, TORCHRUN)
 _UNKNOWN = 4096
 
 
 @dataclass(frozen=True)
 class LauncherRequest:
-    """What the command line says. assignments: KEY=VALUE of `SlurmSettings`."""
+    """What the command line says. assignments: KEY=VALUE of `SlurmSettings`.
+
+    hosts: file of the hosts of `torchrun`, which wait for each other for so many seconds.
+    """
 
     name: str = LOCAL
     profile: str | None = None
     assignments: tuple[str, ...] = ()
     max_jobs: int | None = None
+    hosts: Path | None = None
+    hosts_seconds: float | None = None
 
     def settings(self, of_sweep: Mapping[str, Any]) -> SlurmSettings | None:
         """Profile, then sweep file, then command line; None where no job is asked for.
@@ -41,7 +47,8 @@ class LauncherRequest:
         """
         if self.name not in LAUNCHERS:
             raise UsageError(f"--launcher {self.name}: expected one of {', '.join(LAUNCHERS)}")
-        if self.name == LOCAL:
+        self._check_hosts()
+        if self.name in {LOCAL, TORCHRUN}:
             given = self.profile or self.assignments or self.max_jobs
             if given:
                 raise UsageError("--profile, --slurm and --max-jobs need --launcher slurm or print")
@@ -54,6 +61,15 @@ class LauncherRequest:
             ("slurm", of_sweep),
             ("--slurm", options),
         )
+
+    def _check_hosts(self) -> None:
+        if self.name == TORCHRUN and self.hosts is None:
+            raise UsageError(
+                "--launcher torchrun needs --hosts FILE, a host per line; start the same command on"
+                " each of them"
+            )
+        if self.name != TORCHRUN and (self.hosts, self.hosts_seconds) != (None, None):
+            raise UsageError("--hosts and --hosts-timeout need --launcher torchrun")
 
 
 def _parsed(assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -77,20 +93,21 @@ def _parsed(assignments: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def machine_for(launcher: str, settings: SlurmSettings | None) -> Machine:
-    """What cells are planned for: this machine, or a node of the cluster.
+def machine_for(request: LauncherRequest, settings: SlurmSettings | None) -> Machine:
+    """What cells are planned for: this machine, hosts like it, or a node of the cluster.
 
     Scripts may be written where no cluster is; then its size prunes nothing.
 
     Raises:
-        UsageError: the controller does not answer.
+        UsageError: the controller does not answer, or the file of hosts is wrong.
     """
     if settings is None:
-        return Machine.detect()
+        nodes = 1 if request.hosts is None else len(read_hosts(request.hosts))
+        return replace(Machine.detect(), nodes=nodes)
     try:
         return node_of_cluster(settings)
     except ControllerSilentError as error:
-        if launcher == PRINT:
+        if request.name == PRINT:
             devices = (CudaDevice("unknown"),) * _UNKNOWN
             return Machine(_UNKNOWN, 2**60, devices, hostname="cluster", nodes=_UNKNOWN)
         raise UsageError(f"the cells cannot be planned for the cluster: {error}") from error

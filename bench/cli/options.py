@@ -54,8 +54,21 @@ LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="[local|slurm|print]",
-        help="Where runs are made: here, in Slurm jobs, or in scripts to submit yourself.",
+        metavar="[local|slurm|print|torchrun]",
+        help="Where runs are made: here, in Slurm jobs, in scripts to submit yourself, or on the"
+        " hosts of --hosts.",
+    ),
+]
+HostsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--hosts", metavar="FILE", help="Hosts for --launcher torchrun; start it on each of them."
+    ),
+]
+HostsTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--hosts-timeout", metavar="SECONDS", min=1, help="How long hosts wait for others (300)."
     ),
 ]
 ProfileOption = Annotated[

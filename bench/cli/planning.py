@@ -11,6 +11,7 @@ from bench.cli import console, exit_codes
 from bench.cli.launchers import LOCAL, LauncherRequest, machine_for
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
+from bench.launch.hosts.leader import Leader
 from bench.launch.slurm.settings import SlurmSettings
 from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.state_bytes import state_bytes_by_category
@@ -41,7 +42,8 @@ class RequestedPlan:
     """The plan of the whole sweep, and the part of it that was selected.
 
     `arms` are what is asked for; the plans name them only once they are prepared. slurm: settings
-    of the jobs that make the runs, None where this machine does.
+    of the jobs that make the runs, None where this machine does. hosts: what starts the runs
+    on hosts of one's own, once they have met.
     """
 
     whole: Plan
@@ -49,6 +51,7 @@ class RequestedPlan:
     arms: tuple[ArmRequest, ...] = ()
     launcher: str = LOCAL
     slurm: SlurmSettings | None = None
+    hosts: Leader | None = None
 
 
 def requested_plan(request: Request) -> RequestedPlan:
@@ -74,7 +77,7 @@ def requested_plan(request: Request) -> RequestedPlan:
             " to the file, or --interleave"
         )
     slurm = request.launcher.settings(definition.slurm)
-    machine = machine_for(request.launcher.name, slurm)
+    machine = machine_for(request.launcher, slurm)
     whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.launchers import PRINT, job_request
+from bench.cli.launchers import PRINT, TORCHRUN, job_request
+from bench.cli.on_hosts import on_hosts
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
 from bench.cli.remaining_time import parsed_seconds
 from bench.errors import UsageError
@@ -22,6 +23,7 @@ from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
 from sweeps.execution import RunMaker, Sides
+from sweeps.jobs import without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
 from sweeps.queued import run_queued, write_scripts
@@ -87,6 +89,17 @@ def run_sweep(request: Request, options: Options) -> int:
     plans = requested_plan(request)
     _check_options(plans, options)
     store = ResultsStore.open(options.results, create=True)
+    if plans.launcher != TORCHRUN:
+        return _make(plans, store, options)
+    without_secrets(plans.chosen)
+    return on_hosts(
+        request.launcher,
+        store.root,
+        lambda hosts: _make(replace(plans, hosts=hosts), store, options),
+    )
+
+
+def _make(plans: RequestedPlan, store: ResultsStore, options: Options) -> int:
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
@@ -101,6 +114,9 @@ def run_sweep(request: Request, options: Options) -> int:
         policy = read_policy(options.policy)
         plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
     code = outcome_code(plans.chosen, outcome)
+    if plans.hosts is not None and plans.hosts.lost:
+        code = exit_codes.NOTHING_MEASURED
+        console.note(f"stopped: {plans.hosts.lost}; start the same command again on all hosts")
     if not options.as_json:
         _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
@@ -226,6 +242,8 @@ def run_planned(
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
+    if plans.hosts is not None:
+        plans.hosts.stop_if_lost(stop)
     make = run_sides if plans.slurm is None else partial(run_queued, _submission(plans, sides))
     with (
         progress_display(sys.stderr) as publish,

@@ -1,4 +1,4 @@
-"""On which nodes of a cluster a run was made, by the names that Slurm gives them."""
+"""On which nodes a run was made: by the names that Slurm gives them, or a file of hosts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from bench.record import RunRecord
 
 
 def nodes_of(record: RunRecord) -> frozenset[str]:
-    """As the ranks say; empty for a run that no job of a cluster made."""
+    """As the ranks say; empty for a run on one machine that is no node of a cluster."""
     variables, runtime = (record.environment.get(name) for name in ("variables", "runtime"))
-    if not isinstance(variables, Mapping) or "SLURM_JOB_ID" not in variables:
+    of_job = isinstance(variables, Mapping) and "SLURM_JOB_ID" in variables
+    if not of_job and record.resolved.launch.nodes == 1:
         return frozenset()
     proofs = runtime.get("code_proof") if isinstance(runtime, Mapping) else None
     if not isinstance(proofs, Mapping):

@@ -28,12 +28,14 @@ class LocalRows:
     """Rows of dim 0 that this rank holds of a parameter-shaped tensor.
 
     Shards 0 to `parts - 1`, one after another, are the whole tensor; ranks with the same `order`
-    hold replicas. A whole tensor is shard 0 of 1. A shard may be empty.
+    hold replicas. A whole tensor is shard 0 of 1. A shard may be empty. flat: `rows` are elements
+    of the flattened tensor instead, cut anywhere.
     """
 
     rows: Tensor
     order: int = 0
     parts: int = 1
+    flat: bool = False
 
 
 @dataclass(frozen=True)

@@ -230,8 +230,9 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) 
 
 
 def node_name() -> str:
-    """What this machine is called: by Slurm, else by itself."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """What this machine is called: by Slurm, by the launcher, else by itself."""
+    names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "MFSDP_BENCH_NODE_NAME"))
+    return next(filter(None, names), socket.gethostname())
 
 
 def _gathered(name: str) -> list[str]:

@@ -42,7 +42,7 @@ class Evidence:
 
     failures: reports of the ranks by rank, earliest first. exit_codes: of the ranks that torchrun
     saw fail. died_seconds: Unix time of their deaths, where the kernel told. agent_signal: what
-    the agent was asked to end by, None if it was not.
+    the agent was asked to end by, None if it was not. agent_place: `on HOST`, where it is not here.
     """
 
     agent_exit_code: int | None
@@ -53,6 +53,7 @@ class Evidence:
     kernel_oom_kills: int = 0
     died_seconds: dict[int, float] = field(default_factory=dict)
     agent_signal: int | None = None
+    agent_place: str = ""
 
 
 def gather_evidence(
@@ -66,6 +67,7 @@ def gather_evidence(
     ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
     return Evidence(
         agent_exit_code=end.exit_code,
+        agent_place=end.detail,
         failures={rank: failures[rank] for rank in ordered},
         exit_codes={rank: int(code) for rank, code in codes.items()},
         died_seconds=_of_ranks(agents, "died_seconds"),
@@ -171,9 +173,9 @@ def _agent_fault(evidence: Evidence) -> Outcome:
         how = f"was ended by {signal_name(-code)}"
     else:
         how = f"ended with exit code {code}"
-    return Outcome(
-        "crashed", f"the process that starts the ranks {how}; see logs/agent.log", None, code
-    )
+    where = f" {evidence.agent_place}" if evidence.agent_place else ""
+    reason = f"the process that starts the ranks{where} {how}; see logs/agent*.log"
+    return Outcome("crashed", reason, None, code)
 
 
 def signal_name(number: int) -> str:

@@ -16,6 +16,8 @@ import psutil
 
 MEETING_VARIABLE: Final = "MFSDP_BENCH_RENDEZVOUS"
 NODE_VARIABLE: Final = "MFSDP_BENCH_NODE"
+# What the node is called in records, where it is not Slurm that names it.
+NODE_NAME_VARIABLE: Final = "MFSDP_BENCH_NODE_NAME"
 # Slurm numbers the tasks of a step; with one task per node that is the number of the node.
 _NODE_VARIABLES = (NODE_VARIABLE, "SLURM_PROCID")
 

@@ -68,18 +68,26 @@ def _why_not_here(engine: str, _folder: Path) -> str | None:
     row = known_engine(engine)
     missing = [name for name in row.needs if locate(name) is None]
     if missing:
-        return f"engine {row.name} needs {' and '.join(missing)}, which is not installed here"
+        remedy = f": {row.install}" if row.install else ""
+        what = " and ".join(missing)
+        return f"engine {row.name} needs {what}, which is not installed here{remedy}"
     found = None if row in TABLE else problem_of(row.factory)
     return None if found is None else f"engine {row.name} cannot be loaded: {found}"
 
 
 def strategy_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
     """An engine is asked for a sharding that it does not have."""
-    name, strategy = run.engine.name, run.strategy
-    offered = known_engine(name).strategies
-    if strategy in offered:
+    name, strategy, outer = run.engine.name, run.strategy, run.engine.outer_strategy
+    row = known_engine(name)
+    if strategy not in row.strategies:
+        return f"engine {name} offers the strategy {' and '.join(row.strategies)}, not {strategy}"
+    if run.engine.outer_size == 1 or row.hybrids is None or (strategy, outer) in row.hybrids:
         return None
-    return f"engine {name} offers the strategy {' and '.join(offered)}, not {strategy}"
+    pairs = " or ".join(f"{inner} with {over}" for inner, over in row.hybrids)
+    return (
+        f"engine {name} offers {pairs} (strategy with outer_strategy) on two axes, not {strategy}"
+        f" with {outer}"
+    )
 
 
 def single_has_one_rank(run: ResolvedRun, _machine: Machine) -> str | None:

@@ -2,7 +2,8 @@
 
 For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
 what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
-(single, ddp) or on the equal dim-0 chunks of `fully_shard` (the first rank has the largest).
+(single, ddp), on the equal dim-0 chunks of `fully_shard` (the first rank has the largest), or on
+equal parts of flat parameters (fsdp1, a lower bound).
 Pools of buffers are counted, planned as the core plans them. Activations, weights that are gathered
 and communication buffers outside of pools come on top and are not, so a machine with less memory
 cannot run it.
@@ -137,14 +138,26 @@ def bucket_plans(
 
 
 def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
-    main = TORCH_NAMES[run.dtypes.main_params or run.dtypes.compute]
     facts = parameter_facts(run.shape, run.dtypes.compute)
     ranks = run.ranks if INNER[run.strategy].shards_optimizer else 1
     elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
+    return _bytes_of_elements(run, elements, len(facts))
+
+
+def _flat_bytes(run: _Facts, _rank: int) -> dict[str, int]:
+    """No less than this, for equal parts of flat parameters: without their padding and counters."""
+    inner = run.ranks // run.engine.outer_size
+    ranks = inner if INNER[run.strategy].shards_optimizer else 1
+    return _bytes_of_elements(run, run.shape.parameters // ranks, 0)
+
+
+def _bytes_of_elements(run: _Facts, elements: int, tensors: int) -> dict[str, int]:
+    """Weights, gradients and state of `elements`, which a rank holds of `tensors` parameters."""
+    main = TORCH_NAMES[run.dtypes.main_params or run.dtypes.compute]
     weights = elements * ELEMENT_BYTES[main]
     optimizer = run.optimizer
     state = optimizer.moments * elements * ELEMENT_BYTES[optimizer.state_dtype or main]
-    state += optimizer.counters * len(facts) * ELEMENT_BYTES["float32"]
+    state += optimizer.counters * tensors * ELEMENT_BYTES["float32"]
     if optimizer.master_weights:
         state += elements * max(ELEMENT_BYTES[main], ELEMENT_BYTES["float32"])
     if optimizer.remainders:
@@ -168,5 +181,6 @@ def _unknown_bytes(_run: _Facts, _rank: int) -> dict[str, int]:
 _MODELS: dict[str | None, Callable[[_Facts, int], dict[str, int]]] = {
     "core": _core_bytes,
     "torch": _torch_bytes,
+    "flat": _flat_bytes,
     None: _unknown_bytes,
 }

@@ -57,12 +57,13 @@ class EngineRow:
     factory: `package.module:function`, called with a model, a `ResolvedRun` and a device; loaded
     in the ranks alone. settings: its own, beside those of `SHARED_SETTINGS`. strategies: the first
     one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
-    one_process: it has no process group, and one rank consumes the whole global batch. needs:
-    modules that must be installed. state: how `bench.resolve.state_bytes` counts what it holds;
-    None where nobody knows. code: files that are the engine, as patterns below a checkout of this
-    repository; a factory elsewhere is found by its package. torch_code: those of torch.
-    colour: in figures, as `#0072B2`; None takes the next free one. established: a yardstick that
-    the numerics of others may be judged by.
+    hybrids: the strategies on both axes that it offers then; None is every pair. one_process: it
+    has no process group, and one rank consumes the whole global batch. needs: modules that must be
+    installed. install: the command that does it. state: how `bench.resolve.state_bytes` counts what
+    it holds; None where nobody knows. code: files that are the engine, as patterns below a checkout
+    of this repository; a factory elsewhere is found by its package. torch_code: those of torch, and
+    of packages that are installed beside it. colour: in figures, as `#0072B2`; None takes the next
+    free one. established: a yardstick that the numerics of others may be judged by.
     """
 
     name: str
@@ -71,10 +72,12 @@ class EngineRow:
     settings: type[EngineSettings] = EngineSettings
     strategies: tuple[StrategyName, ...] = STRATEGIES
     outer_axis: bool = False
+    hybrids: tuple[tuple[StrategyName, OuterStrategyName], ...] | None = None
     one_process: bool = False
     dtypes: DtypePolicies = DtypePolicies()
     needs: tuple[str, ...] = ("torch",)
-    state: Literal["core", "torch"] | None = None
+    install: str = ""
+    state: Literal["core", "torch", "flat"] | None = None
     code: tuple[str, ...] = ()
     torch_code: tuple[str, ...] = ()
     colour: str | None = None

@@ -94,6 +94,21 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         established=True,
     ),
     EngineRow(
+        name="fsdp1",
+        factory="bench.engines.fsdp1:build",
+        summary="torch's FullyShardedDataParallel",
+        # FULL_SHARD, SHARD_GRAD_OP, NO_SHARD; the first two have hybrid forms.
+        strategies=("optim_grads_params", "optim_grads", "no_shard"),
+        outer_axis=True,
+        hybrids=(("optim_grads_params", "no_shard"), ("optim_grads", "no_shard")),
+        dtypes=DtypePolicies(_AUTOCAST.main, True),
+        state="flat",
+        code=("bench/engines/fsdp1.py", "bench/engines/fsdp1_inspection.py"),
+        torch_code=("torch/distributed/fsdp/**/*.py",),
+        colour="#56B4E9",
+        established=True,
+    ),
+    EngineRow(
         name="mfsdp",
         factory="bench.engines.mfsdp:build",
         summary="this project's core",

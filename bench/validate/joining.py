@@ -29,10 +29,12 @@ def joined(name: str, shards: Sequence[LocalRows], shape: tuple[int, ...]) -> Te
     if len(parts) != 1 or sorted(by_order) != list(range(parts.copy().pop())):
         raise JoiningError(f"{name}: shards {sorted(by_order)} of {sorted(parts)} on all ranks")
     rows = [by_order[order].rows for order in sorted(by_order)]
-    if not shape:
+    flat = any(shard.flat for shard in shards)
+    if not shape or flat:
         rows = [row.reshape(-1) for row in rows]
     whole = torch.cat(rows) if len(rows) > 1 else rows[0]
-    if whole.numel() != _elements(shape) or tuple(whole.shape) not in {shape, (1,)}:
+    fits = flat or tuple(whole.shape) in {shape, (1,)}
+    if whole.numel() != _elements(shape) or not fits:
         raise JoiningError(
             f"{name}: shards of {[tuple(r.shape) for r in rows]} do not make up {shape}"
         )
@@ -51,6 +53,8 @@ def cut(whole: Tensor, start: int, shard: LocalRows) -> Tensor:
     """The rows of `whole` that `shard`, which begins at row `start`, stands for."""
     if shard.parts == 1:
         return whole.reshape(shard.rows.shape)
+    if shard.flat:
+        whole = whole.flatten()
     rows = _as_rows(whole)[start : start + len(_as_rows(shard.rows))]
     return rows.reshape(shard.rows.shape)
 

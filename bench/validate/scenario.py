@@ -7,6 +7,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -315,7 +316,7 @@ _SCENARIOS: dict[str, Callable[[Bench], None]] = {
 
 def copied_shard(shard: LocalRows) -> LocalRows:
     """On the CPU, in memory of its own."""
-    return LocalRows(shard.rows.detach().to("cpu", copy=True), shard.order, shard.parts)
+    return replace(shard, rows=shard.rows.detach().to("cpu", copy=True))
 
 
 def copied(shards: dict[str, LocalRows | None]) -> dict[str, LocalRows | None]:

@@ -245,13 +245,18 @@ class ToyModel:
 
 
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
+_NOWHERE_ELSE = dict.fromkeys(("single", "ddp", "fsdp1", "fsdp2"), _NO_MESHES)
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 
 TOY_MODELS: dict[str, ToyModel] = {
     "stack": ToyModel(Stack),
     "tied": ToyModel(Tied),
     "cross_tied": ToyModel(
-        CrossTied, {"fsdp2": "fully_shard refuses a weight that two of its units share"}
+        CrossTied,
+        {
+            "fsdp1": "FullyShardedDataParallel loses the gradient of a weight that two units share",
+            "fsdp2": "fully_shard refuses a weight that two of its units share",
+        },
     ),
     "frozen": ToyModel(Frozen),
     "rooted": ToyModel(Rooted),
@@ -264,6 +269,7 @@ TOY_MODELS: dict[str, ToyModel] = {
         Sporadic,
         {
             "ddp": _UNUSED_BY_DDP,
+            "fsdp1": "FullyShardedDataParallel needs ranks that use the same units",
             "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
         },
     ),
@@ -272,12 +278,19 @@ TOY_MODELS: dict[str, ToyModel] = {
         {
             "single": "torch's AdamW takes no sparse gradient",
             "ddp": "torch's AdamW takes no sparse gradient",
+            "fsdp1": "FullyShardedDataParallel makes flat gradients and takes no sparse one",
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
         },
     ),
-    "rowwise": ToyModel(TensorParallel, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
-    "experts": ToyModel(Experts, dict.fromkeys(("single", "ddp", "fsdp2"), _NO_MESHES)),
-    "scalar": ToyModel(Scalar, {"fsdp2": "fully_shard refuses parameters of shape ()"}),
+    "rowwise": ToyModel(TensorParallel, _NOWHERE_ELSE),
+    "experts": ToyModel(Experts, _NOWHERE_ELSE),
+    "scalar": ToyModel(
+        Scalar,
+        {
+            "fsdp1": "FullyShardedDataParallel refuses parameters of shape ()",
+            "fsdp2": "fully_shard refuses parameters of shape ()",
+        },
+    ),
 }
 
 

@@ -1,11 +1,12 @@
 #!/bin/sh
-# nightly-slurm.sh SWEEP.yaml BASELINE: a gate from a login node. Exit code: that of the gate.
+# nightly-slurm.sh SWEEP.yaml BASELINE [OPTION of gate]...: a gate from a login node; its exit code.
 # RESULTS, OUT: folders that all nodes see. REPEAT: runs of every cell.
 set -u
 sweep=$1 baseline=$2
+shift 2
 results=${RESULTS:-results} out=${OUT:-nightly} repeat=${REPEAT:-8}
 id=$(basename "$sweep" .yaml)
 mkdir -p "$out"
 mfsdp-bench run "$sweep" --launcher slurm --repeat "$repeat" --retry-failed --results "$results" || echo "run: $?" >&2
 mfsdp-bench report "$id" --results "$results" --out "$out"
-mfsdp-bench gate "$id" --baseline "$baseline" --results "$results" --junit "$out/gate.xml" --markdown "$out/gate.md"
+mfsdp-bench gate "$id" --baseline "$baseline" --results "$results" --junit "$out/gate.xml" --markdown "$out/gate.md" "$@"

@@ -345,10 +345,10 @@ class ShardedContext:
         if point is not None:
             self.gathering.ahead(point, "backward")
 
-    def begin_cycle(self) -> None:
-        """Forget the gradients of the cycle that ends here."""
+    def begin_cycle(self, *, keeps_zeros: bool = False) -> None:
+        """Forget the gradients of the cycle that ends here; keeps_zeros: leave zeros."""
         self.recover()
-        self.grads.reset()
+        self.grads.reset(keeps_zeros=keeps_zeros)
 
     def _begin_pass(self) -> None:
         self.recover()

@@ -46,6 +46,8 @@ class GradPipeline:
         self._asked = True
         # Backward passes that have reached parameters in this cycle.
         self._passes = 0
+        #: How often reduced gradients have been handed over, by which optimizers know new ones.
+        self.attachments = 0
 
     @property
     def is_empty(self) -> bool:
@@ -59,6 +61,7 @@ class GradPipeline:
 
     def begin_backward(self) -> None:
         """Every trainable parameter owes a gradient again."""
+        self._follow_removed()
         self._next = 0
         self._asked = False
         self._passes += 1
@@ -152,17 +155,23 @@ class GradPipeline:
             return
         self._ask()
         unused = set().union(*(usage.unused() for usage in self._usages))
-        for unit in self._order:
-            for group in unit.groups:
-                group.attach_gradients(unused, passes=self._passes)
+        attached = [
+            group.attach_gradients(unused, passes=self._passes)
+            for unit in self._order
+            for group in unit.groups
+        ]
+        self.attachments += any(attached)
 
-    def reset(self) -> None:
-        """Begin a new cycle without gradients."""
-        self.land_all()
+    def reset(self, *, keeps_zeros: bool = False) -> None:
+        """Begin a new cycle without gradients, or with zeros where there were some."""
+        self.abandon()
+        self._reset(keeps_zeros=keeps_zeros)
+
+    def _reset(self, *, keeps_zeros: bool = False) -> None:
         self._guard.begin_cycle()
         for unit in self._order:
             for group in unit.groups:
-                group.reset_gradients()
+                group.reset_gradients(keeps_zeros=keeps_zeros)
         self.backward_seen = False
         self._used.clear()
         self._asked = True
@@ -181,6 +190,15 @@ class GradPipeline:
         for unit in self._order:
             for group in unit.groups:
                 group.scale_gradients(factor)
+
+    def _follow_removed(self) -> None:
+        """Gradients that the user has set to None begin anew, as they do with autograd."""
+        groups = [group for unit in self._order for group in unit.groups if group.is_attached]
+        if groups and not any(group.holds_gradients for group in groups):
+            self._reset()
+        else:
+            for group in groups:
+                group.forget_removed()
 
     def _ask(self) -> None:
         """Start to find out which parameters nobody used, once per state of the cycle."""

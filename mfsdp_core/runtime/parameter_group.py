@@ -23,10 +23,17 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
-from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
+from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
+
+_OTHER_GRADIENT = (
+    "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
+    "computed from the sharded parameter outside of the model's forward. Further gradients cannot "
+    "be added to it. Change gradients in place, call zero_grad() before the next backward pass, "
+    "and compute penalties of weights in the forward of the module that holds them."
+)
 
 
 @dataclass
@@ -178,7 +185,7 @@ class ParameterGroup:
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
 
-    def attach_gradients(self, unused: set[int], *, passes: int) -> None:
+    def attach_gradients(self, unused: set[int], *, passes: int) -> bool:
         """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
 
         A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
@@ -187,10 +194,13 @@ class ParameterGroup:
         sharded parameters run on what they are handed.
 
         unused: parameters, by id of raw, that no rank has used: their gradient is None. passes: of
-        the cycle, whose gradients are summed up in this one.
+        the cycle, whose gradients are summed up in this one. Returns whether there was a new one.
+
+        Raises:
+            LifecycleError: a parameter holds another gradient, which would be lost.
         """
         if self.gradients is None or self._attached == self.gradients.revision:
-            return
+            return False
         again = self._attached is not None
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
@@ -199,10 +209,33 @@ class ParameterGroup:
         if self._gradient_shards is None:
             self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
-            is_used = id(managed.raw) not in unused
-            setattr(managed.sharded, self._attribute, shard if is_used else None)
-            if is_used and has_hooks(managed.sharded):
+            held = getattr(managed.sharded, self._attribute, None)
+            if held is not None and held is not shard:
+                raise LifecycleError(_OTHER_GRADIENT.format(name=managed.names[0]))
+            if id(managed.raw) in unused:
+                continue
+            setattr(managed.sharded, self._attribute, shard)
+            if has_hooks(managed.sharded):
                 run_hooks(managed.sharded, shard, managed.names[0], once=passes == 1 and not again)
+        return True
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a reduced gradient of this cycle was handed over."""
+        return self._attached is not None
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(getattr(p.sharded, self._attribute, None) is not None for p in self.parameters)
+
+    def forget_removed(self) -> None:
+        """Make zeros of reduced gradients that the user has set to None."""
+        if self.gradients is None:
+            return
+        for index, view in self._enumerate(self.gradients.reduced):
+            if getattr(self.parameters[index].sharded, self._attribute, None) is None:
+                view.zero_()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the reduced gradient, and the cast copy of it that was handed over."""
@@ -235,15 +268,19 @@ class ParameterGroup:
             for managed in self.parameters:
                 managed.raw.grad = None
 
-    def reset_gradients(self) -> None:
-        """Begin a new cycle without gradients."""
+    def reset_gradients(self, *, keeps_zeros: bool) -> None:
+        """Begin a new cycle without gradients; keeps_zeros: with zeros where there were some."""
         if self.gradients is None:
             return
-        self.abandon_gradients()
-        for managed in self.parameters:
-            setattr(managed.sharded, self._attribute, None)
         self.gradients.reset()
         self._attached = None
+        if keeps_zeros and self.holds_gradients:
+            self.gradients.reduced.zero_()
+            for shard in self._gradient_shards or ():
+                local_tensor(shard).zero_()
+            return
+        for managed in self.parameters:
+            setattr(managed.sharded, self._attribute, None)
         if self._cast_key is not None:
             self._allocator.release(self._cast_key)
 

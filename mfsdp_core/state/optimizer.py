@@ -30,9 +30,10 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     finishes the gradients, steps, and brings the updated main weights into the compute weights. A
     closure computes a loss and its gradients, which are then finished; the loss is returned.
     `zero_grad(set_to_none=True, zero_grad_buffer=True)` also clears the gradient buffers, which
-    begins a new cycle. The same object is returned, and `step` stays a method of it, which
-    learning-rate schedulers rely on. Nothing is stepped or allocated ahead of the first real step
-    (R4). Preparing an optimizer twice is preparing it once.
+    begins a new cycle, unless another optimizer has yet to step with its gradients. The same object
+    is returned, and `step` stays a method of it, which learning-rate schedulers rely on. Nothing is
+    stepped or allocated ahead of the first real step (R4). Preparing an optimizer twice is
+    preparing it once.
 
     Raises:
         ConfigurationError: no parameter of the optimizer is sharded by this package, or it needs
@@ -56,6 +57,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     accept_foreign_state(optimizer)
     describe_optimizer(optimizer)
     for owner in _alive(owners):
+        owner.know_optimizer(optimizer, stepped=False)
         owner.ledger.measure("optimizer_state", _state_meter(optimizer))
     return optimizer
 
@@ -102,6 +104,8 @@ def _step_method(
             finish(wanted=sync_grad_before_optimizer_step)
             result = base() if closure is None else base(evaluate)
         install(wanted=install_optimized_model_weights)
+        for owner in _alive(owners):
+            owner.know_optimizer(_self, stepped=True)
         return result
 
     return step
@@ -137,7 +141,7 @@ def _zero_grad_method(
         """See `prepare_optimizer`."""
         base(set_to_none=set_to_none)
         for owner in _alive(owners) if zero_grad_buffer else ():
-            owner.zero_grad_buffer()
+            owner.zero_grad_of(_self, set_to_none=set_to_none)
 
     return zero_grad
 

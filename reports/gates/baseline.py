@@ -42,7 +42,8 @@ class _Losses(BaseModel):
 class _CellDocument(BaseModel):
     """A cell as the file keeps it. values: metric -> one number per run.
 
-    counts: what a step does, as kind -> operation and dtype -> `_AMOUNTS`; not who called.
+    counts: what a step does, as kind -> operation and dtype -> `_AMOUNTS`; not who called. nodes:
+    those of the runs, where they are known.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,6 +60,7 @@ class _CellDocument(BaseModel):
     loss_bound: float
     losses: list[_Losses]
     counts: dict[str, dict[str, list[int]]] = {}
+    nodes: tuple[str, ...] = ()
 
     @field_validator("values")
     @classmethod
@@ -79,11 +81,13 @@ class _CellDocument(BaseModel):
             for name, found in cell.values.items()
         }
         kept = {**plain, "values": numbers, "losses": list(curves.values())}
+        kept["nodes"] = tuple(sorted(cell.nodes))
         return cls(**{**kept, "counts": _kept_counts(cell.counts)})
 
     def samples(self, hardware: HardwareKey) -> CellSamples:
         """The cell, measured on `hardware`; its numbers have lost their blocks."""
-        plain = {name: value for name, value in self if name not in ("values", "losses", "counts")}
+        other = ("values", "losses", "counts", "nodes")
+        plain = {name: value for name, value in self if name not in other}
         return CellSamples(
             **plain,
             hardware=hardware,
@@ -94,6 +98,7 @@ class _CellDocument(BaseModel):
                 for _ in range(one.runs)
             ),
             counts=_read_counts(self.counts),
+            nodes=frozenset(self.nodes),
         )
 
 

@@ -296,6 +296,7 @@ def refusals() -> list[str]:
     return messages
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("inner", STRATEGIES)
 @pytest.mark.parametrize("name", ["ep2", "ep4", "ep2_of_2"])
 def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(
@@ -305,6 +306,7 @@ def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(
         assert max(errors) < 1e-12
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["hybrid", "hybrid_of_1"])
 @pytest.mark.parametrize(
     ("inner", "outer"),

@@ -69,6 +69,7 @@ class Shards:
         return full
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
 @pytest.mark.parametrize("recipe", RECIPES)

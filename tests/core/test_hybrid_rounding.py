@@ -89,6 +89,7 @@ def distances(
     return {key: ulp_distance(found[key], expected[key], comm) for key in expected}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("dtype", "bound"), [(F64, 1e-12), (F32, 1e-6)], ids=["fp64", "fp32"])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_hybrid_gradients_are_those_of_one_process_for_1_to_4_microbatches(
@@ -98,6 +99,7 @@ def test_hybrid_gradients_are_those_of_one_process_for_1_to_4_microbatches(
         assert max(found) < bound, found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("transport", ["native", "point_to_point"])
 @pytest.mark.parametrize(("compute", "main", "comm"), ROUNDINGS)
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)

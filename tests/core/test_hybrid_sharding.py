@@ -175,6 +175,7 @@ PAIRS_AND_SHAPES = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("inner", "outer", "shape"), PAIRS_AND_SHAPES)
 def test_gradients_are_the_mean_over_both_axes(
     ranks: RankPool, inner: str, outer: str, shape: int
@@ -183,6 +184,7 @@ def test_gradients_are_the_mean_over_both_axes(
         assert max(errors) < 1e-12
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["linear_stack", "tied_embedding", "frozen", "conv_linear"])
 @pytest.mark.parametrize("outer", ["no_shard", "optim"])
 def test_uneven_tied_and_frozen_parameters_survive_both_axes(
@@ -192,6 +194,7 @@ def test_uneven_tied_and_frozen_parameters_survive_both_axes(
         assert max(errors) < 1e-12
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_three_clipped_adamw_steps_equal_one_process(

@@ -88,6 +88,7 @@ def cut(build: str, options: dict[str, Any], elements: int) -> list[bool]:
     return [*found, bool(steps), all(number > 1 for number in steps)]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("elements", [16, 33])
 @pytest.mark.parametrize(
     ("build", "options"),

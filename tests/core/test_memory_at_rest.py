@@ -201,6 +201,7 @@ def on_two_axes(
     ]
 
 
+@pytest.mark.sample
 @pytest.mark.processes
 @pytest.mark.parametrize(("group_size", "dtypes"), [(1, BF16), (2, FP32), (4, BF16)])
 @pytest.mark.parametrize("strategy", STRATEGIES)

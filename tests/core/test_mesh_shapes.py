@@ -148,6 +148,7 @@ def refusals() -> list[str]:
     return messages
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_only_the_named_dimensions_share_parameters_and_gradients(
@@ -157,6 +158,7 @@ def test_only_the_named_dimensions_share_parameters_and_gradients(
         assert max(errors) < 1e-12
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("inner", STRATEGIES[1:])
 @pytest.mark.parametrize("name", HYBRID)
 def test_an_outer_dimension_stands_beside_a_flattened_one(

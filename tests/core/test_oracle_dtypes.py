@@ -75,6 +75,7 @@ def test_two_ranks_round_exactly_where_the_strategy_says(
         assert max(found.values()) == 0, found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("group_size", [2, 4])
 @pytest.mark.parametrize(("compute", "main", "comm"), COMBINATIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -44,6 +44,7 @@ def training_errors(
     return reference.relative_difference(toy.full_parameters(), expected), worst_norm
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "group_size",
     [2, *(pytest.param(size, marks=pytest.mark.nightly) for size in GROUP_SIZES if size != 2)],
@@ -57,6 +58,7 @@ def test_parameters_after_three_adamw_steps_equal_the_reference(
         assert parameters <= 1e-10
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["tied_embedding", "frozen"])

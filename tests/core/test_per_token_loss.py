@@ -113,6 +113,7 @@ def training_error(
     return max(worst, relative_difference(found, wanted))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_three_steps_on_unequal_token_counts_equal_one_process(
     ranks: RankPool, inner: str, outer: str | None

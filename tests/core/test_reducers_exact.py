@@ -128,6 +128,7 @@ def gather_in_place(size: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_direct_exchange_of_bf16_is_the_fp32_sum_in_rank_order_to_the_last_bit(

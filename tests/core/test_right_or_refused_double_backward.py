@@ -149,6 +149,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_gradients_of_gradients_are_those_of_plain_torch(

@@ -118,6 +118,7 @@ def plan_of(allocator: str, policy: Any = None) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("policy", [None, BF16_COMM], ids=["fp32", "bf16_comm"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_losses_and_weights_are_equal_to_the_last_bit_under_every_allocator(
@@ -127,6 +128,7 @@ def test_losses_and_weights_are_equal_to_the_last_bit_under_every_allocator(
         assert set(different.values()) == {0}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize("allocator", ["temporary", "max_pool"])
 def test_gradients_of_unusual_models_are_those_of_the_reference(
@@ -136,6 +138,7 @@ def test_gradients_of_unusual_models_are_those_of_the_reference(
         assert max(errors) < 1e-12
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("run", [flat_slots, hybrid_slots])
 @pytest.mark.parametrize("allocator", ["fixed_pool", "max_pool"])
 def test_slots_keep_their_addresses_over_8_steps_with_accumulation(

@@ -43,6 +43,7 @@ def errors(unit: str, style: str, strategy: str, arguments: dict[str, Any]) -> l
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ def error_of_toy(name: str, strategy: str, bucketing: bool) -> float:
     return relative_difference(toy.full_gradient(), expected)
 
 
+@pytest.mark.sample
 @pytest.mark.processes
 @pytest.mark.parametrize("bucketing", [True, False])
 @pytest.mark.parametrize("name", [*TOYS])

@@ -169,6 +169,7 @@ def test_units_inside_units_own_their_parameters_where_all_matches_are_asked_for
         assert set(found) == {"", "stages.0", "stages.1", "stages.2"}
 
 
+@pytest.mark.sample
 @pytest.mark.processes
 @pytest.mark.parametrize("which", ["all", "outermost"])
 @pytest.mark.parametrize("recompute", RECOMPUTE)

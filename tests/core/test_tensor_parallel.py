@@ -255,6 +255,7 @@ def refusals() -> list[str]:
     return messages
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("inner", STRATEGIES)
 def test_gradients_beside_tensor_parallelism_equal_one_process(

@@ -137,6 +137,7 @@ def unknown_transport() -> str:
     return str(error.value)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_direct_exchange_is_exact_and_returns_its_memory(

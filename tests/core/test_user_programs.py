@@ -261,6 +261,7 @@ def contiguous_weights() -> tuple[list[str], bool]:
     return [str(warning.message) for warning in caught], same
 
 
+@pytest.mark.sample
 @needs_transformers
 @pytest.mark.parametrize(
     ("tied", "recompute"),

@@ -100,6 +100,7 @@ def hybrid_differs(inner: str, outer: str) -> list[str]:
     ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_a_lossless_codec_trains_to_the_bit_like_none_on_two_axes(
     ranks: RankPool, inner: str, outer: str
@@ -132,6 +133,7 @@ def decoded_differs(strategy: str, size: int, dtype: torch.dtype) -> list[str]:
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("strategy", "size", "dtype"),
     [
@@ -217,6 +219,7 @@ def recomputed_differs(strategy: str, codec: Any, arguments: dict[str, Any]) -> 
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("by_module", [False, True])
 @pytest.mark.parametrize("strategy", ["no_shard", "optim_grads", "optim_grads_params"])
 def test_recomputation_reads_the_rows_and_the_backward_pass_the_columns(

@@ -64,6 +64,7 @@ def differences(case: Case, names: list[str]) -> list[str]:
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_collective_of_a_cycle_is_accounted_for(

@@ -38,6 +38,12 @@ CELLS: dict[str, ResolvedRun] = {
 }
 
 
+def on_nodes(*names: str) -> Arm:
+    proofs = {str(rank): {"host": name} for rank, name in enumerate(names)}
+    runtime = {"device_names": [], "code_proof": proofs}
+    return Arm(hardware={"runtime": runtime, "variables": {"SLURM_JOB_ID": "7"}})
+
+
 def record_arms(  # noqa: PLR0913 - every way in which a sweep may differ
     store: ResultsStore,
     arms: Mapping[str | None, Arm],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.views.differences import shared_and_own
@@ -24,12 +24,14 @@ def merged(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+@settings(max_examples=40)
 @given(st.lists(DOCUMENTS, min_size=1, max_size=4))
 def test_shared_and_own_together_give_every_document_back(documents):
     shared, own = shared_and_own(documents)
     assert [merged(shared, mine) for mine in own] == documents
 
 
+@settings(max_examples=40)
 @given(DOCUMENTS, st.integers(1, 4))
 def test_equal_documents_have_nothing_of_their_own(document, count):
     assert shared_and_own([document] * count) == (document, [{}] * count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from gate_runs import CELLS, Arm, on_nodes, record_arms
 from recorded_runs import resolved_run
 
 from bench.derive.metrics import Rule, default_rules
@@ -78,6 +78,18 @@ def test_cells_are_matched_by_configuration(store):
     sides = sides_of_baseline(store, "main", kept, "new")
     assert [(pair.label, pair.base.name) for pair in sides.pairs] == [("b", "a")]
     assert ("b", "only in baseline main") in sides.not_comparable
+
+
+def test_a_baseline_knows_its_nodes(store):
+    record_arms(store, {None: on_nodes("n2", "n1")}, blocks=2)
+    record_arms(store, {None: on_nodes("n1", "n3")}, sweep="after", blocks=2)
+    baseline = reread(saved(store))
+    assert {cell.nodes for cell in baseline.cells} == {frozenset({"n1", "n2"})}
+    sides = sides_of_baseline(store, "main", baseline.cells, "after")
+    result = gate(sides, Policy(), lambda _: None)
+    assert result.nothing_comparable
+    assert "nodes differ: n1, n2 and n1, n3" in dict(result.sides.not_comparable)["ddp"]
+    assert gate(sides, Policy(), lambda _: None, any_nodes=True).sides.pairs
 
 
 def test_a_promotion_is_written_into_the_history(store):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from gate_runs import CELLS, Arm, on_nodes, record_arms
 
 from bench.derive.metrics import Rule, default_rules
 from bench.errors import UsageError
@@ -95,12 +95,6 @@ def test_other_hardware_is_refused_cell_by_cell(store):
     assert result.nothing_comparable
     assert headline(result).startswith("NOT COMPARABLE")
     assert "Another CPU" in dict(result.sides.not_comparable)["ddp"]
-
-
-def on_nodes(*names: str) -> Arm:
-    proofs = {str(rank): {"host": name} for rank, name in enumerate(names)}
-    runtime = {"device_names": [], "code_proof": proofs}
-    return Arm(hardware={"runtime": runtime, "variables": {"SLURM_JOB_ID": "7"}})
 
 
 def test_other_nodes_of_a_cluster_are_refused_unless_told(store):

@@ -51,6 +51,9 @@ def cell(
 # Two microbatches per rank and step, unless the name says one.
 FP32_CELLS = {
     "ddp": cell("ddp"),
+    "fsdp1-no_shard": cell("fsdp1", "no_shard"),
+    "fsdp1-optim_grads": cell("fsdp1", "optim_grads"),
+    "fsdp1-optim_grads_params": cell("fsdp1", "optim_grads_params"),
     "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
     "fsdp2-optim_grads_params": cell("fsdp2", "optim_grads_params"),
     "mfsdp-no_shard": cell("mfsdp", "no_shard"),
@@ -63,19 +66,27 @@ VARIANTS = {
     "fsdp2-one_microbatch": cell("fsdp2", micro_batch=4),
     "mfsdp-optim-one_microbatch": cell("mfsdp", "optim", micro_batch=4),
     "mfsdp-one_microbatch": cell("mfsdp", micro_batch=4),
+    "fsdp1-recompute": cell("fsdp1", recompute="full"),
     "fsdp2-recompute": cell("fsdp2", recompute="full"),
     "mfsdp-recompute": cell("mfsdp", recompute="full"),
     "mfsdp-recompute_selective": cell("mfsdp", recompute="selective"),
 }
 BF16_CELLS = {
     "ddp-bf16": cell("ddp", dtypes=BF16),
+    "fsdp1-bf16": cell("fsdp1", "optim_grads_params", BF16),
     "fsdp2-bf16": cell("fsdp2", "optim_grads_params", BF16),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
     "mfsdp-bf16": cell("mfsdp", "optim_grads_params", BF16),
 }
 FP64_CELLS = {
     f"{engine}-fp64": cell(engine, strategy, FP64)
-    for engine, strategy in [("ddp", None), ("fsdp2", None), ("mfsdp", "optim"), ("mfsdp", None)]
+    for engine, strategy in [
+        ("ddp", None),
+        ("fsdp1", None),
+        ("fsdp2", None),
+        ("mfsdp", "optim"),
+        ("mfsdp", None),
+    ]
 }
 TIED_CELLS = {
     "fsdp2-tied": cell("fsdp2", tie_embeddings=True),
@@ -154,6 +165,9 @@ SHARDED_GATHERS = 2 * 2 * LAYERS * LAYER / 2
 ELEMENTS_SENT_PER_STEP = {
     "ddp": ALL_REDUCE,
     "ddp-one_microbatch": ALL_REDUCE,
+    "fsdp1-no_shard": ALL_REDUCE,
+    "fsdp1-optim_grads": 2 * REDUCE_SCATTER + 2 * GATHER,
+    "fsdp1-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     "fsdp2-optim_grads": 2 * REDUCE_SCATTER + GATHER,
     "fsdp2-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     "fsdp2-one_microbatch": REDUCE_SCATTER + SHARDED_GATHERS / 2 + ROOT / 2,
@@ -177,6 +191,7 @@ def test_bytes_sent_follow_from_the_schedule(cells, name):
     ("half", "whole"),
     [
         ("ddp-bf16", "ddp"),
+        ("fsdp1-bf16", "fsdp1-optim_grads_params"),
         ("fsdp2-bf16", "fsdp2-optim_grads_params"),
         ("mfsdp-bf16", "mfsdp-optim_grads_params"),
         ("mfsdp-no_shard-bf16", "mfsdp-no_shard"),
@@ -194,7 +209,7 @@ def ledger(finished) -> dict[str, int]:
     return finished.document("memory.json")["by_category_bytes"]
 
 
-@pytest.mark.parametrize("name", ["single", "ddp", "mfsdp-no_shard"])
+@pytest.mark.parametrize("name", ["single", "ddp", "fsdp1-no_shard", "mfsdp-no_shard"])
 def test_a_replica_holds_all_weights_gradients_and_two_moments(cells, name):
     found = ledger(cells[name])
     assert found["main_weights"] == pytest.approx(4 * PARAMETERS, rel=0.005)
@@ -203,7 +218,7 @@ def test_a_replica_holds_all_weights_gradients_and_two_moments(cells, name):
     assert found.get("compute_weights", 0) == pytest.approx(0, abs=0.005 * 4 * PARAMETERS)
 
 
-@pytest.mark.parametrize("name", ["fsdp2-bf16", "mfsdp-bf16"])
+@pytest.mark.parametrize("name", ["fsdp1-bf16", "fsdp2-bf16", "mfsdp-bf16"])
 def test_full_sharding_holds_half_of_everything_persistent_on_two_ranks(cells, name):
     found = ledger(cells[name])
     assert found["main_weights"] == pytest.approx(4 * PARAMETERS / 2, rel=0.005)
@@ -216,7 +231,10 @@ def test_the_plan_knows_the_bytes_of_gradients_and_optimizer_state(cells, name):
     planned = state_bytes_by_category((SINGLE_CELLS | TWO_RANK_CELLS)[name])
     found = ledger(cells[name])
     for category in ("gradients", "optimizer_state"):
-        assert found[category] == planned[category]
+        if name.startswith("fsdp1"):  # without padding and counters
+            assert planned[category] <= found[category] <= 1.01 * planned[category]
+        else:
+            assert found[category] == planned[category]
     weights = ("main_weights", "compute_weights")
     assert sum(found.get(c, 0) for c in weights) >= sum(planned.get(c, 0) for c in weights)
 
@@ -233,6 +251,7 @@ def test_fsdp2_gathers_the_root_and_two_layers_at_most_and_reduces_a_layer(cells
     [
         ("single", "bench/engines/single.py"),
         ("ddp", "torch/nn/parallel/distributed.py"),
+        ("fsdp1-bf16", "torch/distributed/fsdp/fully_sharded_data_parallel.py"),
         ("fsdp2-bf16", "torch/distributed/fsdp/_fully_shard/_fully_shard.py"),
         ("mfsdp-bf16", "mfsdp_core/__init__.py"),
     ],

@@ -19,6 +19,7 @@ STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 CASES = [
     ("single", "no_shard"),
     ("ddp", "no_shard"),
+    *(("fsdp1", strategy) for strategy in STRATEGIES if strategy != "optim"),
     ("fsdp2", "optim_grads"),
     ("fsdp2", "optim_grads_params"),
     *(("mfsdp", strategy) for strategy in STRATEGIES),

@@ -27,6 +27,7 @@ def outcome(
     kills: int = 0,
     died: dict[int, float] | None = None,
     agent_signal: int | None = None,
+    agent_place: str = "",
 ) -> Outcome:
     return classify(
         Evidence(
@@ -38,6 +39,7 @@ def outcome(
             kernel_oom_kills=kills,
             died_seconds=died or {},
             agent_signal=agent_signal,
+            agent_place=agent_place,
         )
     )
 
@@ -157,7 +159,12 @@ def test_without_a_word_from_the_ranks_the_agent_is_named(code: int, says: str) 
     found = outcome(agent=code)
     assert (found.state, found.exit_code) == ("crashed", code)
     assert says in found.reason
-    assert "logs/agent.log" in found.reason
+    assert "logs/agent*.log" in found.reason
+
+
+def test_the_host_of_an_agent_that_was_ended_is_named() -> None:
+    found = outcome(agent=-9, agent_place="on b")
+    assert "the process that starts the ranks on b was ended by SIGKILL" in found.reason
 
 
 def test_a_report_of_an_unknown_kind_is_a_crash() -> None:

@@ -24,6 +24,9 @@ SAMPLE = (
     Case("mfsdp", "optim_grads", ranks=4, outer=2, outer_strategy="optim", microbatches=2),
     Case("mfsdp", "optim_grads", ranks=4, model="experts"),
     Case("mfsdp", "optim", ranks=4, model="rowwise"),
+    Case("fsdp1", "optim_grads_params", model="rooted", microbatches=2),
+    Case("fsdp1", "no_shard", policy="bf16_wire", microbatches=2),
+    Case("fsdp1", "optim_grads", ranks=4, outer=2, policy="bf16"),
     Case("fsdp2", "optim_grads_params", model="rooted", microbatches=2),
     Case("ddp", "no_shard", policy="bf16"),
     Case("single", "no_shard", ranks=1, microbatches=2),
@@ -119,7 +122,7 @@ def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkS
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", "single"])
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "fsdp1", "ddp", "single"])
 def test_every_case_passes(fork_server: ForkServer, engine: str) -> None:
     failed = [v for v in judged(fork_server, *cases(engine, full=True)) if v.state == "failed"]
     assert failed == []

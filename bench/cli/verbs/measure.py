@@ -10,6 +10,8 @@ from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
     BudgetOption,
+    HostsOption,
+    HostsTimeoutOption,
     InterleaveOption,
     JsonOption,
     LauncherOption,
@@ -37,6 +39,7 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     launcher: LauncherOption = "local",
     profile: ProfileOption = None,
     slurm: SlurmOption = None,
+    hosts: HostsOption = None,
     json: JsonOption = False,
 ) -> int:
     """Show the cells of a sweep, and why others are pruned.
@@ -45,7 +48,8 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     """
     from bench.cli import launchers, planning
 
-    arms, jobs = tuple(arm or ()), launchers.LauncherRequest(launcher, profile, tuple(slurm or ()))
+    arms = tuple(arm or ())
+    jobs = launchers.LauncherRequest(launcher, profile, tuple(slurm or ()), hosts=hosts)
     request = planning.Request(
         sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
     )
@@ -98,6 +102,8 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         int | None,
         typer.Option("--max-jobs", metavar="N", min=1, help="Jobs that run at the same time."),
     ] = None,
+    hosts: HostsOption = None,
+    hosts_timeout: HostsTimeoutOption = None,
     report: Annotated[
         bool, typer.Option("--report", help="Write the report and print its path at the end.")
     ] = False,
@@ -113,7 +119,9 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     arms = tuple(arm or ())
     seconds = running.budget_seconds(until_decided, budget, policy, repeat)
     interleave = interleave or until_decided
-    jobs = launchers.LauncherRequest(launcher, profile, tuple(slurm or ()), max_jobs)
+    jobs = launchers.LauncherRequest(
+        launcher, profile, tuple(slurm or ()), max_jobs, hosts, hosts_timeout
+    )
     request = planning.Request(
         sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ from bench.launch.command import agent_command, rank_environment
 from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.local.process_tree import ask_for_stacks, end_run, process_state, rank_states
 from bench.launch.protocol import JobState, Order, Symptoms
+from bench.launch.rendezvous import NODE_VARIABLE
 from bench.store.layout import LOGS
 
 AGENT_LOG = "agent.log"
@@ -29,12 +31,15 @@ class LocalLauncher:
 
 
 class LocalJob:
-    """The agent of one run, everything below it, and a thread that waits for its end."""
+    """The agent of one run, everything below it, and a thread that waits for its end.
 
-    def __init__(self, order: Order) -> None:
+    variables: for the environment of the agent, beside those of the run.
+    """
+
+    def __init__(self, order: Order, variables: Mapping[str, str] | None = None) -> None:
         self._run_dir = order.run_dir
         self._kills_before = out_of_memory_kills()
-        self._agent = _start_agent(order)
+        self._agent = _start_agent(order, variables or {})
         self._ended = threading.Event()
         threading.Thread(target=self._wait_for_agent, daemon=True).start()
 
@@ -68,10 +73,12 @@ class LocalJob:
         ask_for_stacks(self._agent.pid)
 
 
-def _start_agent(order: Order) -> subprocess.Popen[bytes]:
+def _start_agent(order: Order, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
     run_dir: Path = order.run_dir
-    with (run_dir / LOGS / AGENT_LOG).open("ab") as log:
+    node = variables.get(NODE_VARIABLE, "0")
+    log_name = AGENT_LOG if node == "0" else f"agent.node{node}.log"
+    with (run_dir / LOGS / log_name).open("ab") as log:
         return subprocess.Popen(
             agent_command(order.resolved, run_dir, order.code),
             stdin=subprocess.DEVNULL,
@@ -79,6 +86,7 @@ def _start_agent(order: Order) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env=rank_environment(
                 order.resolved, run_dir, os.environ, order.code, order.worker_module
-            ),
+            )
+            | dict(variables),
             start_new_session=True,
         )

@@ -85,8 +85,9 @@ def keep(run_dir: Path, proof: dict[str, Any]) -> None:
 
 
 def placement() -> dict[str, Any]:
-    """Where this rank runs; on a cluster a node goes by the name that Slurm gives it."""
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """Where this rank runs; a node goes by the name that Slurm gives it, or the file of hosts."""
+    names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "MFSDP_BENCH_NODE_NAME"))
+    host = next(filter(None, names), socket.gethostname())
     return {"host": host, "local_rank": int(os.environ.get("LOCAL_RANK", "0"))}
 
 

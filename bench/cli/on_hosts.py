@@ -1,0 +1,45 @@
+"""`--launcher torchrun`: the first host makes the runs of the sweep, with agents on the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.cli import console
+from bench.cli.interrupts import stop_on_signals
+from bench.cli.launchers import LauncherRequest
+from bench.launch.hosts.follower import follow
+from bench.launch.hosts.hosts_file import own_number, read_hosts
+from bench.launch.hosts.leader import Leader
+from bench.launch.stop_request import StopRequest
+
+_WAIT_SECONDS = 300.0
+
+
+def on_hosts(request: LauncherRequest, results: Path, lead: Callable[[Leader], int]) -> int:
+    """Do the part of this host; the exit code is the same on all of them.
+
+    Args:
+        request: names the file of hosts.
+        results: the results folder, which they share.
+        lead: what the first host does once all are there.
+
+    Raises:
+        NothingMeasuredError: not every host has come.
+        UsageError: the file is wrong, or hosts were started with different commands.
+    """
+    hosts = read_hosts(request.hosts or Path())
+    number, seconds = own_number(hosts), request.hosts_seconds or _WAIT_SECONDS
+    if number > 0:
+        stop = StopRequest()
+        with stop_on_signals(stop):
+            return follow(
+                hosts, number, results, sys.argv[1:], seconds=seconds, stop=stop, say=console.note
+            )
+    with Leader(hosts, results, sys.argv[1:]) as leader:
+        console.note(f"waiting for {', '.join(hosts[1:])}, {seconds:g} s at most")
+        leader.meet(seconds)
+        code = lead(leader)
+        leader.ended(code)
+    return code

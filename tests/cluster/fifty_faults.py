@@ -1,0 +1,458 @@
+"""`make faults`, on a cluster: 50 injected faults under a real Slurm of two nodes.
+
+Each fault meets one job of two ranks on two nodes, with a runner that follows it. Counted are
+records that are lost or damaged, jobs and processes that are left, and states or reasons that are
+not the expected ones. Exit code 0 if all three are zero. `fifty_faults.py FIRST LAST` injects some.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from cluster_runs import Cluster
+from two_node_slurm import NODES, TwoNodeSlurm, missing_programs
+
+from bench.launch.command import RUN_DIR_VARIABLE
+from bench.record import FINISHED_GOOD
+from sweeps.jobs import read_arrays
+
+ENDLESS = 1_000_000
+AT_ONCE = 2
+GOOD = tuple(FINISHED_GOOD)
+KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+NO_REQUEUE = ("--slurm", "requeue=false")
+
+Act = Callable[["Scene"], object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, and what is to be left of it.
+
+    states: of the records, oldest first, as alternatives. says: in the reason of the first record.
+    alone: it touches nodes or the controller, so nothing else goes on meanwhile. queued: it meets a
+    job that waits, and not one whose ranks step.
+    """
+
+    kind: str
+    name: str
+    act: Act
+    states: tuple[tuple[str, ...], ...]
+    says: str = ""
+    steps: int = ENDLESS
+    options: tuple[str, ...] = ()
+    alone: bool = False
+    queued: bool = False
+
+
+@dataclass
+class Scene:
+    """A sweep of one job that goes on, and what an act can reach of it."""
+
+    cluster: Cluster
+    sweep: Path
+    runner: subprocess.Popen[str]
+    options: tuple[str, ...]
+
+    @property
+    def slurm(self) -> TwoNodeSlurm:
+        return self.cluster.slurm
+
+    @property
+    def job(self) -> str:
+        """Its id, as Slurm has it."""
+        (array,) = read_arrays(self.cluster.store, "two")
+        return f"{array.id}_0"
+
+    def process(self, words: str, *, rank: int | None = None, node: str = "") -> psutil.Process:
+        """The one process of this job with `words` in its command line."""
+        found = [one for one in self.processes() if words in " ".join(_line(one))]
+        found = [one for one in found if rank is None or _variable(one, "RANK") == str(rank)]
+        found = [one for one in found if node in {"", _variable(one, "SLURMD_NODENAME")}]
+        (process,) = found
+        return process
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that works for this results folder on the nodes."""
+        folder = str(self.cluster.folder)
+        return [
+            one
+            for one in psutil.process_iter()
+            if _variable(one, "SLURMD_NODENAME")
+            and (_variable(one, RUN_DIR_VARIABLE).startswith(folder) or folder in str(_line(one)))
+        ]
+
+    def run_again(self) -> None:
+        """Another runner."""
+        arguments = ("run", self.sweep, "--launcher", "slurm", *self.options)
+        self.runner = self.cluster.start(*arguments)
+
+    def cancel(self) -> None:
+        code, out, err = self.cluster.run("cancel", "two")
+        if code:
+            raise RuntimeError(f"cancel ends with {code}: {out} {err}")
+
+    def scancel(self, *options: str) -> None:
+        self.slurm.command("scancel", *options, self.job)
+
+    def scontrol(self, *words: str) -> None:
+        self.slurm.command("scontrol", *words)
+
+    def wait_for_records(self, count: int) -> None:
+        """Until the newest of so many runs steps."""
+        self.cluster.wait_for(
+            lambda: len(found := self.cluster.records()) == count and len(found[-1].losses) > 0,
+            f"{count} runs, the last of which steps",
+        )
+
+
+@dataclass
+class Result:
+    """What came of a fault."""
+
+    fault: Fault
+    problems: list[str] = field(default_factory=list)
+    lost: int = 0
+    orphans: int = 0
+    wrong: int = 0
+    seen: str = ""
+
+
+def _line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _variable(process: psutil.Process, name: str) -> str:
+    try:
+        return str(process.environ().get(name, ""))
+    except (psutil.Error, OSError):
+        return ""
+
+
+def kill(words: str, number: signal.Signals, *, rank: int | None = None, node: str = "") -> Act:
+    return lambda scene: scene.process(words, rank=rank, node=node).send_signal(number)
+
+
+def then(*acts: Act) -> Act:
+    def all_of_them(scene: Scene) -> None:
+        for act in acts:
+            act(scene)
+
+    return all_of_them
+
+
+def later(seconds: float) -> Act:
+    return lambda _: time.sleep(seconds)
+
+
+def cancel(scene: Scene) -> None:
+    scene.cancel()
+
+
+def requeue(scene: Scene) -> None:
+    scene.scontrol("requeue", scene.job)
+
+
+def again_steps(count: int) -> Act:
+    return lambda scene: scene.wait_for_records(count)
+
+
+def end_runner(number: signal.Signals) -> Act:
+    def act(scene: Scene) -> None:
+        scene.runner.send_signal(number)
+        scene.runner.communicate(timeout=60)
+
+    return act
+
+
+def adopt(scene: Scene) -> None:
+    scene.run_again()
+
+
+def nodes(state: str) -> Act:
+    reason = ["reason=fault"] if state != "resume" else []
+    return lambda scene: scene.scontrol(
+        "update", f"nodename={','.join(NODES)}", f"state={state}", *reason
+    )
+
+
+def controller(seconds: float) -> Act:
+    def act(scene: Scene) -> None:
+        scene.slurm.kill("slurmctld")
+        time.sleep(seconds)
+        scene.slurm.start_controller()
+
+    return act
+
+
+def slurmd(node: str, seconds: float) -> Act:
+    def act(scene: Scene) -> None:
+        scene.slurm.kill(node)
+        time.sleep(seconds)
+        scene.slurm.start_node(node)
+
+    return act
+
+
+def crash(node: str) -> Act:
+    """Its power is cut, and comes back once the job is known to be gone."""
+
+    def act(scene: Scene) -> None:
+        scene.slurm.crash_node(node)
+        try:
+            scene.cluster.wait_for(
+                lambda: scene.job not in scene.slurm.jobs("running"), "the end of the job"
+            )
+        finally:
+            scene.slurm.start_node(node)
+
+    return act
+
+
+def preempt(scene: Scene) -> None:
+    """A job that goes first takes both nodes for a moment."""
+    scene.slurm.command(
+        "sbatch", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"
+    )
+    scene.cluster.wait_for(lambda: scene.job not in scene.slurm.jobs("running"), "preemption")
+
+
+def of_ranks() -> list[Fault]:
+    crashed = (("crashed",),)
+    found = [
+        Fault("rank dies", f"SIG{name} to rank {rank}",
+              kill("bench.launch.rank", signal.Signals[f"SIG{name}"], rank=rank), crashed,
+              f"rank {rank} was ended by SIG{name}")
+        for name in ("KILL", "TERM", "SEGV", "ABRT", "BUS", "INT")
+        for rank in (0, 1)
+    ]  # fmt: skip
+    found += [
+        Fault("agent dies", f"SIG{name} to the agent of {node}",
+              kill("bench.launch.agent", signal.Signals[f"SIG{name}"], node=node), crashed)
+        for name in ("KILL", "TERM")
+        for node in NODES
+    ]  # fmt: skip
+    program = "sweeps.job_program"
+    return [
+        *found,
+        Fault("step dies", "SIGTERM to srun", kill("srun --nodes", TERM), crashed),
+        Fault("step dies", "SIGKILL to srun", kill("srun --nodes", KILL), crashed),
+        Fault("step dies", "scancel of the step", lambda s: s.slurm.command(
+            "scancel", f"{s.job}.0"), (("crashed", "interrupted"),)),
+        Fault("program of the job dies", "SIGKILL", kill(program, KILL), (("interrupted",),),
+              "ended as FAILED"),
+        Fault("program of the job dies", "SIGTERM", kill(program, TERM), (("interrupted",),)),
+        Fault("program of the job dies", "SIGUSR1", kill(program, signal.SIGUSR1),
+              (("timeout",),), "the time limit of job"),
+    ]  # fmt: skip
+
+
+def of_jobs() -> list[Fault]:
+    stopped, twice = (("interrupted",),), (("preempted",), ("interrupted",))
+    hold = lambda s: s.scontrol("requeuehold", s.job)  # noqa: E731
+    release = lambda s: s.scontrol("release", s.job)  # noqa: E731
+    return [
+        Fault("job is cancelled", "scancel", lambda s: s.scancel(), stopped, "was cancelled"),
+        Fault("job is cancelled", "scancel --full", lambda s: s.scancel("--full"), stopped),
+        Fault("job is cancelled", "scancel --signal=KILL", lambda s: s.scancel("--signal=KILL"),
+              (("interrupted", "crashed"),)),
+        Fault("job is cancelled", "scancel --signal=TERM --full",
+              lambda s: s.scancel("--signal=TERM", "--full"), stopped),
+        Fault("job is cancelled", "cancel while the runner follows", cancel, stopped,
+              "was cancelled"),
+        Fault("job is cancelled", "cancel twice at once", lambda s: (
+            (other := s.cluster.start("cancel", "two")), s.cancel(), other.communicate(timeout=90)
+        ), stopped),
+        Fault("job is requeued", "once", then(requeue, again_steps(2), cancel), twice, "requeued"),
+        Fault("job is requeued", "twice",
+              then(requeue, again_steps(2), requeue, again_steps(3), cancel),
+              (("preempted",), *twice)),
+        Fault("job is requeued", "held, then released",
+              then(hold, later(3), release, again_steps(2), cancel), twice),
+        Fault("job is requeued", "held, then cancelled", then(hold, later(3), cancel),
+              (("preempted", "interrupted"),)),
+        Fault("job is requeued", "while nobody follows",
+              then(end_runner(KILL), requeue, again_steps(2), adopt, later(8), cancel), twice),
+        Fault("job is preempted", "requeue on", then(preempt, again_steps(2), cancel), twice,
+              alone=True),
+        Fault("job is preempted", "requeue off", preempt, (("preempted", "interrupted"),),
+              options=NO_REQUEUE, alone=True),
+        Fault("time limit", "told before", later(0), (("timeout",),), "the time limit of job",
+              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=55")),
+        Fault("time limit", "program does not answer",
+              kill("sweeps.job_program", signal.SIGSTOP), (("timeout",),),
+              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=40")),
+    ]  # fmt: skip
+
+
+def of_runners() -> list[Fault]:
+    stopped, good = (("interrupted",),), (GOOD,)
+    found = [
+        Fault("login shell dies", f"SIG{number.name[3:]}, then cancel",
+              then(end_runner(number), cancel), stopped, "was cancelled")
+        for number in (HUP, TERM, INT, KILL)
+    ]  # fmt: skip
+    return [
+        *found,
+        Fault("login shell dies", "SIGKILL, the run ends alone, then run",
+              then(end_runner(KILL), lambda s: s.cluster.wait_for(
+                  lambda: not s.slurm.jobs(), "the end of the job"), adopt), good, steps=40,
+              alone=True),
+        Fault("login shell dies", "SIGKILL, then a runner that adopts",
+              then(end_runner(KILL), adopt), good, steps=120),
+        Fault("login shell dies", "SIGKILL, the job is cancelled, then run",
+              then(end_runner(KILL), lambda s: s.scancel(), later(3), adopt, again_steps(2),
+                   cancel), (("interrupted",), ("interrupted",))),
+    ]  # fmt: skip
+
+
+def of_nodes_and_controllers() -> list[Fault]:
+    stopped, good = (("interrupted",),), (GOOD,)
+    found = [
+        Fault("slurmd dies", f"of {node}, and comes back", slurmd(node, 2), good, steps=80,
+              alone=True)
+        for node in NODES
+    ] + [
+        Fault("node dies", f"{node}", crash(node), (("interrupted", "crashed"),), node,
+              options=NO_REQUEUE, alone=True)
+        for node in NODES
+    ]  # fmt: skip
+    return [
+        *found,
+        Fault("node dies", "n2, and the job is started again",
+              then(crash("n2"), again_steps(2), cancel),
+              (("interrupted", "preempted", "crashed"), ("interrupted",)), alone=True),
+        Fault("node dies", "set down by an operator", then(nodes("down"), later(6),
+              nodes("resume")), (("interrupted", "preempted"),), options=NO_REQUEUE, alone=True),
+        Fault("node is drained", "while a job runs", then(nodes("drain"), later(6),
+              nodes("resume")), good, steps=80, alone=True),
+        Fault("node is drained", "while a job waits", then(later(3), nodes("resume")), good,
+              steps=6, alone=True, queued=True),
+        Fault("node is drained", "and the waiting job is cancelled", then(cancel,
+              nodes("resume")), (), alone=True, queued=True),
+        Fault("node is drained", "and the waiting job's runner is killed",
+              then(end_runner(KILL), adopt, nodes("resume")), good, steps=6, alone=True,
+              queued=True),
+        Fault("controller restarts", "while a job runs", controller(8), good, steps=80,
+              alone=True),
+        Fault("controller restarts", "while a job waits",
+              then(controller(6), nodes("resume")), good, steps=6, alone=True, queued=True),
+        Fault("controller restarts", "and the runner is killed meanwhile",
+              then(end_runner(KILL), controller(3), adopt, later(8), cancel), stopped,
+              alone=True),
+    ]  # fmt: skip
+
+
+def faults() -> list[Fault]:
+    return [*of_ranks(), *of_jobs(), *of_runners(), *of_nodes_and_controllers()]
+
+
+def inject(slurm: TwoNodeSlurm, folder: Path, fault: Fault) -> Result:
+    """Start a sweep, do it, and judge what is left."""
+    result, cluster = Result(fault), Cluster(slurm, folder)
+    sweep = cluster.sweep(steps=fault.steps)
+    arguments = ("run", sweep, "--launcher", "slurm", *fault.options)
+    try:
+        if fault.queued:
+            nodes("drain")(Scene(cluster, sweep, None, ()))  # type: ignore[arg-type]
+        scene = Scene(cluster, sweep, cluster.start(*arguments), fault.options)
+        if fault.queued:
+            cluster.wait_for(lambda: len(slurm.jobs()) == 1, "a job that waits")
+        else:
+            cluster.wait_for_steps()
+        fault.act(scene)
+        scene.runner.communicate(timeout=150)
+    except Exception as error:
+        result.wrong += 1
+        result.problems.append(f"raised {error!r}")
+    _judge(scene, result)
+    return result
+
+
+def _judge(scene: Scene, result: Result) -> None:
+    fault, cluster = result.fault, scene.cluster
+    scene.runner.kill()
+    deadline = time.monotonic() + 15
+    while (left := [*_jobs(scene), *scene.processes()]) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if left:
+        result.orphans = len(left)
+        result.problems.append(f"left: {[str(one) for one in left]}")
+        for process in scene.processes():
+            process.kill()
+    records = cluster.records()
+    damaged = [*cluster.store.damaged(), *(one.problems for one in records if one.problems)]
+    damaged = [one for one in damaged if one != ("env.json is missing",)]
+    result.lost = len(damaged) + max(0, len(fault.states) - len(records))
+    result.problems += [str(one) for one in damaged]
+    states = [record.status.state for record in records]
+    result.seen = ", ".join(states) + (f": {records[0].status.reason}" if records else "")
+    expected = len(states) == len(fault.states) and all(
+        state in allowed for state, allowed in zip(states, fault.states, strict=True)
+    )
+    said = not records or fault.says in records[0].status.reason
+    ended = all(record.status.ended_utc for record in records)
+    if not (expected and said and ended):
+        result.wrong += 1
+        result.problems.append(f"expected {fault.states} {fault.says!r}, found {result.seen}")
+
+
+def _jobs(scene: Scene) -> list[str]:
+    arrays = {array.id for array in read_arrays(scene.cluster.store, "two")}
+    return [job for job in scene.slurm.jobs() if job.partition("_")[0] in arrays]
+
+
+def main(arguments: list[str]) -> int:
+    """Inject them; those that touch nodes or the controller one after another, at the end."""
+    missing = missing_programs()
+    if missing:
+        sys.stdout.write(f"no faults under Slurm: {', '.join(missing)} not installed\n")
+        return 0
+    first, last = map(int, arguments) if arguments else (1, len(faults()))
+    chosen = faults()[first - 1 : last]
+    folder = Path(tempfile.mkdtemp(prefix="slurm-faults-"))
+    begun = time.monotonic()
+    try:
+        with TwoNodeSlurm(folder / "slurm") as slurm:
+
+            def one(fault: Fault) -> Result:
+                place = folder / str(id(fault))
+                place.mkdir()
+                result = inject(slurm, place, fault)
+                mark = f"WRONG ({'; '.join(result.problems)})" if result.problems else result.seen
+                sys.stdout.write(f"{fault.kind}: {fault.name}: {mark[:900]}\n")
+                sys.stdout.flush()
+                if fault.alone:
+                    Cluster(slurm, place).ready()
+                return result
+
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                results = list(pool.map(one, [fault for fault in chosen if not fault.alone]))
+            results += [one(fault) for fault in chosen if fault.alone]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    lost, orphans, wrong = (
+        sum(getattr(one, name) for one in results) for name in ("lost", "orphans", "wrong")
+    )
+    sys.stdout.write(
+        f"{len(results)} faults under Slurm in {time.monotonic() - begun:.0f} s: {lost} lost"
+        f" records, {orphans} orphans, {wrong} wrong states\n"
+    )
+    return 1 if lost or orphans or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
