@@ -29,7 +29,7 @@ from mfsdp_core.plan.config import (
     parse_sharding,
     refuse_not_built,
 )
-from mfsdp_core.plan.graph_mode import check_all_pooled, check_graph_mode
+from mfsdp_core.plan.graph_mode import check_graph_mode
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.context import ShardedContext
@@ -121,8 +121,6 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
     _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.streams.device)
     context = build_context(module, units, config, request.policy, environment)
-    if arguments["cuda_graph_mode"]:
-        check_all_pooled(context.allocators.plan_document()["units"])
     index = {name: arguments[name] for name in _INDEX_ARGUMENTS}
     index["device_mesh"] = arguments["device_mesh"] or environment.dense.mesh
     strategy = config.strategy
@@ -277,6 +275,9 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
     config = dataclasses.replace(config, checks=checks)
     if arguments["cuda_graph_mode"]:
         check_graph_mode(config, arguments)
+        # What no slot serves, such as buckets of the root, must stay where it is as well.
+        allocation = dataclasses.replace(config.allocation, persistent_fallback=True)
+        config = dataclasses.replace(config, allocation=allocation)
     return config
 
 

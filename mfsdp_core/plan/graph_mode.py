@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.config import ShardingConfig
-
-_SHOWN = 5
 
 
 def check_graph_mode(config: ShardingConfig, arguments: Mapping[str, Any]) -> None:
@@ -43,23 +41,4 @@ def check_graph_mode(config: ShardingConfig, arguments: Mapping[str, Any]) -> No
     if found:
         raise ConfigurationError(
             "cuda_graph_mode=True captures a step once and replays it. " + ". ".join(found) + "."
-        )
-
-
-def check_all_pooled(units: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse buckets that no slot serves. units: as in a model's `pool_plan`.
-
-    Raises:
-        ConfigurationError: names them.
-    """
-    moving = [
-        f"{one['role']} of {one['bucket']}"
-        for one in units
-        if one["placement"] not in {"pool", "persistent"}
-    ]
-    if moving:
-        raise ConfigurationError(
-            f"cuda_graph_mode=True: no slot of a pool serves {', '.join(moving[:_SHOWN])}"
-            f"{' and others' if len(moving) > _SHOWN else ''}, so their buffers would move. Pass "
-            "fsdp_db_use_persist_buf_on_alloc_fail=True, or maxpool_double_buffer=True."
         )
