@@ -82,6 +82,7 @@ class RunStatus(BaseModel):
     code of its arm (or of this checkout); None where the ranks did not get that far.
     job: the job of a cluster that the run is part of, which decides whether it lives; None where
     the lock of its folder does.
+    packed: other runs of the sweep may have gone on beside it, on other cores or devices.
     files, seal: hashes of the raw files and of this status, written at the end (`store.digest`);
     None in records from before they existed.
     """
@@ -104,6 +105,7 @@ class RunStatus(BaseModel):
     code_proof: Literal["proven", "mismatch"] | None = None
     job: str | None = None
     comparable_in_time: bool = True
+    packed: bool = False
     files: dict[str, str] | None = None
     seal: str | None = None
 

@@ -29,7 +29,8 @@ from sweeps.targets import Target
 class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
-    slurm: settings of `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there.
+    slurm: settings of `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there. pack:
+    runs that leave a part of the machine free go on side by side.
     """
 
     name: str
@@ -42,6 +43,7 @@ class SweepDefinition:
     interleave: bool = False
     targets: tuple[Target, ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
+    pack: bool = False
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -79,6 +81,8 @@ def define(document: Document) -> SweepDefinition:
     targets = _read_targets(reader, data.get("targets") or [], matrix, arm_names)
     reader.stop_on_problems()
     _check_cells(reader, matrix, arms, targets)
+    if data.get("pack"):
+        _check_packing(reader, data)
     reader.stop_on_problems()
     return SweepDefinition(
         name=data["name"],
@@ -91,6 +95,7 @@ def define(document: Document) -> SweepDefinition:
         interleave=data.get("interleave", False),
         targets=targets,
         slurm=data.get("slurm") or {},
+        pack=data.get("pack", False),
     )
 
 
@@ -117,6 +122,21 @@ def _read_targets(
         when = _condition(reader, item["when"], (*where, "when"), labels)
         targets.append(Target(when, item["base"], item["head"], item["at_most"]))
     return tuple(targets)
+
+
+def _check_packing(reader: Reader, data: Mapping[str, Any]) -> None:
+    """Runs side by side have no times, so nothing may ask for them."""
+    if data.get("interleave"):
+        reader.report(
+            ("pack",), "pack: interleaved arms are compared by time, which packed runs have not"
+        )
+    timed = {name for name, metric in target_metrics().items() if metric.judge == "interval"}
+    for index, item in enumerate(data.get("targets") or []):
+        for metric in timed & item["at_most"].keys():
+            reader.report(
+                ("targets", index, "at_most", metric),
+                f"{metric}: a target for a time, which packed runs have not; remove it, or `pack`",
+            )
 
 
 def _read_arms(reader: Reader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:

@@ -9,6 +9,7 @@ from threading import Event
 from typing import Protocol
 
 from bench.launch.rank_code import RankCode
+from bench.launch.share import Share
 from bench.record import RunStatus
 from bench.spec import ResolvedRun
 from bench.store.results_store import ResultsStore
@@ -27,8 +28,9 @@ class Launch(Protocol):
         *,
         stop: Event,
         on_step: Callable[[int], None] | None = None,
+        share: Share | None = None,
     ) -> RunStatus:
-        """Run `resolved` in `folder`."""
+        """Run `resolved` in `folder`, on `share` of this machine."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,12 @@ class RunMaker:
         return lambda run: sides[run.arm](run.cell.of(run.arm))
 
     def run(
-        self, run: PlannedRun, position: int, total: int, attempt: int | None = None
+        self,
+        run: PlannedRun,
+        position: int,
+        total: int,
+        attempt: int | None = None,
+        share: Share | None = None,
     ) -> PastRun:
         """Run it, and say how it ended.
 
@@ -76,6 +83,7 @@ class RunMaker:
             position: of `total`, for the progress.
             total: runs of this call.
             attempt: at the interleaved block that the run belongs to.
+            share: the part of this machine that it keeps to.
 
         Raises:
             NothingMeasuredError: the results folder cannot be written (a full disk).
@@ -89,11 +97,12 @@ class RunMaker:
             arm=run.arm,
             attempt=attempt,
             code=self.code_of(run),
+            packed=share is not None,
         )
         steps = resolved.train.steps
 
         def on_step(step: int) -> None:
-            self.publish(StepReached(cell, step, steps))
+            self.publish(StepReached(cell, step, steps, folder.run_id))
 
         with folder:
             self.publish(
@@ -110,7 +119,8 @@ class RunMaker:
                 )
             )
             begun = time.monotonic()
-            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step)
+            kept_to = {} if share is None else {"share": share}
+            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **kept_to)
         seconds = time.monotonic() - begun
         self.publish(
             RunEnded(

@@ -89,7 +89,8 @@ class Plan:
 
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
     `seed` decides; else all of the first arm, then all of the next. until_decided: blocks were
-    added until they decided, so that whoever judges them must allow for every look.
+    added until they decided, so that whoever judges them must allow for every look. pack: runs that
+    leave a part of the machine free go on side by side.
     """
 
     id: str
@@ -105,6 +106,7 @@ class Plan:
     seed: int | None = None
     targets: tuple[PlannedTarget, ...] = ()
     until_decided: bool = False
+    pack: bool = False
 
     @property
     def size(self) -> int:
@@ -144,6 +146,7 @@ class Plan:
             "interleaved": self.interleaved,
             "seed": self.seed,
             "until_decided": self.until_decided,
+            "pack": self.pack,
             "arms": [asdict(arm) for arm in self.arms],
             "targets": [target.to_document() for target in self.targets],
             "cells": [
@@ -204,6 +207,7 @@ def _read(document: Mapping[str, Any]) -> Plan:
         interleaved=bool(document.get("interleaved", False)),
         seed=document.get("seed"),
         until_decided=bool(document.get("until_decided", False)),
+        pack=bool(document.get("pack", False)),
         arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
         targets=tuple(PlannedTarget(**target) for target in document.get("targets", ())),
         cells=tuple(
@@ -306,6 +310,7 @@ def make_plan(
         duplicates=tuple(duplicates),
         fixed={short_path(path): value for path, value in settings.items()},
         targets=_targets(definition, settings),
+        pack=definition.pack,
     )
 
 

@@ -47,6 +47,7 @@ class StepReached:
     cell: str
     step: int
     steps: int
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,10 @@ def compare_with_records(
 ) -> Progressed:
     """Sort the runs of `plan` by what `records` (oldest first, of this sweep) say.
 
-    A good record outweighs a failed one of the same configuration and code, whichever is newer.
+    A good record outweighs a failed one of the same configuration and code, whichever is newer. One
+    of a run that was packed has no times, and counts only where runs are packed.
     """
-    past = _deciding_records(records)
+    past = _deciding_records(records, packed=plan.pack)
     missing: list[PlannedRun] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
@@ -104,7 +105,7 @@ def remembered(code_identity: CodeIdentity) -> CodeIdentity:
 
 
 def _deciding_records(
-    records: Iterable[RunRecord],
+    records: Iterable[RunRecord], *, packed: bool
 ) -> dict[tuple[str, int, str | None, str], RunRecord]:
     """The record that counts, by configuration, repeat, arm and code. Runs of blocks never do."""
     deciding: dict[tuple[str, int, str | None, str], RunRecord] = {}
@@ -114,7 +115,7 @@ def _deciding_records(
             continue
         if status.code_proof == "mismatch":
             continue
-        if record.damage:
+        if record.damage or (status.packed and not packed):
             continue
         key = (record.resolved.config_hash, status.repeat, status.arm, status.code)
         before = deciding.get(key)

@@ -23,6 +23,7 @@ from sweeps.block_resume import (
 from sweeps.block_runner import run_blocks
 from sweeps.execution import Launch, RunMaker, Side, Sides
 from sweeps.interleave import draw_seed, planned_blocks
+from sweeps.packing import run_packed
 from sweeps.plan import Plan
 from sweeps.progress import Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
@@ -186,7 +187,8 @@ def _run_each(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
     maker.publish(
         SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed), again)
     )
-    ran = run_one_by_one(maker, found.missing, options.max_failures)
+    make = run_packed if plan.pack else run_one_by_one
+    ran = make(maker, found.missing, options.max_failures)
     return SweepOutcome(
         ran=tuple(ran),
         done_before=found.done,

@@ -8,6 +8,7 @@ from bench.record import FINISHED_GOOD, RunRecord
 from sweeps.resume import PlannedRun
 
 _MAX_NAMED = 3
+_NO_FAULT = "another run of its block does not count, or it was asked for"
 
 
 def lines_of_repeats(
@@ -52,7 +53,8 @@ def _reason(run: PlannedRun, past: RunRecord, code_of: Callable[[PlannedRun], st
     if past.damage:
         return f"its record is damaged ({past.damage[0]})"
     if status.state in FINISHED_GOOD:
-        return "another run of its block does not count, or it was asked for"
+        packed = "it was packed, so it has no times"
+        return packed if status.packed else _NO_FAULT
     return f"its last run ended as {status.state}"
 
 

@@ -58,6 +58,7 @@ class Gating:
     github: bool = False
     as_json: bool = False
     any_nodes: bool = False
+    packed: bool = False
 
 
 def run_gate(results: Path, asked: Gating) -> int:
@@ -68,7 +69,7 @@ def run_gate(results: Path, asked: Gating) -> int:
         raise UsageError("--confirm runs more blocks of two arms; it needs a sweep with arms")
     policy = read_policy(asked.policy)
     budget = None if asked.budget_seconds is None else _measured(results, asked, policy)
-    store = ResultsStore.open(results, create=False)
+    store = ResultsStore.open(results, create=False, times_of_packed=asked.packed)
     sweep = sweep_id(store, asked.sweep, asked.arms)
     result = _judged(store, sweep, asked, policy)
     if asked.confirm and result.regressed:

@@ -29,6 +29,7 @@ class RunLine:
     reason: str
     arm: str | None = None
     job: str | None = None
+    packed: bool = False
 
 
 def with_jobs(store: ResultsStore, sweep: str, lines: Sequence[RunLine]) -> list[RunLine]:

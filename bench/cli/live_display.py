@@ -64,31 +64,15 @@ def _unbreakable(publish: Subscriber) -> Subscriber:
     return guarded
 
 
-class _CurrentRun:
-    """The run that is going on, and what is known of it; also the estimate for the sweep."""
+class _LiveRun:
+    """A run that is going on, and what was seen of it."""
 
-    def __init__(self) -> None:
-        self.started: RunStarted | None = None
-        self._begun = 0.0
-        self._newest = LiveRun()
-        self._changed = 0.0
-        self._remaining = RemainingTime()
-
-    def begin(self, event: RunStarted) -> None:
-        self.started, self._newest = event, LiveRun()
+    def __init__(self, started: RunStarted) -> None:
+        self.started = started
         self._begun = self._changed = time.monotonic()
-        self._remaining.run_started(event.cell, event.steps, event.total - event.position)
-
-    def end(self, event: RunEnded) -> LiveRun:
-        """The last numbers of the run."""
-        last = self.look()
-        self._remaining.run_ended(event.seconds)
-        self.started = None
-        return last
+        self._newest = LiveRun()
 
     def look(self) -> LiveRun:
-        if self.started is None:
-            return LiveRun()
         newest = read_live_run(self.started.folder, self.started.ranks, self.started.steps)
         if newest != self._newest:
             self._newest, self._changed = newest, time.monotonic()
@@ -105,12 +89,36 @@ class _CurrentRun:
         usual = _SILENT_STEPS * (self._newest.milliseconds or 0) / 1e3
         return silent if silent > max(_SILENT_SECONDS, usual) else 0.0
 
-    def left(self, now: LiveRun) -> tuple[str, str]:
+
+class _LiveRuns:
+    """The runs that are going on: one, or several side by side. Also the estimate for the sweep."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _LiveRun] = {}
+        self._remaining = RemainingTime()
+
+    def begin(self, event: RunStarted) -> None:
+        self._runs[event.run_id] = _LiveRun(event)
+        self._remaining.run_started(event.cell, event.steps, event.total - event.position)
+
+    def end(self, event: RunEnded) -> LiveRun:
+        """The last numbers of the run."""
+        run = self._runs.pop(event.run_id, None)
+        self._remaining.run_ended(event.seconds)
+        return LiveRun() if run is None else run.look()
+
+    def of(self, run_id: str = "") -> _LiveRun | None:
+        """The run of this id, else the one that began last."""
+        return self._runs.get(run_id) or next(reversed(self._runs.values()), None)
+
+    def left(self, run: _LiveRun, now: LiveRun) -> tuple[str, str]:
         """How long the run, and the whole sweep, will still take; empty where unknown."""
-        seen = self.seconds, now.step, now.milliseconds
-        run, sweep = self._remaining.of_run(*seen), self._remaining.of_sweep(*seen)
+        if len(self._runs) > 1:
+            return "", ""
+        seen = run.seconds, now.step, now.milliseconds
+        of_run, sweep = self._remaining.of_run(*seen), self._remaining.of_sweep(*seen)
         return (
-            "" if run is None else f"{duration(run)} left",
+            "" if of_run is None else f"{duration(of_run)} left",
             "" if sweep is None else f"about {duration(sweep)} left",
         )
 
@@ -133,7 +141,7 @@ class PlainLines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._current = _CurrentRun()
+        self._runs = _LiveRuns()
         self._said = time.monotonic()
 
     def __call__(self, event: Progress) -> None:
@@ -142,26 +150,26 @@ class PlainLines:
         if isinstance(event, StepReached):
             line = self._step_line(event)
         elif isinstance(event, RunEnded):
-            line = plain_line(event, self._current.end(event))
+            line = plain_line(event, self._runs.end(event))
         else:
             line = plain_line(event)
         if isinstance(event, RunStarted):
-            self._current.begin(event)
+            self._runs.begin(event)
         if line is not None:
             self._said = time.monotonic()
             print(console.harmless(line), file=self._stream, flush=True)
 
     def _step_line(self, event: StepReached) -> str | None:
-        started = self._current.started
-        if started is None or time.monotonic() - self._said < _PLAIN_LINE_EVERY_SECONDS:
+        run = self._runs.of(event.run_id)
+        if run is None or time.monotonic() - self._said < _PLAIN_LINE_EVERY_SECONDS:
             return None
-        now = self._current.look()
+        now = run.look()
         parts = [
             f"step {event.step} of {event.steps}",
             numbers_text(now),
-            self._current.left(now)[1],
+            self._runs.left(run, now)[1],
         ]
-        return f"[{started.position}/{started.total}] {_name(started)}  " + ", ".join(
+        return f"[{run.started.position}/{run.started.total}] {_name(run.started)}  " + ", ".join(
             part for part in parts if part
         )
 
@@ -233,7 +241,7 @@ class _LiveDisplay:
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
-        self._current = _CurrentRun()
+        self._runs = _LiveRuns()
         self._sweep: SweepStarted | None = None
         self._ended = 0
         self._begun = time.monotonic()
@@ -246,10 +254,10 @@ class _LiveDisplay:
             if isinstance(event, SweepStarted):
                 self._sweep = event
             elif isinstance(event, RunStarted):
-                self._current.begin(event)
+                self._runs.begin(event)
             elif isinstance(event, RunEnded):
                 self._ended += 1
-                last = self._current.end(event)
+                last = self._runs.end(event)
         # Printing draws the display too, in this thread, so the lock must be free again.
         line = None if isinstance(event, RunStarted) else plain_line(event, last)
         if line is not None:
@@ -264,24 +272,25 @@ class _LiveDisplay:
         from rich.console import Group
         from rich.text import Text
 
-        started = self._current.started
-        if self._sweep is None or started is None:
+        run = self._runs.of()
+        if self._sweep is None or run is None:
             return Text("")
-        now = self._current.look()
-        run_left, sweep_left = self._current.left(now)
+        started, now = run.started, run.look()
+        run_left, sweep_left = self._runs.left(run, now)
         so_far = f"{duration(time.monotonic() - self._begun)} so far"
         total = started.total if self._sweep.to_run is None else self._sweep.to_run
         bars = self._bars(
             (self._sweep.sweep, "runs", self._ended, total, sweep_left or so_far),
             (_name(started), "step", now.step, started.steps, run_left),
         )
-        return Group(bars, Text(f"  {self._news(now)}", no_wrap=True, overflow="ellipsis"))
+        return Group(bars, Text(f"  {self._news(run, now)}", no_wrap=True, overflow="ellipsis"))
 
-    def _news(self, now: LiveRun) -> str:
+    @staticmethod
+    def _news(run: _LiveRun, now: LiveRun) -> str:
         waiting = f"waiting for {now.waits_for}" if now.waits_for else ""
-        silent = self._current.silent_seconds
+        silent = run.silent_seconds
         if waiting:
-            waiting += f" ({duration(self._current.seconds)})" if not now.step else ""
+            waiting += f" ({duration(run.seconds)})" if not now.step else ""
         elif silent:
             waiting = f"no step for {duration(silent)}"
         return ", ".join(part for part in (waiting, numbers_text(now)) if part)

@@ -82,7 +82,11 @@ def requested_plan(request: Request) -> RequestedPlan:
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
         whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in arms)}")
-    whole = replace(whole, interleaved=interleave)
+    if whole.pack and interleave:
+        raise UsageError("--interleave compares arms by time, and the sweep packs its runs")
+    # Jobs are packed by Slurm (`exclusive: false`), and runs on several hosts take all of each.
+    pack = whole.pack and request.launcher.name == LOCAL
+    whole = replace(whole, interleaved=interleave, pack=pack)
     chosen = whole.selected(c.id for c in cells if selection.keeps(c))
     return RequestedPlan(whole, chosen, arms, request.launcher.name, slurm)
 
@@ -181,7 +185,8 @@ def plan_text(plan: Plan) -> str:
     if plan.duplicates:
         rows_same = [(cell.id, cell.reason) for cell in plan.duplicates]
         parts.append(console.columns(("merged", "reason"), rows_same))
-    parts.append(_totals(plan))
+    packed = "\npacked: runs go on side by side where they leave cores or devices free; no times"
+    parts.append(_totals(plan) + (packed if plan.pack else ""))
     return "\n\n".join(parts)
 
 

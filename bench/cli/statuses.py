@@ -79,6 +79,8 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
         for record in records
         # Runs made one by one and runs of blocks never stand in for each other.
         if (record.status.attempt is not None) == plan.interleaved
+        # A packed run has no times, and stands in for none that should.
+        and (plan.pack or not record.status.packed)
     }
     codes: dict[tuple[str | None, str], str] = {
         (arm.name, cell): code for arm in plan.arms for cell, code in arm.codes.items()
@@ -102,6 +104,7 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
                 "; ".join(record.damage) or status.reason,
                 run.arm,
                 status.job,
+                status.packed,
             )
         result.append(line)
     return result
@@ -124,7 +127,7 @@ def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
         (
             f"{line.cell} [{line.arm}]" if line.arm else line.cell,
             str(line.repeat),
-            line.state if line.current else f"{line.state} (code changed)",
+            _state(line),
             line.run_id.rpartition("/")[2] or "-",
             *([line.job or "-"] if with_job else []),
             line.reason or "-",
@@ -139,6 +142,11 @@ def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
         pruned = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
         parts.append(console.columns(("pruned", "rule", "reason"), pruned))
     return "\n\n".join(parts)
+
+
+def _state(line: RunLine) -> str:
+    remarks = ["code changed"] * (not line.current) + ["packed"] * line.packed
+    return f"{line.state} ({', '.join(remarks)})" if remarks else line.state
 
 
 def _document(plan: Plan, lines: Sequence[RunLine]) -> dict[str, Any]:

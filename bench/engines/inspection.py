@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
@@ -128,6 +129,13 @@ class Inspection(Protocol):
 
     def follow(self, write: Callable[[str], None]) -> None:
         """Call `write` with a line for everything that the engine does from now on."""
+        ...
+
+    def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> Mapping[str, Any]:
+        """Whole weights by name, by every way out of the engine; `loss`: losses that are equal.
+
+        Files go to the new folder `folder`, the same on all ranks. Collective.
+        """
         ...
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:

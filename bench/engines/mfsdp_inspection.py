@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +15,12 @@ from torch import Tensor
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents, LocalRows, WireEntry, local_rows
+from bench.engines.local_tensor import local_tensor
 from bench.spec import DtypeName
 
 _PREFIX = "module."
+#: Small enough for several files.
+_FILE_BYTES = 500
 
 
 class MfsdpInspection:
@@ -100,6 +105,34 @@ class MfsdpInspection:
                 f"{event.group}"
             )
         )
+
+    def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Export, uneven DTensors of a copy, files that were read into other weights; two losses.
+
+        A rank that gets nothing from an export has an empty dict.
+        """
+        model, copied = self._model, copy.deepcopy(self._model.module)
+        found: dict[str, Any] = {"export_state_dict": mfsdp_core.export_state_dict(model)}
+        state = mfsdp_core.uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(
+            {name: parameter.detach() for name, parameter in copied.named_parameters()}
+        )
+        full = mfsdp_core.uneven_dtensor.uneven_dtensor_to_full_tensor
+        found["copy"] = {name: full(value) for name, value in state.items()}
+        found["split_dtensor"] = {
+            name: torch.cat(
+                [full(part) for part in mfsdp_core.uneven_dtensor.split_dtensor(value, 2)]
+            )
+            for name, value in state.items()
+        }
+        found["loss"] = {"model": self.evaluate(tokens, targets)}
+        with torch.no_grad():
+            found["loss"]["copy"] = copied(tokens, targets)
+        mfsdp_core.save_safetensors(folder, model, max_file_bytes=_FILE_BYTES)
+        for parameter in model.parameters():
+            local_tensor(parameter.data).fill_(7.0)
+        mfsdp_core.load_safetensors(folder, model)
+        found["files"] = self.whole_weights()
+        return found
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:
         """`reset_mixed_precision_policy`."""

@@ -21,6 +21,7 @@ from bench.launch.deaths import Deaths
 from bench.launch.parent_death import die_with_parent
 from bench.launch.process import AGENT_PID_VARIABLE
 from bench.launch.rendezvous import Rendezvous, node_number
+from bench.launch.share import keep_to_share
 
 OUTCOME_FILE = "agent.json"
 OUTCOME_GLOB = "agent*.json"
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> int:
     parent, ranks, worker_module, run_dir = arguments
     die_with_parent(int(parent) or os.getppid())
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
+    keep_to_share()
     meeting, node = Rendezvous.from_environment(), node_number()
     where = ["--standalone", "--local-addr=127.0.0.1"]
     if meeting is None:

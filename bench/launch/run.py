@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from bench.launch.agent import OUTCOME_FILE
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
@@ -17,6 +17,7 @@ from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.rank_code import RankCode, own_code
+from bench.launch.share import Share
 from bench.launch.watch import Ending, Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
@@ -31,7 +32,7 @@ _DEFAULT_LIMITS = Limits()
 _LOCAL = LocalLauncher()
 
 
-def launch(
+def launch(  # noqa: PLR0913 - each is the choice of another caller
     resolved: ResolvedRun,
     folder: RunFolder,
     *,
@@ -41,6 +42,7 @@ def launch(
     limits: Limits = _DEFAULT_LIMITS,
     code: RankCode | None = None,
     launcher: Launcher = _LOCAL,
+    share: Share | None = None,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -55,6 +57,7 @@ def launch(
         limits: times of the watch.
         code: what the ranks must import; None is the code of this process.
         launcher: what starts the processes.
+        share: the part of this machine that the run keeps to, as others use the rest.
 
     Raises:
         StoreFullError: the status could not be written; every process is gone all the same.
@@ -65,10 +68,11 @@ def launch(
     with folder:
         if launcher.job is not None:
             folder.write_status(folder.status.model_copy(update={"job": launcher.job}))
-        folder.write_environment(collect_environment(resolved, folder.path, code))
+        given = {} if share is None else {"share": asdict(share)}
+        folder.write_environment(collect_environment(resolved, folder.path, code) | given)
         expect_code(resolved, folder, code, worker_module)
         try:
-            order = Order(resolved, folder.path, code, worker_module)
+            order = Order(resolved, folder.path, code, worker_module, share)
             outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
             _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
@@ -78,7 +82,8 @@ def launch(
         # The reader falls back to runtime.json, so this copy must not cost a full disk the status.
         with contextlib.suppress(StoreFullError):
             environment = collect_environment(resolved, folder.path, code)
-            folder.write_environment(environment | {"runtime": keep_proofs(folder, proofs)})
+            runtime = {"runtime": keep_proofs(folder, proofs)}
+            folder.write_environment(environment | given | runtime)
         return _write_final(folder, outcome, verdict(proofs, ranks))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,17 @@ class DamagedRun:
 
 
 class ResultsStore:
-    """All runs and plans under one root. Create it with `open`."""
+    """All runs and plans under one root. Create it with `open`.
 
-    def __init__(self, root: Path) -> None:
+    times_of_packed: whether the times of runs count that went on side by side.
+    """
+
+    def __init__(self, root: Path, *, times_of_packed: bool = False) -> None:
         self.root = root
+        self._times_of_packed = times_of_packed
 
     @classmethod
-    def open(cls, path: str | Path, create: bool) -> ResultsStore:
+    def open(cls, path: str | Path, create: bool, *, times_of_packed: bool = False) -> ResultsStore:
         """Open the results folder `path`; with `create`, make it where there is none.
 
         Raises:
@@ -51,7 +55,7 @@ class ResultsStore:
         """
         root = Path(path).expanduser().absolute()
         layout.open_layout(root, create=create)
-        return cls(root)
+        return cls(root, times_of_packed=times_of_packed)
 
     @property
     def baselines(self) -> NamedDocuments:
@@ -103,6 +107,7 @@ class ResultsStore:
         arm: str | None,
         code: str,
         attempt: int | None = None,
+        packed: bool = False,
     ) -> RunFolder:
         """Make the folder of a run that is about to start; the caller owns it until `close`.
 
@@ -118,7 +123,8 @@ class ResultsStore:
             arm=arm,
             attempt=attempt,
             code=code,
-            comparable_in_time=resolved.comparable_in_time,
+            comparable_in_time=resolved.comparable_in_time and not packed,
+            packed=packed,
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 
@@ -128,7 +134,7 @@ class ResultsStore:
             if sweep is not None and read_status(path, []).sweep != sweep:
                 continue
             with contextlib.suppress(DamagedRecordError):
-                yield read_record(path, run_id)
+                yield self._read(path, run_id)
 
     def statuses(self, sweep: str) -> Iterator[tuple[str, Path, RunStatus]]:
         """(id, folder, status) of the runs of a sweep, oldest first; nothing else is read."""
@@ -165,7 +171,14 @@ class ResultsStore:
             DamagedRecordError: the run cannot be read.
         """
         run_id, path = self.find(run)
-        return read_record(path, run_id)
+        return self._read(path, run_id)
+
+    def _read(self, path: Path, run_id: str) -> RunRecord:
+        record = read_record(path, run_id)
+        if not (self._times_of_packed and record.status.packed):
+            return record
+        count = {"comparable_in_time": record.resolved.comparable_in_time}
+        return replace(record, status=record.status.model_copy(update=count))
 
     def find(self, run: str) -> tuple[str, Path]:
         """Id and folder of the run that `run` names, as `read` does.

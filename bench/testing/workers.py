@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class ForkServer:
         self._paths = paths
         self._modules = modules
         self._stack = contextlib.ExitStack()
+        # Callers in several threads; an answer follows its question.
+        self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
         ours, theirs = Pipe()
@@ -81,7 +84,6 @@ class ForkServer:
         )
         theirs.close()
         self._requests = ours
-        self._groups = 0
         if not ours.poll(_START_SECONDS):
             self.__exit__()
             raise BenchError("the process that forks ranks did not start")
@@ -114,21 +116,21 @@ class ForkServer:
 
     def fork(self, count: int, core: Path | None) -> tuple[list[int], list[Connection], Path]:
         """Process ids, connections in rank order, and the folder of their logs."""
-        self._groups += 1
-        folder = self._folder / str(self._groups)
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
         address = str(folder / "socket")
         with Listener(address, family="AF_UNIX", backlog=count) as listener:
             group = WorkerGroup(count, address, folder, self._device, core, self._paths)
-            self._requests.send(group)
-            pids: list[int] = self._requests.recv()
+            with self._asking:
+                self._requests.send(group)
+                pids: list[int] = self._requests.recv()
             pipes = dict(_accepted(listener) for _ in range(count))
         return pids, [pipes[rank] for rank in range(count)], folder
 
     def reap(self, pids: Sequence[int]) -> list[int]:
         """Exit codes of ranks that end, negative for a signal; waits for each."""
-        self._requests.send(Reap(tuple(pids)))
-        codes: list[int] = self._requests.recv()
+        with self._asking:
+            self._requests.send(Reap(tuple(pids)))
+            codes: list[int] = self._requests.recv()
         return codes
 
 
@@ -182,11 +184,15 @@ class Workers:
             self._start()
         return self._run(call, ranks or self._count, seconds)
 
-    def end(self) -> None:
-        """End every rank now."""
-        for pid in self._pids:
+    def kill(self) -> None:
+        """Kill every rank: a call that another thread waits for ends as one whose ranks died."""
+        for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End every rank now."""
+        self.kill()
         for pipe in self._pipes:
             pipe.close()
         with contextlib.suppress(OSError, EOFError):

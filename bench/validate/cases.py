@@ -27,7 +27,15 @@ from bench.spec import (
 
 Policy = Literal["fp64", "fp32", "bf16", "bf16_wire", "bf16_sum"]
 Scenario = Literal[
-    "train", "unmarked", "again", "redirected", "equalised", "reloaded", "ahead", "ordered"
+    "train",
+    "unmarked",
+    "again",
+    "redirected",
+    "equalised",
+    "reloaded",
+    "ahead",
+    "ordered",
+    "exported",
 ]
 
 #: compute, main weights, main gradients, wire.
@@ -48,6 +56,7 @@ SCENARIOS: dict[Scenario, str] = {
     "equalised": "ranks start from different weights and are made equal",
     "ahead": "evaluations between microbatches; weights gathered ahead just before each step",
     "ordered": "plain training; every operation is recorded with the memory that it touches",
+    "exported": "whole weights by every way out of the engine, and by files in again; then a step",
     "reloaded": "after an evaluation other weights are loaded, then a state that lacks an entry",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
@@ -58,10 +58,13 @@ def _named(word: str) -> Sequence[Bug]:
 class Control:
     """The same cases on the core as it is: a failure there as well is no sign of a bug put back."""
 
-    def __init__(self, fork_server: ForkServer, workers: WorkerSettings) -> None:
+    def __init__(
+        self, fork_server: ForkServer, workers: WorkerSettings, passed: Collection[str] = ()
+    ) -> None:
+        """passed: cases that are known to pass."""
         self._fork_server = fork_server
         self.workers = workers
-        self._passed: dict[str, bool] = {}
+        self._passed = dict.fromkeys(passed, True)
 
     def passes(self, case: Case | ProgramCase) -> bool:
         """Whether `case` passes without any change; asked once."""

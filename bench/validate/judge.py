@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     weights.optimizer_step,
     weights.replicas,
     weights.gathered_weights,
+    weights.exported_weights,
     weights.strict_loading,
     streams.stream_order,
     wire.dtypes,
@@ -50,14 +51,14 @@ _LINES_OF_TRACE = 6
 _LAST_EVENTS = 5
 
 
-def judge(case: Case, outcome: CaseOutcome, device: torch.device, seconds: float) -> CaseVerdict:
+def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict:
     """The verdict of one case."""
     verdict = CaseVerdict(
         case=case.id,
         engine=case.engine,
         state="passed",
         settings=settings(case),
-        seconds=round(seconds, 3),
+        seconds=round(outcome.seconds, 3),
         cpu_seconds=round(sum(one.cpu_seconds for one in outcome.seen), 3),
     )
     if outcome.kind == "unsupported":

@@ -99,6 +99,8 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     for strategy in STRATEGIES[1:]:
         yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
+    yield replace(base, strategy="optim", model="scalar", scenario="exported", policy="bf16")
+    yield replace(sharded, model="tied", scenario="exported", policy="bf16")
     yield replace(base, scenario="equalised")
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
@@ -152,6 +154,7 @@ def _quick_on_two_axes(base: Case) -> Iterator[Case]:
     yield replace(hsdp, policy="bf16_wire", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", policy="bf16_wire", microbatches=2)
     yield replace(hsdp, scenario="equalised")
+    yield replace(hsdp, outer_strategy="optim", scenario="exported", model="rows")
     yield replace(hsdp, scenario="unmarked", microbatches=2)
     yield replace(hsdp, outer_strategy="optim", model="rooted", gather_group=True)
     yield replace(hsdp, scenario="again")

@@ -8,6 +8,7 @@ result depends on: docstrings, annotations, messages of errors, imports.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -68,13 +69,15 @@ _TELLING = ("_publish", "publish", "warn", "warning", "write")
 class Mutant:
     """One change. file: below mfsdp_core. kind: what was done. line: from 1.
 
-    function: the name and first line of the function around it; ("", 0) at the module's level.
+    function: the name of the function around it; empty at the level of a module or a class.
+    statement: first and last line of the statement around it, of a block its head alone.
     """
 
     file: str
     kind: str
     line: int
-    function: tuple[str, int]
+    function: str
+    statement: tuple[int, int]
     start: int
     end: int
     text: str
@@ -88,6 +91,11 @@ class Mutant:
     def id(self) -> str:
         """Unique among all."""
         return f"{self.file}:{self.line}:{self.kind}:{self.start}"
+
+    def is_on(self, lines: Mapping[str, set[int]]) -> bool:
+        """Whether the statement is among executed lines, by file."""
+        first, last = self.statement
+        return not lines.get(self.file, set()).isdisjoint(range(first, last + 1))
 
     def source(self, original: str) -> str:
         """The changed source."""
@@ -132,6 +140,15 @@ def _compiles(mutant: Mutant) -> bool:
     return True
 
 
+def _head(node: ast.stmt) -> tuple[int, int]:
+    """Lines of a statement; of a block those before its body."""
+    last = node.end_lineno or node.lineno
+    body = getattr(node, "body", None)
+    if body:
+        last = max(node.lineno, body[0].lineno - 1)
+    return node.lineno, last
+
+
 class _Places(ast.NodeVisitor):
     """Collects mutants; knows the function that it is in."""
 
@@ -143,12 +160,24 @@ class _Places(ast.NodeVisitor):
         for line in self._data.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         self._starts = starts
-        self._function = ("", 0)
+        self._function = ""
+        self._statement = (0, 0)
+
+    def visit(self, node: ast.AST) -> None:
+        """As every visitor; knows the statement afterwards."""
+        if not isinstance(node, ast.stmt):
+            super().visit(node)
+            return
+        around, self._statement = self._statement, _head(node)
+        super().visit(node)
+        self._statement = around
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """The body, without docstring, decorators and annotations."""
-        around, self._function = self._function, (node.name, node.lineno)
+        around, self._function = self._function, node.name
         if node.name not in ("__repr__", "__str__"):
+            # Defaults are made once, and count in every call.
+            self._statement = (node.body[0].lineno, node.end_lineno or node.lineno)
             for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
                 self.visit(default)
             for statement in node.body:
@@ -264,7 +293,8 @@ class _Places(ast.NodeVisitor):
 
     def _add(self, kind: str, node: ast.expr | ast.stmt, text: str) -> None:
         start, end = self._place(node)
-        self.mutants.append(Mutant(self._file, kind, node.lineno, self._function, start, end, text))
+        place = (node.lineno, self._function, self._statement)
+        self.mutants.append(Mutant(self._file, kind, *place, start, end, text))
 
     def _text(self, node: ast.expr) -> str:
         start, end = self._place(node)

@@ -57,7 +57,8 @@ class Seen:
     cpu_seconds: of this process, for this case. left_bytes: of tensors that exist after the engine
     was deleted and did not before it was built. autocast: whether the engine computes under
     autocast on main weights instead of casting them. races: of operations on the same memory that
-    nothing orders, None where nobody recorded them. refusal: the error of something that had to be
+    nothing orders, None where nobody recorded them. exported: whole weights by each way out of the
+    engine. refusal: the error of something that had to be
     """
 
     rank: int
@@ -71,4 +72,5 @@ class Seen:
     code_path: str = ""
     autocast: bool = False
     races: list[str] | None = None
+    exported: dict[str, dict[str, Tensor]] | None = None
     cpu_seconds: float = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +18,7 @@ class CaseOutcome:
     """kind: `seen`, `unsupported`, `raised` (an exception), `died` or `hung`.
 
     seen: of all ranks, in order. rank, text, log: of the rank that says most, for the other kinds.
+    seconds: that the call took.
     """
 
     kind: Literal["seen", "unsupported", "raised", "died", "hung"]
@@ -23,10 +26,17 @@ class CaseOutcome:
     rank: int | None = None
     text: str = ""
     log: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 def run_on(workers: Workers, case: Case, device: str, seconds: float) -> CaseOutcome:
     """Run `case` on the first `case.ranks` ranks; at most `seconds`."""
+    start = time.perf_counter()
+    outcome = _outcome(workers, case, device, seconds)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _outcome(workers: Workers, case: Case, device: str, seconds: float) -> CaseOutcome:
     try:
         answers = workers.run(rank.run, case, device, seconds=seconds, ranks=case.ranks)
     except WorkersError as error:

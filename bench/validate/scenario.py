@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -289,6 +293,25 @@ def _reloaded(bench: Bench) -> None:
     bench.seen.steps.append(found)
 
 
+def _exported(bench: Bench) -> None:
+    names: list[str | None] = [tempfile.mkdtemp() if bench.rank == 0 else None]
+    dist.broadcast_object_list(names)
+    folder = Path(str(names[0]))
+    try:
+        found = bench.optional("ways_out")(folder / "weights", *bench.batch(STEPS, 0))
+    finally:
+        dist.barrier()
+        shutil.rmtree(folder, ignore_errors=True)
+    bench.seen.exported = {
+        way: {name: value.detach().cpu() for name, value in whole.items()}
+        for way, whole in found.items()
+    }
+    bench.forget_wire()
+    step = bench.accumulate(0)
+    bench.finish(0, step)
+    bench.seen.steps.append(step)
+
+
 def _ordered(bench: Bench) -> None:
     with bench.optional("recording")() as order:
         for step in range(STEPS):
@@ -307,6 +330,7 @@ _SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "ordered": _ordered,
     "redirected": _redirected,
     "equalised": _equalised,
+    "exported": _exported,
     "reloaded": _reloaded,
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,32 +22,44 @@ from bench.validate.cases import Case
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge, settings
+from bench.validate.lanes import side_by_side
 from bench.validate.rank import prepare
-from bench.validate.ranks import run_on
+from bench.validate.ranks import CaseOutcome, run_on
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
-MODULES = ("bench.validate.rank", "bench.validate.fuzz.rank")
+MODULES = (
+    "bench.validate.rank",
+    "bench.validate.fuzz.rank",
+    "bench.engines.stock",
+    "bench.engines.optimizer",
+)
 DEFAULT_CASE_SECONDS = 120.0
 DEFAULT_CPU_RANKS = 4
 _LINES_OF_TRACE = 6
+_MOST_LANES = 6
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Where cases run: how many ranks at most, on which kind of device, each case how long."""
+    """Where cases run: how many ranks at most, on which kind of device, each case how long.
+
+    lanes: cases that run side by side.
+    """
 
     ranks: int = DEFAULT_CPU_RANKS
     device: Literal["cpu", "cuda"] = "cpu"
     case_seconds: float = DEFAULT_CASE_SECONDS
+    lanes: int = 1
 
     @classmethod
     def of_this_machine(cls, ranks: int | None, case_seconds: float) -> WorkerSettings:
-        """CUDA where there are devices (one rank on each), else four CPU ranks."""
+        """CUDA where there are devices (one rank on each), else sets of four CPU ranks."""
         devices = len(Machine.detect().cuda_devices)
         if devices and torch.cuda.is_available():
             return cls(min(ranks or devices, devices), "cuda", case_seconds)
-        return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds)
+        lanes = min(_MOST_LANES, max(2, len(os.sched_getaffinity(0)) // 2))
+        return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds, lanes)
 
 
 def verdicts(
@@ -62,20 +77,30 @@ def verdicts(
     torch.set_num_threads(1)
     machine = Machine.detect()
     device = torch.device(workers.device)
-    with fork_server.workers(workers.ranks, core, prepare) as ranks:
-        for case in cases:
-            if stop is not None and stop.is_set():
-                return
-            if isinstance(case, ProgramCase):
-                yield _program_verdict(case, ranks, workers)
-                continue
-            reason = why_not(case, workers.ranks, workers.device, machine)
-            if reason is not None:
-                yield _not_applicable(case, reason, settings(case))
-                continue
-            start = time.perf_counter()
-            outcome = run_on(ranks, case, workers.device, workers.case_seconds)
-            yield judge(case, outcome, device, time.perf_counter() - start)
+
+    def ended(ranks: Workers, case: Case | ProgramCase) -> CaseVerdict | CaseOutcome:
+        if isinstance(case, ProgramCase):
+            return _program_verdict(case, ranks, workers)
+        reason = why_not(case, workers.ranks, workers.device, machine)
+        if reason is not None:
+            return _not_applicable(case, reason, settings(case))
+        return run_on(ranks, case, workers.device, workers.case_seconds)
+
+    wanted = itertools.takewhile(lambda _: stop is None or not stop.is_set(), cases)
+    with contextlib.ExitStack() as stack:
+        sets = [
+            stack.enter_context(fork_server.workers(workers.ranks, core, prepare))
+            for _ in range(workers.lanes)
+        ]
+        with contextlib.closing(side_by_side(sets, wanted, ended)) as found:
+            for case, one in found:
+                if isinstance(case, Case) and isinstance(one, CaseOutcome):
+                    # References draw from torch's one generator: they are made in this thread.
+                    yield judge(case, one, device)
+                elif isinstance(one, CaseVerdict):
+                    yield one
+                if stop is not None and stop.is_set():
+                    return
 
 
 def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings) -> CaseVerdict:

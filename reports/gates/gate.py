@@ -140,7 +140,10 @@ def _intervals(
             cases.append(case)
         else:
             counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
-            why = f"no steady time to compare ({counts} are not steady, or not comparable in time)"
+            why = (
+                f"no steady time to compare ({counts} are not steady, packed (--packed judges"
+                " those), or not comparable in time)"
+            )
             without.append(_unmeasured(pair, metric, rule, why))
     return judge_intervals(cases, metric, rule, alpha) + without
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -115,6 +117,27 @@ def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fa
     assert time.monotonic() - signalled < 2.5, "the second Ctrl-C waits for nothing"
     assert cli.ranks_alive() == []
     assert cli.runs() == [finished, interrupted, interrupted]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two runs need two cores")
+def test_packed_runs_keep_to_cores_of_their_own_and_end_together(cli, fast):
+    endless = SEEDS.replace("train.seed", "train.steps: [1000000], train.seed")
+    path = cli.sweep(f"{fast}pack: true\n{endless}")
+    runner = cli.start("run", path)
+
+    def steps() -> int:
+        return len(list(cli.folder.glob("results/runs/*/*/steps.node*.jsonl")))
+
+    wait_for(lambda: steps() >= 2 and steps() == len(cli.runs()), "steps of two runs")
+    bound = {tuple(psutil.Process(pid).cpu_affinity()) for pid in cli.ranks_alive()}
+    runner.send_signal(signal.SIGINT)
+    code, err = finish(runner)
+    assert code == 130, err
+    assert {len(cores) for cores in bound} == {1}
+    assert len(bound) == len(cli.runs()), "each run has a core of its own"
+    assert cli.ranks_alive() == []
+    assert {state for _, state in cli.runs()} == {"interrupted"}
+    assert cli.run("status", "fast").stdout.count("interrupted (packed)") == len(bound)
 
 
 def test_a_changed_line_of_the_core_runs_its_cells_again_and_no_others(cli, fast, tmp_path):

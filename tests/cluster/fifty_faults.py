@@ -79,8 +79,9 @@ class Scene:
         found = [one for one in self.processes() if words in " ".join(_line(one))]
         found = [one for one in found if rank is None or _variable(one, "RANK") == str(rank)]
         found = [one for one in found if node in {"", _variable(one, "SLURMD_NODENAME")}]
-        (process,) = found
-        return process
+        # srun and what it starts share their words; it forks, too.
+        found = [one for one in found if words.startswith("srun") == ("srun" in _line(one)[0])]
+        return min(found, key=lambda one: one.pid)
 
     def processes(self) -> list[psutil.Process]:
         """Everything that works for this results folder on the nodes."""
@@ -168,6 +169,11 @@ def requeue(scene: Scene) -> None:
 
 def again_steps(count: int) -> Act:
     return lambda scene: scene.wait_for_records(count)
+
+
+def pends(scene: Scene) -> None:
+    scene.cluster.wait_for(lambda: scene.job in scene.slurm.jobs("pending"), "a job that waits")
+    time.sleep(2)
 
 
 def end_runner(number: signal.Signals) -> Act:
@@ -281,8 +287,8 @@ def of_jobs() -> list[Fault]:
               then(requeue, again_steps(2), requeue, again_steps(3), cancel),
               (("preempted",), *twice)),
         Fault("job is requeued", "held, then released",
-              then(hold, later(3), release, again_steps(2), cancel), twice),
-        Fault("job is requeued", "held, then cancelled", then(hold, later(3), cancel),
+              then(hold, pends, release, again_steps(2), cancel), twice),
+        Fault("job is requeued", "held, then cancelled", then(hold, pends, cancel),
               (("preempted", "interrupted"),)),
         Fault("job is requeued", "while nobody follows",
               then(end_runner(KILL), requeue, again_steps(2), adopt, later(8), cancel), twice),

@@ -74,6 +74,9 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
     any_nodes: Annotated[
         bool, typer.Option("--any-nodes", help="Compare what different nodes have measured.")
     ] = False,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Judge times of runs that went on side by side.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Undecided is exit code 4.")] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
@@ -112,6 +115,7 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         github,
         json,
         any_nodes,
+        packed,
     )
     return gating.run_gate(results, asked)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from bench.testing.reference import Named, relative
 from bench.validate.case_evidence import CaseEvidence, at
@@ -186,22 +189,43 @@ def gathered_weights(evidence: CaseEvidence) -> CheckVerdict | None:
     if evidence.case.tensor > 1:
         return not_applicable(check, "the whole weight spans tensor-parallel ranks as well")
     for rank, one in enumerate(evidence.seen):
-        for name, expected in evidence.weights[-1].items():
-            found = (one.whole or {}).get(name)
-            # A parameter of shape () may come as one row.
-            if found is not None and not expected.shape and found.numel() == 1:
-                found = found.reshape(())
-            if found is None or found.shape != expected.shape or not torch.equal(found, expected):
-                finding = Finding(
-                    parameter=name,
-                    rank=rank,
-                    expected=numbers(expected),
-                    found="nothing"
-                    if found is None
-                    else f"{numbers(found)}, shape {tuple(found.shape)}",
-                )
-                return failed(check, finding)
+        finding = _difference(one.whole or {}, evidence.weights[-1], rank)
+        if finding is not None:
+            return failed(check, finding)
     return passed(check, "bit-equal")
+
+
+def exported_weights(evidence: CaseEvidence) -> CheckVerdict | None:
+    """Whole weights by every way out of the engine, and by files in again, to the bit."""
+    check = "exported weights"
+    if evidence.case.scenario != "exported":
+        return None
+    for rank, one in enumerate(evidence.seen):
+        ways = dict(one.exported or {})
+        losses = ways.pop("loss", {})
+        for way, whole in ways.items():
+            # Ranks beside the first need not get the whole.
+            if rank and not whole:
+                continue
+            finding = _difference(whole, evidence.initial, rank)
+            if finding is not None:
+                return failed(check, finding.model_copy(update={"evidence": (f"by {way}",)}))
+        if len({float(loss) for loss in losses.values()}) > 1:
+            finding = Finding(rank=rank, expected="equal losses", found=str(losses))
+            return failed(check, finding)
+    return passed(check, ", ".join(evidence.seen[0].exported or {}))
+
+
+def _difference(found: Mapping[str, Tensor], wanted: Named, rank: int) -> Finding | None:
+    for name, expected in wanted.items():
+        value = found.get(name)
+        # A parameter of shape () may come as one row.
+        if value is not None and not expected.shape and value.numel() == 1:
+            value = value.reshape(())
+        if value is None or value.shape != expected.shape or not torch.equal(value, expected):
+            there = "nothing" if value is None else f"{numbers(value)}, shape {tuple(value.shape)}"
+            return Finding(parameter=name, rank=rank, expected=numbers(expected), found=there)
+    return None
 
 
 def strict_loading(evidence: CaseEvidence) -> CheckVerdict | None:
