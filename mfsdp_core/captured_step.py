@@ -60,7 +60,7 @@ class CapturedStep:
 
     def reset(self) -> None:
         """Forget the graph: the next calls warm up, are checked and captured again."""
-        self._calls = 0
+        self._finished = 0
         self._recordings: list[Recording] = []
         self._replay: Callable[[], None] | None = None
         self._outputs: Any = None
@@ -85,7 +85,6 @@ class CapturedStep:
             ConfigurationError: other inputs than those of the first call.
             LifecycleError: a number of the optimizer, or the model's mode, has changed since.
         """
-        self._calls += 1
         static = self._take(inputs)
         if self.is_checked:
             self._refuse_changes()
@@ -96,8 +95,9 @@ class CapturedStep:
         if self.is_checked and self._streams.has_graphs:
             return self._capture(static)
         with self._streams.captured_stream():
-            records = _UNRECORDED < self._calls <= _UNRECORDED + _RECORDED
+            records = self._finished >= _UNRECORDED and not self.is_checked
             outputs = self._recorded(static) if records else self._step(*static)
+        self._finished += 1
         return _copied(outputs)
 
     def _take(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

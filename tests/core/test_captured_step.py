@@ -240,6 +240,21 @@ def test_other_inputs_are_refused_with_what_was_expected():
         step(torch.ones(2, 8))
 
 
+def test_a_step_that_fails_is_no_step_and_the_check_still_comes():
+    fails = iter([False] * 4 + [True] + [False] * 100)  # two microbatches each: in the third step
+
+    def fail(_loss):
+        if next(fails):
+            raise KeyboardInterrupt
+
+    step = captured(sharded(), inside=fail)
+    run(step, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(step, 1)
+    run(step, 2)
+    assert step.is_checked
+
+
 def test_loading_optimizer_state_captures_anew():
     model = sharded()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
