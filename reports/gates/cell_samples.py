@@ -70,8 +70,9 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time. why_not_steady: reasons of those, each once. timing: by block, for interleaved runs. counts: what a step of one
-    of the runs did, None if none counted. nodes: of a cluster, of all runs.
+    finished runs without a time. why_not_steady: reasons of those, each once. timing: by block, for
+    interleaved runs. counts: what a step of one of the runs did, None if none counted. nodes: of a
+    cluster, of all runs.
     """
 
     name: str
