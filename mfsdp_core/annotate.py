@@ -1,6 +1,6 @@
 """Named ranges of what a model does, for whoever draws them: NVTX, a profiler, a list.
 
-Names are stable: `forward UNIT`, `recompute UNIT`, `backward UNIT` (the root is `root`), and
+Names are stable: `forward UNIT`, `recompute UNIT` (the root is `root`), `backward UNIT`, and
 `COLLECTIVE of BUCKET` from where it is issued to where it is waited for. Of backward passes one
 range is open at a time: a unit's begins before the end of the one that ran before is known.
 """
@@ -53,6 +53,9 @@ class Annotations:
         self._issued += 1
         self._collectives[self._issued] = self._begin(name)
         return self._issued
+
+    def waiting(self, number: int) -> None:
+        """It is asked to end: a part of its range."""
 
     def waited(self, number: int) -> None:
         """The current stream waits for it."""

@@ -94,9 +94,13 @@ class CapturedStep:
             return _copied(self._outputs)
         if self.is_checked and self._streams.has_graphs:
             return self._capture(static)
-        with self._streams.captured_stream():
-            records = self._finished >= _UNRECORDED and not self.is_checked
-            outputs = self._recorded(static) if records else self._step(*static)
+        records = self._finished >= _UNRECORDED and not self.is_checked
+        try:
+            with self._streams.captured_stream():
+                outputs = self._recorded(static) if records else self._step(*static)
+        except BaseException:
+            self.reset()  # what a pass has left behind changes the next one
+            raise
         self._finished += 1
         return _copied(outputs)
 
@@ -123,7 +127,6 @@ class CapturedStep:
         if len(self._recordings) == _RECORDED:
             why = differences(*self._recordings)
             if why:
-                self.reset()
                 raise NotReplayableError(
                     f"the step cannot be a CUDA graph: {'; '.join(why)}. Keep the host out of the "
                     "step, its numbers in tensors and its memory in place, or leave out "

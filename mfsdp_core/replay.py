@@ -69,6 +69,7 @@ class Recording(TorchDispatchMode):
         self._groups: dict[int, str] = {}
         self._collectives = 0
         self._is_reading = False
+        self._is_backend = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -89,7 +90,8 @@ class Recording(TorchDispatchMode):
             return NotImplemented  # it comes again, as operations on what this rank holds
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if not name.startswith(("c10d::", "_c10d_functional::")):  # noted where they are tracked
+        is_collective = name.startswith(("c10d::", "_c10d_functional::"))
+        if not (is_collective or self._is_backend):  # noted where they are tracked
             self._note(func, name, args, kwargs or {}, result)
         return result
 
@@ -102,8 +104,14 @@ class Recording(TorchDispatchMode):
         self.entries.append(Entry(name, tuple(map(self._operand, (*reads, *writes))), (where,)))
         return self._collectives
 
+    def waiting(self, number: int) -> None:
+        """The backend works: gloo, on a CPU, copies its results now, which no graph would hold."""
+        del number
+        self._is_backend = True
+
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
+        self._is_backend = False
         self.entries.append(Entry("wait", (), (str(number),)))
 
     def released(self, memory: Tensor, name: object) -> None:

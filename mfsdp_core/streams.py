@@ -52,6 +52,9 @@ class Observer(Protocol):
     ) -> int:
         """A collective starts; its number."""
 
+    def waiting(self, number: int) -> None:
+        """The backend is asked to wait for it; what it does until `waited` is its own affair."""
+
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
 
@@ -78,6 +81,8 @@ class InFlight:
 
     def wait(self) -> None:
         """Let the current stream wait for the end of all of them; on a CPU return afterwards."""
+        if self._observer is not None:
+            self._observer.waiting(self._number)
         for work in self._works:
             work.wait()
         self._works = self._tensors = ()

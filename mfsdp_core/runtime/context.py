@@ -197,7 +197,7 @@ class ShardedContext:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
         self._begin_backward()
-        if point.is_unit:
+        if point.is_unit and unit is not self.root:
             self._tell("enter", "backward", unit)
         if epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))

@@ -75,7 +75,6 @@ def test_units_and_collectives_have_ranges_that_all_end():
         "forward root",
         "forward layers.0",
         "forward layers.1",
-        "backward root",
         "backward layers.1",
         "backward layers.0",
     ]

@@ -16,9 +16,10 @@ COMM = "comm 0xa0 rank 0 nranks 2 cudaDev 0 busId 1b commId 0xc - Init COMPLETE"
 UB = {"nccl_ub": True, "double_buffer": True, "allocator": "fixed_pool"}
 
 
-def call(operation):
+def call(operation, size=256):
+    count = size // 4
     return (
-        f"{operation}: opCount 1 sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 op 0 root 0 comm"
+        f"{operation}: opCount 1 sendbuff 0x1 recvbuff 0x2 count {count} datatype 7 op 0 root 0 comm"
         " 0xa0 [nranks=2] stream 0x5"
     )
 
@@ -45,7 +46,8 @@ def audit(tmp_path, gathers, reductions, version="2.29.3"):
     lines = [f"NCCL version {version}+cuda13.0", COMM]
     for operation, told in (("AllGather", gathers), ("ReduceScatter", reductions)):
         for line in told:
-            lines += [call(operation), line]
+            size = int(line.split(" Bytes")[0].split()[-1]) if " Bytes" in line else 256
+            lines += [call(operation, size), line]
     (nccl / "rank0.log").write_text("".join(f"{HEAD}{line}\n" for line in lines))
     found = audit_run(tmp_path).audit
     assert found is not None

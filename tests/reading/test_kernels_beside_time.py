@@ -45,7 +45,7 @@ def filled(store, *, with_log=True):
             (folder.path / "nccl").mkdir()
             text = "".join(f"{HEAD}{line}\n" for line in LOG.splitlines())
             (folder.path / "nccl" / "rank0.log").write_text(text)
-    return find(load_sweeps(store, ["quickstart"]))
+    return find(load_sweeps(store, ["quickstart"]), store=store)
 
 
 def warnings(findings):
@@ -82,7 +82,7 @@ def test_a_report_without_wishes_has_no_such_column(store):
     cells = [("plain", cuda_run())]
     write_plan(store, cells)
     record_run(store, Recorded(cells[0][1], cell="plain"))
-    table = cell_table(find(load_sweeps(store, ["quickstart"])))
+    table = cell_table(find(load_sweeps(store, ["quickstart"]), store=store))
     assert "NCCL kernels by log" not in [title.title for title in table.columns]
 
 
@@ -90,7 +90,7 @@ def test_devices_and_parts_of_steps_are_shown_with_retries_and_drift(store):
     resolved = cuda_run()
     write_plan(store, [("one", resolved)])
     record_run(store, Recorded(resolved, cell="one"))
-    findings = find(load_sweeps(store, ["quickstart"]))
+    findings = find(load_sweeps(store, ["quickstart"]), store=store)
     run = findings.cells[0].runs[0]
     steps = {
         rank: [
