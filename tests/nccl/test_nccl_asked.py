@@ -17,10 +17,9 @@ UB = {"nccl_ub": True, "double_buffer": True, "allocator": "fixed_pool"}
 
 
 def call(operation, size=256):
-    count = size // 4
     return (
-        f"{operation}: opCount 1 sendbuff 0x1 recvbuff 0x2 count {count} datatype 7 op 0 root 0 comm"
-        " 0xa0 [nranks=2] stream 0x5"
+        f"{operation}: opCount 1 sendbuff 0x1 recvbuff 0x2 count {size // 4} datatype 7 op 0 root 0"
+        " comm 0xa0 [nranks=2] stream 0x5"
     )
 
 
