@@ -36,7 +36,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Pairs of runs of `make bench` whose steps are profiled side by side.
 PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2xcpu \
-  fsdp2-optim_grads_params-bf16-2xcpu:mfsdp-optim_grads_params-bf16-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
 .PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults clean
@@ -108,14 +107,15 @@ bench: venv
 	@$(BIN)/mfsdp-bench compare speed
 	@$(BIN)/python -m benchmarks.floor speed
 	@for pair in $(PROFILED); do \
-	  $(BIN)/python -m benchmarks.step_profile --out results/profile-$${pair#*:}.json \
+	  $(BIN)/python -m benchmarks.step_profile --steps 8 --out results/profile-$${pair#*:}.json \
 	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done
 
-# Real process trees with scripted ranks; the table says what each record blames.
+# Real process trees with scripted ranks, then jobs of a Slurm of its own; what each record says.
 faults: venv
 	@$(BIN)/python tests/run/faults/hundred_faults.py
+	@PYTHONPATH=.:tests/cluster $(BIN)/python tests/cluster/fifty_faults.py
 
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
 ifeq ($(DEVICE),cpu)

@@ -22,12 +22,16 @@ class Kept(BaseModel):
 
 
 class Finding(Kept):
-    """The first thing that was wrong. evidence: lines of logs and ledgers that show it."""
+    """The first thing that was wrong. evidence: lines of logs and ledgers that show it.
+
+    position: of the rank in a mesh of two axes and its node, as `outer 1, inner 0, on n2`.
+    """
 
     parameter: str | None = None
     step: int | None = None
     microbatch: int | None = None
     rank: int | None = None
+    position: str = ""
     expected: str = ""
     found: str = ""
     evidence: tuple[str, ...] = ()
@@ -40,6 +44,8 @@ class Finding(Kept):
             value = getattr(self, name)
             if value is not None:
                 parts.append(f"{name} {value}")
+        if self.position and self.rank is not None:
+            parts[-1] += f" ({self.position})"
         return ", ".join(parts)
 
 

@@ -101,8 +101,9 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     reduced gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that
     reads them there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour,
     in which a whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
-    `point_to_point` exchange with a local FP32 sum; `auto` takes the latter on gloo where gradients
-    are scattered. allocator: who serves the buffers that come and go, one of
+    direct exchange with a local FP32 sum, `point_to_point` by messages or `same_host` by reading
+    the other ranks' memory; `auto` takes what is fastest of them on gloo and works, and
+    `model.transports` says which. allocator: who serves the buffers that come and go, one of
     `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is what
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:

@@ -289,10 +289,10 @@ def _registration(arguments: Mapping[str, Any]) -> RegistrationConfig | None:
     """
     if not arguments["nccl_ub"]:
         return None
-    if arguments["transport"] == "point_to_point":
+    if arguments["transport"] in ("point_to_point", "same_host"):
         raise ConfigurationError(
-            "nccl_ub registers memory for NCCL's collectives, and transport='point_to_point' uses "
-            "none. Use transport='native'."
+            "nccl_ub registers memory for NCCL's collectives, and "
+            f"transport={arguments['transport']!r} uses none. Use transport='native'."
         )
     return RegistrationConfig(
         symmetric=not arguments["disable_symmetric_registration"],

@@ -68,6 +68,7 @@ class MegatronFSDP(nn.Module):
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
+    transports: by group, what carries its bytes, and the reason.
 
     A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
     reduction where gradients are held whole, one optimizer step.
@@ -125,8 +126,8 @@ class MegatronFSDP(nn.Module):
         self.dist_index = sharding.dist_index
         self.cuda_graph_mode = sharding.cuda_graph_mode
         self._dense, self._experts = environment.dense, environment.experts
-        self._context = sharding.context
-        self._policy = sharding.policy
+        self._context, self._policy = sharding.context, sharding.policy
+        self.transports = self._context.transports
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._units(), self._context.user_buffers)
         owner = weakref.ref(self)

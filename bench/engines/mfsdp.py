@@ -137,6 +137,11 @@ class MfsdpEngine:
         registration: dict[str, Any] | None = self._model.buffer_registration
         return registration
 
+    def transports(self) -> dict[str, dict[str, str]]:
+        """What carries the bytes of each group, and why no better transport does."""
+        transports: dict[str, dict[str, str]] = self._model.transports
+        return transports
+
     def ledger(self) -> LedgerView:
         """The core's own; see `bench.engines.ledger_view`."""
         ledger: LedgerView = self._model.ledger

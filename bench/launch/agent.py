@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
         ]
     except SignalException as error:
         outcome["signal"] = int(error.sigval)
+        # It ended its ranks at once, while peers elsewhere still had to notice.
+        outcome["signal_seconds"] = min(deaths.of_all().values(), default=time.time())
         code = 128 + error.sigval
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

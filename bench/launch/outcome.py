@@ -8,6 +8,7 @@ that broke first ([Note: who broke first]), else the agent.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import signal
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 from bench.launch.agent import OUTCOME_GLOB
 from bench.launch.blame import Failure, first_to_break
 from bench.launch.protocol import JobState
+from bench.launch.rank_entry.mfsdp_bench_rank import PROOFS_GLOB
 from bench.record import RunState
 from bench.store import RunFolder
 from bench.store.reading import read_json_object
@@ -43,6 +45,7 @@ class Evidence:
     failures: reports of the ranks by rank, earliest first. exit_codes: of the ranks that torchrun
     saw fail. died_seconds: Unix time of their deaths, where the kernel told. agent_signal: what
     the agent was asked to end by, None if it was not. agent_place: `on HOST`, where it is not here.
+    agent_gone: it has left no word, while those of other nodes have.
     """
 
     agent_exit_code: int | None
@@ -54,6 +57,7 @@ class Evidence:
     died_seconds: dict[int, float] = field(default_factory=dict)
     agent_signal: int | None = None
     agent_place: str = ""
+    agent_gone: bool = False
 
 
 def gather_evidence(
@@ -61,22 +65,61 @@ def gather_evidence(
 ) -> Evidence:
     """Read the reports of the ranks (earliest first) and of the agents out of the run folder."""
     failures = folder.read_failures()
-    agents = [read_json_object(file, []) or {} for file in folder.logs_path.glob(OUTCOME_GLOB)]
+    by_node = {
+        int("".join(filter(str.isdigit, file.name)) or 0): read_json_object(file, []) or {}
+        for file in folder.logs_path.glob(OUTCOME_GLOB)
+    }
+    agents = list(by_node.values())
     codes = _of_ranks(agents, "exit_code")
+    died = _of_ranks(agents, "died_seconds")
     signals = [found for one in agents if isinstance(found := one.get("signal"), int)]
     ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
+    known = [*died.values(), *(_failed_at(report) for report in failures.values())]
+    culprit = _ended_agent(by_node, _hosts(folder), min(known, default=math.inf))
     return Evidence(
         agent_exit_code=end.exit_code,
-        agent_place=end.detail,
+        agent_place=end.detail if culprit is None else culprit[1],
+        agent_gone=culprit is not None and culprit[0] is None,
         failures={rank: failures[rank] for rank in ordered},
         exit_codes={rank: int(code) for rank, code in codes.items()},
-        died_seconds=_of_ranks(agents, "died_seconds"),
+        died_seconds=died,
         # Where a rank has failed on one node, the agents of the others are ended for it.
-        agent_signal=signals[0] if signals and not codes else None,
+        agent_signal=culprit[0] if culprit else signals[0] if signals and not codes else None,
         steps=steps,
         steps_expected=steps_expected,
         kernel_oom_kills=end.kernel_oom_kills,
     )
+
+
+def _hosts(folder: RunFolder) -> dict[int, str]:
+    """Node -> what it is called, of a run on several, by what its ranks have proven."""
+    found: dict[int, str] = {}
+    for file in folder.path.glob(PROOFS_GLOB):
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            first = json.loads(file.read_text().splitlines()[0])
+            found[int(file.name.split(".")[1].removeprefix("node"))] = str(first["host"])
+    return found if len(found) > 1 else {}
+
+
+def _ended_agent(
+    agents: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str], first_failure: float
+) -> tuple[int | None, str] | None:
+    """(signal, place) of the one agent whose end the others followed; None if none is known.
+
+    Either it alone has left no word (no signal then), or it was ended before any rank had failed.
+    """
+    silent = [node for node in hosts if node not in agents]
+    if len(silent) == 1 and agents:
+        return None, f"on {hosts[silent[0]]}"
+    ended = {
+        float(one["signal_seconds"]): (int(one["signal"]), node)
+        for node, one in agents.items()
+        if isinstance(one.get("signal_seconds"), int | float)
+    }
+    if not ended or min(ended) >= first_failure or not hosts:
+        return None
+    number, node = ended[min(ended)]
+    return number, f"on {hosts[node]}" if node in hosts else ""
 
 
 def classify(evidence: Evidence) -> Outcome:
@@ -112,7 +155,8 @@ def _broken(evidence: Evidence) -> Outcome | None:
     failed = sorted({*evidence.exit_codes, *evidence.failures})
     first = first_to_break([_failure(evidence, rank) for rank in failed])
     code = evidence.agent_exit_code
-    agent_ended = evidence.agent_signal is not None or (code is not None and code < 0)
+    asked = evidence.agent_signal is not None or evidence.agent_gone
+    agent_ended = asked or (code is not None and code < 0)
     if first is None or (agent_ended and first.lost_a_peer):
         return None
     if first.report is not None:
@@ -165,7 +209,9 @@ def _death(evidence: Evidence, rank: int, number: int) -> Outcome:
 
 def _agent_fault(evidence: Evidence) -> Outcome:
     code = evidence.agent_exit_code
-    if evidence.agent_signal is not None:
+    if evidence.agent_gone:
+        how = "is gone without a word (SIGKILL leaves none)"
+    elif evidence.agent_signal is not None:
         how = f"was ended by {signal_name(evidence.agent_signal)}"
     elif code is None:
         how = "is gone and left no exit code"

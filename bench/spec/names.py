@@ -17,7 +17,7 @@ DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
 #: Allocators whose slots exist from the start.
 POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
-TransportName = Literal["auto", "native", "point_to_point"]
+TransportName = Literal["auto", "native", "point_to_point", "same_host"]
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 GatherPrecisionName = Literal["recipe", "compute"]

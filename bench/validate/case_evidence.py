@@ -116,7 +116,8 @@ class CaseEvidence:
         outer = self.case.outer
         # Direct exchange adds up in FP32; a divisor that is no power of two would round before.
         scatters = self.case.strategy != "no_shard" and self.case.outer == 1
-        exact = self.case.transport == "point_to_point" and scatters and _divides_exactly(self.case)
+        direct = self.case.transport in ("point_to_point", "same_host")
+        exact = direct and scatters and _divides_exactly(self.case)
         model = rounding.Model(
             grads,
             wire,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bench.engines.mfsdp import node_name
 from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import SCENARIOS, Case
 from bench.validate.checks import collectives, gradients, memory, streams, weights, wire
@@ -69,8 +70,19 @@ def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict
         evidence = CaseEvidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
         asked = [_asked(check, evidence) for check in CHECKS]
         checks = tuple(verdict for verdict in asked if verdict is not None)
+    checks = tuple(_placed(check, case) for check in checks)
     failed = any(check.state == "failed" for check in checks)
     return verdict.model_copy(update={"state": "failed" if failed else "passed", "checks": checks})
+
+
+def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
+    """With the place of the rank on both axes of a hybrid mesh, and the name of its node."""
+    found = check.finding
+    if found is None or found.rank is None or case.outer == 1:
+        return check
+    outer, inner = divmod(case.data_rank(found.rank), case.inner)
+    position = f"outer {outer}, inner {inner}, on {node_name()}"
+    return check.model_copy(update={"finding": found.model_copy(update={"position": position})})
 
 
 def settings(case: Case) -> dict[str, Any]:

@@ -104,6 +104,7 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(base, scenario="equalised")
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
+    yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
     yield replace(sharded, gather_group=True)
     for model in ("tied", "cross_tied"):
         for allocator in POOLS:
@@ -183,6 +184,7 @@ def _full(engine: str) -> Iterator[Case]:
             yield replace(case, policy=policy, average=True)
             yield replace(case, policy=policy, transport="native")
             yield replace(case, policy=policy, transport="point_to_point")
+            yield replace(case, policy=policy, transport="same_host")
             yield replace(case, policy=policy, overlap=False)
             yield replace(case, policy=policy, gather_group=True)
             for allocator in ("temporary", *POOLS):

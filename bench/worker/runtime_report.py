@@ -19,7 +19,8 @@ def runtime_report(
     """Facts of this process; `meters` (their cost over the whole run) once the run has ended.
 
     gathered_bytes: sent by this rank in gathers of weights so far, by dtype on the wire.
-    buffer_registration: what NCCL has registered, group by group, and why not more.
+    buffer_registration: what NCCL has registered, group by group, and why not more. transports:
+    what carries the bytes of each group, where the engine chooses that itself.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -36,6 +37,7 @@ def runtime_report(
         # An engine of others may have been written before these methods were.
         "gathered_bytes": getattr(engine, "gathered_bytes", lambda: None)(),
         "buffer_registration": getattr(engine, "buffer_registration", lambda: None)(),
+        "transports": getattr(engine, "transports", lambda: None)(),
     }
     if cost is not None:
         report["meters"] = {

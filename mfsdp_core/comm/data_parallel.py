@@ -12,14 +12,21 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.comm.axes import AxisCommunicators
+from mfsdp_core.comm.host_links import HostLinks
+from mfsdp_core.comm.host_meeting import links_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Scratch
+from mfsdp_core.comm.same_host import SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.plan.config import Transport
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.streams import Streams
+
+#: Ranks whose sum is the same in any order.
+_ANY_ORDER = 2
 
 
 @dataclass(frozen=True)
@@ -104,19 +111,39 @@ class DataParallelAxes:
         events: EventBus,
         streams: Streams,
     ) -> AxisCommunicators:
-        """One per purpose; all publish to `events`.
+        """One per purpose; all publish to `events`. Collective.
 
-        `auto` exchanges directly on gloo, except along an axis that all-reduces: there the second
-        half of a direct exchange cannot overlap with the backward pass.
+        `auto` on gloo: ranks of one host that may read each other's memory do (`same_host`), others
+        exchange directly where gradients are scattered (`point_to_point`). Where they are
+        all-reduced, `native` stays: of a direct exchange between hosts the second half cannot
+        overlap with the backward pass, and sums of more than two ranks would change in their last
+        bits.
+
+        Raises:
+            ConfigurationError: `same_host` was asked for, and some group cannot.
         """
 
         def over(group: dist.ProcessGroup, role: str, axis: AxisPlacements) -> Communicator:
             role = self.role_prefix + role
-            on_gloo = dist.get_backend(group) == "gloo"
-            pays_off = on_gloo and axis.reduction is not Collective.ALL_REDUCE
-            if transport == "point_to_point" or (transport == "auto" and pays_off):
-                return PointToPointCommunicator(group, role, events, streams, scratch)
-            return TorchCommunicator(group, role, events, streams)
+            scatters = axis.reduction is not Collective.ALL_REDUCE
+            automatic = transport == "auto" and dist.get_backend(group) == "gloo"
+            reason = "sums of so many ranks would change in their last bits"
+            if transport == "same_host" or (automatic and (scatters or group.size() <= _ANY_ORDER)):
+                links = _links(group, streams)
+                if isinstance(links, HostLinks):
+                    return SameHostCommunicator(group, role, events, streams, scratch, links=links)
+                reason = links
+            if transport == "same_host" and group.size() > 1:
+                raise ConfigurationError(
+                    f"transport='same_host' on the ranks of group {role}: {reason}. Use 'auto', "
+                    "which takes it where it works."
+                )
+            found = TorchCommunicator(group, role, events, streams)
+            if transport == "point_to_point" or (automatic and scatters):
+                found = PointToPointCommunicator(group, role, events, streams, scratch)
+            if automatic and group.size() > 1:
+                found.reason = reason
+            return found
 
         inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner
@@ -126,3 +153,9 @@ class DataParallelAxes:
         if self.has_outer_axis:
             outer = over(self.mesh.get_group(0), "outer", strategy.outer)
         return AxisCommunicators(inner, gather, outer)
+
+
+def _links(group: dist.ProcessGroup, streams: Streams) -> HostLinks | str:
+    if group.size() == 1 or dist.get_backend(group) != "gloo" or streams.device.type != "cpu":
+        return "it needs several ranks, gloo and CPU tensors"
+    return links_of(group)

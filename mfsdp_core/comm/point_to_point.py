@@ -44,6 +44,7 @@ class PointToPointCommunicator(TorchCommunicator):
     scratch: memory for the slices that arrive from other ranks before they are added up.
     """
 
+    transport = "point_to_point"
     takes_scratch = True
 
     def __init__(
@@ -100,7 +101,7 @@ class PointToPointCommunicator(TorchCommunicator):
 
     def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
         """Sums are taken in FP32 at least, and are written where they belong in that dtype."""
-        return self.size == 1 or result == _sum_dtype(wire)
+        return self.size == 1 or result == sum_dtype(wire)
 
     def _sum_slices(
         self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
@@ -116,7 +117,7 @@ class PointToPointCommunicator(TorchCommunicator):
 
         def add_up() -> torch.Tensor:
             exchange.wait()
-            total = _sum_in_order(contributions, out)
+            total = sum_in_order(contributions, out)
             self._scratch.release(bucket, memory)
             return total.div_(self.size) if average else total
 
@@ -189,11 +190,12 @@ class _Then:
         return self._result
 
 
-def _sum_dtype(wire: torch.dtype) -> torch.dtype:
+def sum_dtype(wire: torch.dtype) -> torch.dtype:
+    """Dtype that values which travel as `wire` are added up in."""
     return torch.promote_types(wire, torch.float32)
 
 
-def _sum_in_order(
+def sum_in_order(
     contributions: Sequence[torch.Tensor], out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """c0 + c1 + ... from left to right, at least in FP32.
@@ -202,7 +204,7 @@ def _sum_in_order(
     else in memory of its own.
     """
     first, *rest = contributions
-    dtype = _sum_dtype(first.dtype)
+    dtype = sum_dtype(first.dtype)
     total = out
     if total is None or total.dtype != dtype or _holds(total, contributions[2:]):
         total = first.new_empty(first.shape, dtype=dtype)

@@ -56,12 +56,15 @@ class Communicator(Protocol):
 
     Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
     `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
-    `role` the group. takes_scratch: reductions hold memory of their own while they are under way.
+    `role` the group. transport: what carries the bytes; reason: why no better one does.
+    takes_scratch: reductions hold as much memory of their own as arrives, while they are under way.
     """
 
     size: int
     rank: int
     role: str
+    transport: str
+    reason: str
     takes_scratch: bool
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:

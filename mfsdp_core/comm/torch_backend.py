@@ -40,8 +40,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class TorchCommunicator:
-    """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
+    """A `Communicator` over one process group. `role` names it in events (see `Event`).
 
+    reason: why it is this one, where `auto` would have preferred another.
+    """
+
+    transport = "native"
     takes_scratch = False
 
     def __init__(
@@ -51,8 +55,11 @@ class TorchCommunicator:
         self.rank = group.rank()
         self._group = group
         self.role = role
+        self.reason = ""
         self._events = events
         self._streams = streams
+        # Events are frozen, and a bucket's are the same in every step.
+        self._published: dict[tuple[str, str, torch.dtype, int], Event] = {}
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
@@ -117,8 +124,10 @@ class TorchCommunicator:
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
         if not self._events.wants("collective"):
             return
-        self._events.publish(
-            Event(
+        key = (operation, bucket, full.dtype, full.numel())
+        event = self._published.get(key)
+        if event is None:
+            event = self._published[key] = Event(
                 kind="collective",
                 operation=operation,
                 dtype=dtype_name(full.dtype),
@@ -127,7 +136,7 @@ class TorchCommunicator:
                 group_size=self.size,
                 bucket=bucket,
             )
-        )
+        self._events.publish(event)
 
 
 def _op(average: bool) -> dist.ReduceOp.RedOpType:

@@ -31,8 +31,7 @@ class WireRecord:
 
         The convention of nccl-tests' bus bandwidth; an all-reduce takes two passes.
         """
-        passes = _RING_PASSES[self.operation]
-        return passes * self.payload_bytes * (self.group_size - 1) // self.group_size
+        return _sent_bytes(self.operation, self.payload_bytes, self.group_size)
 
 
 class WireLog:
@@ -43,7 +42,7 @@ class WireLog:
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self._records: deque[WireRecord] = deque(maxlen=capacity)
+        self._events: deque[Event] = deque(maxlen=capacity)
         self.sent_bytes = 0
         self.counts: Counter[str] = Counter()
         self.gathered_bytes: Counter[str] = Counter()
@@ -52,29 +51,37 @@ class WireLog:
         """Record `event` if it is a collective."""
         if event.kind != "collective":
             return
-        record = WireRecord(
-            event.operation,
-            event.dtype,
-            event.payload_bytes,
-            event.group,
-            event.group_size,
-            event.bucket,
-        )
-        self._records.append(record)
-        self.sent_bytes += record.sent_bytes
-        self.counts[record.operation] += 1
-        if record.operation == "all_gather":
-            self.gathered_bytes[record.dtype] += record.sent_bytes
+        self._events.append(event)
+        sent_bytes = _sent_bytes(event.operation, event.payload_bytes, event.group_size)
+        self.sent_bytes += sent_bytes
+        self.counts[event.operation] += 1
+        if event.operation == "all_gather":
+            self.gathered_bytes[event.dtype] += sent_bytes
 
     def __iter__(self) -> Iterator[WireRecord]:
-        return iter(self._records)
+        return map(_record, self._events)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._events)
 
     def clear(self) -> None:
         """Forget records and totals."""
-        self._records.clear()
+        self._events.clear()
         self.sent_bytes = 0
         self.counts.clear()
         self.gathered_bytes.clear()
+
+
+def _sent_bytes(operation: str, payload_bytes: int, group_size: int) -> int:
+    return _RING_PASSES[operation] * payload_bytes * (group_size - 1) // group_size
+
+
+def _record(event: Event) -> WireRecord:
+    return WireRecord(
+        event.operation,
+        event.dtype,
+        event.payload_bytes,
+        event.group,
+        event.group_size,
+        event.bucket,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import torch
@@ -35,6 +35,17 @@ class BufferKey:
     elements: int
     dtype: torch.dtype
     payload: str = ""
+    # Looked up a dozen times per unit and step, and hashing five fields takes a microsecond.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Hash once."""
+        fields = (self.bucket, self.role, self.elements, self.dtype, self.payload)
+        object.__setattr__(self, "_hash", hash(fields))
+
+    def __hash__(self) -> int:
+        """Of all fields."""
+        return self._hash
 
     @classmethod
     def of(cls, bucket: str, row: Buffer) -> Self:

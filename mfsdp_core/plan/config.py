@@ -10,7 +10,7 @@ from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
-Transport = Literal["auto", "native", "point_to_point"]
+Transport = Literal["auto", "native", "point_to_point", "same_host"]
 UnusedParameters = Literal["none", "zero"]
 
 
@@ -18,8 +18,8 @@ UnusedParameters = Literal["none", "zero"]
 class ReductionConfig:
     """How gradients are averaged.
 
-    transport: `auto`, `native` or `point_to_point` (`auto`: point to point on gloo
-    where gradients are scattered, else native).
+    transport: `native`, `point_to_point`, `same_host` or `auto`, whose rule is in
+    `DataParallelAxes.communicators`.
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens. It wins over
     average_in_collective, as it does upstream.

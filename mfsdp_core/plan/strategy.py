@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from mfsdp_core.errors import ConfigurationError
 
@@ -85,7 +86,7 @@ class AxisPlacements:
     gradient: Placement
     optimizer: Placement
 
-    @property
+    @cached_property
     def reduction(self) -> Collective:
         """The collective that a freshly computed (PARTIAL) gradient goes through."""
         return collective_between(Placement.PARTIAL, self.gradient)
@@ -100,7 +101,7 @@ class AxisPlacements:
         """Copy or add: see `Landing`."""
         return Landing.ADD if self.reduces_every_microbatch else Landing.COPY
 
-    @property
+    @cached_property
     def weight_refresh(self) -> Collective:
         """The collective that brings updated main weights into compute weights at rest or in use.
 

@@ -174,6 +174,7 @@ def build_context(
     for unit in (root, *units):
         unit.show_sharded()
     attach_hooks(context)
+    context.transports = factory.transports()
     if factory.user_buffers is not None:
         context.user_buffers = factory.user_buffers
         _see_to_registration(context, factory.user_buffers, config.allocation.registration)
@@ -258,6 +259,14 @@ class _GroupFactory:
             )
             for axes in (environment.dense, environment.experts)
             if axes is not None
+        }
+
+    def transports(self) -> dict[str, dict[str, str]]:
+        """What carries the bytes of each group, experts' included; see `AxisCommunicators`."""
+        return {
+            prefix + role: entry
+            for prefix, communicators in self._communicators.items()
+            for role, entry in communicators.transports().items()
         }
 
     def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:

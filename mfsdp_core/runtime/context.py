@@ -91,6 +91,7 @@ class ShardedContext:
         self.marked_last = False
         self.allocators = allocators
         self.user_buffers: UserBuffers | None = None
+        self.transports: dict[str, dict[str, str]] = {}
         self._calls = CallBook()
         self._forward_order = params.gathered["forward"]
         self._backward_order = params.gathered["backward"]
@@ -237,11 +238,14 @@ class ShardedContext:
         self._release_if_spent(unit)
         self._gather_ahead()
 
-    @torch.no_grad()
     def gradient_ready(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
+        if torch.is_grad_enabled():  # only where the pass builds a graph of itself
+            with torch.no_grad():
+                self.gradient_ready(unit, buffers, index, raw)
+            return
         self._begin_backward()
         if self._spares_parameters:
             self._begin_gradients()

@@ -127,7 +127,8 @@ def describe(key: GroupKey, views: list[View], job: Job, groups: Groups) -> Comm
         label = f"{first.pointer} of {first.process}"
         if first.begins:
             label += f" ({first.begins + 1}. with this pointer)"
-    return Communicator(label, _role(views, job, groups), ranks, nodes)
+    hosts = tuple(sorted({view.process.rpartition(":")[0] for view in views}))
+    return Communicator(label, _role(views, job, groups), ranks, nodes, hosts)
 
 
 def _role(views: list[View], job: Job, groups: Groups) -> str:

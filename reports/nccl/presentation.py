@@ -24,6 +24,7 @@ _PHASES = {
     "": "-",
 }
 _MOST_REASONS = 40
+_SHOWN_HOSTS = 4
 _UNIT_BYTES = 1024.0
 
 
@@ -56,6 +57,12 @@ def communicator_text(one: Communicator) -> str:
         sizes.append(f"{one.ranks} ranks")
     if one.nodes is not None:
         sizes.append(f"{one.nodes} node{'s' * (one.nodes != 1)}")
+    if one.nodes is None or one.nodes > 1:
+        shown = ", ".join(one.hosts[:_SHOWN_HOSTS])
+        more = len(one.hosts) - _SHOWN_HOSTS
+        part = "seen on " if len(one.hosts) != one.nodes else ""
+        if len(one.hosts) > 1 or one.nodes:
+            sizes.append(f"{part}{shown}" + (f" and {more} more" if more > 0 else ""))
     return " ".join(words) + (f" ({', '.join(sizes)})" if sizes else "")
 
 
@@ -321,6 +328,7 @@ def _row(row: Row) -> dict[str, Any]:
         "role": one.role or None,
         "ranks": one.ranks,
         "nodes": one.nodes,
+        "hosts": list(one.hosts),
         "operation": row.operation,
         "bytes": row.size_bytes,
         "bytes_are": row.bytes_are,

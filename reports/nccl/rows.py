@@ -37,12 +37,16 @@ _BY_KIND: dict[Kind, Verdict] = {
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator as a reader should see it. ranks, nodes: None if no line says."""
+    """A communicator as a reader should see it. ranks, nodes: None if no line says.
+
+    hosts: those whose ranks of it printed something, in alphabetical order.
+    """
 
     label: str
     role: str = ""
     ranks: int | None = None
     nodes: int | None = None
+    hosts: tuple[str, ...] = ()
     attributed: bool = True
 
 

@@ -16,6 +16,7 @@ from two_node_slurm import TwoNodeSlurm
 from bench.record import RunRecord
 from bench.store import ResultsStore
 
+ENDLESS = 1_000_000
 CHECKOUT = Path(__file__).parents[2]
 
 SWEEP = """\
@@ -86,6 +87,20 @@ class Cluster:
             return sum(len(record.losses) > 0 for record in self.records()) >= runs
 
         self.wait_for(stepping, f"{runs} runs that step")
+
+    def after_a_crash_of(self, node: str) -> tuple[str, str]:
+        """State and reason of the one run that a node took with it, as its runner wrote them."""
+        sweep = self.sweep(steps=ENDLESS)
+        runner = self.start("run", sweep, "--launcher", "slurm", "--slurm", "requeue=false")
+        self.wait_for_steps()
+        self.slurm.crash_node(node)
+        try:
+            _, err = runner.communicate(timeout=90)
+        finally:
+            self.slurm.start_node(node)
+        (record,) = self.records()
+        assert record.status.ended_utc is not None, err
+        return record.status.state, record.status.reason
 
     def ready(self) -> None:
         """No job left, both nodes idle."""

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from cluster_runs import Cluster
+from cluster_runs import ENDLESS, Cluster
 from two_node_slurm import NODES, TwoNodeSlurm, missing_programs
 
 from bench.launch.command import RUN_DIR_VARIABLE
 from bench.record import FINISHED_GOOD
 from sweeps.jobs import read_arrays
 
-ENDLESS = 1_000_000
 AT_ONCE = 2
 GOOD = tuple(FINISHED_GOOD)
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -41,7 +40,7 @@ class Fault:
 
     states: of the records, oldest first, as alternatives. says: in the reason of the first record.
     alone: it touches nodes or the controller, so nothing else goes on meanwhile. queued: it meets a
-    job that waits, and not one whose ranks step.
+    job that waits, and not one whose ranks step. started: the act waits until they do.
     """
 
     kind: str
@@ -53,6 +52,7 @@ class Fault:
     options: tuple[str, ...] = ()
     alone: bool = False
     queued: bool = False
+    started: bool = True
 
 
 @dataclass
@@ -171,6 +171,11 @@ def again_steps(count: int) -> Act:
     return lambda scene: scene.wait_for_records(count)
 
 
+def program_is_there(scene: Scene) -> None:
+    """It has begun its run."""
+    scene.cluster.wait_for(lambda: len(scene.cluster.states()) == 1, "a run")
+
+
 def pends(scene: Scene) -> None:
     scene.cluster.wait_for(lambda: scene.job in scene.slurm.jobs("pending"), "a job that waits")
     time.sleep(2)
@@ -247,8 +252,9 @@ def of_ranks() -> list[Fault]:
     ]  # fmt: skip
     found += [
         Fault("agent dies", f"SIG{name} to the agent of {node}",
-              kill("bench.launch.agent", signal.Signals[f"SIG{name}"], node=node), crashed)
-        for name in ("KILL", "TERM")
+              kill("bench.launch.agent", signal.Signals[f"SIG{name}"], node=node), crashed,
+              f"on {node} {how}")
+        for name, how in (("KILL", "is gone without a word"), ("TERM", "was ended by SIGTERM"))
         for node in NODES
     ]  # fmt: skip
     program = "sweeps.job_program"
@@ -297,10 +303,12 @@ def of_jobs() -> list[Fault]:
         Fault("job is preempted", "requeue off", preempt, (("preempted", "interrupted"),),
               options=NO_REQUEUE, alone=True),
         Fault("time limit", "told before", later(0), (("timeout",),), "the time limit of job",
-              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=55")),
+              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=40"),
+              started=False),
         Fault("time limit", "program does not answer",
-              kill("sweeps.job_program", signal.SIGSTOP), (("timeout",),),
-              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=40")),
+              then(program_is_there, kill("sweeps.job_program", signal.SIGSTOP)), (("timeout",),),
+              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=5"),
+              started=False),
     ]  # fmt: skip
 
 
@@ -377,7 +385,7 @@ def inject(slurm: TwoNodeSlurm, folder: Path, fault: Fault) -> Result:
         scene = Scene(cluster, sweep, cluster.start(*arguments), fault.options)
         if fault.queued:
             cluster.wait_for(lambda: len(slurm.jobs()) == 1, "a job that waits")
-        else:
+        elif fault.started:
             cluster.wait_for_steps()
         fault.act(scene)
         scene.runner.communicate(timeout=150)

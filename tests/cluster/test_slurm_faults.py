@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cluster_runs import Cluster
+from cluster_runs import ENDLESS, Cluster
 from two_node_slurm import NODES
 
 from bench.record import FINISHED_GOOD
 
 pytestmark = [pytest.mark.nightly, pytest.mark.processes, pytest.mark.timeout(480)]
-
-ENDLESS = 1_000_000
 
 
 def test_a_job_is_told_before_its_time_limit(cluster: Cluster) -> None:
@@ -64,16 +62,7 @@ def test_jobs_wait_for_drained_nodes_and_say_so(cluster: Cluster) -> None:
     assert set(cluster.states()) <= FINISHED_GOOD
 
 
-def test_the_first_node_dies_and_the_next_runner_settles_its_run(cluster: Cluster) -> None:
-    sweep = cluster.sweep(steps=ENDLESS)
-    runner = cluster.start("run", sweep, "--launcher", "slurm", "--slurm", "requeue=false")
-    cluster.wait_for_steps()
-    cluster.slurm.crash_node("n1")
-    try:
-        _, err = runner.communicate(timeout=90)
-    finally:
-        cluster.slurm.start_node("n1")
-    (record,) = cluster.records()
-    assert record.status.state == "interrupted", err
-    assert "lost a node" in record.status.reason
-    assert record.status.ended_utc is not None, "settled by the runner that followed it"
+def test_the_first_node_dies_and_the_runner_settles_its_run(cluster: Cluster) -> None:
+    state, reason = cluster.after_a_crash_of("n1")
+    assert state == "interrupted"
+    assert "lost a node" in reason

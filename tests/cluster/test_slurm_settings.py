@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from bench.errors import UsageError
-from bench.launch.protocol import QueuedJob
+from bench.launch.protocol import Order, QueuedJob
+from bench.launch.rank_code import own_code
 from bench.launch.rendezvous import Rendezvous, node_number
 from bench.launch.slurm.controller import ControllerSilentError, look_at, why_this_job_ends
+from bench.launch.slurm.launcher import StepJob
 from bench.launch.slurm.nodes import node_of_cluster
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
 from bench.launch.slurm.submission import JobRequest, batch_script
-from bench.spec import LaunchSpec
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import LaunchSpec, RunSpec
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 
@@ -197,6 +200,19 @@ def test_a_plan_is_made_for_a_node_of_the_partition(command: SCRIPTS) -> None:
     assert (machine.nodes, machine.cpu_count, len(machine.cuda_devices)) == (4, 64, 8)
     assert machine.cuda_device_names[0] == "h100"
     assert machine.memory_bytes == 515000 * 2**20
+
+
+def test_agents_meet_on_the_first_node_also_when_started_from_a_login_node(
+    command: SCRIPTS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("scontrol", 'test "$4" = n1 && echo "NodeName=n1 NodeAddr=10.0.0.7 Port=6818"')
+    command("srun", f'echo "$MFSDP_BENCH_RENDEZVOUS" > {tmp_path}/meeting')
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    (tmp_path / "logs").mkdir()
+    run = resolve_anywhere(RunSpec(launch=LaunchSpec(ranks=2, nodes=2)))
+    job = StepJob(Order(run, tmp_path, own_code(), "worker"), SlurmSettings(), ["n1", "n2"])
+    assert job.wait(20.0).exit_code == 0
+    assert (tmp_path / "meeting").read_text().startswith("10.0.0.7:")
 
 
 def test_agents_meet_where_their_environment_says() -> None:

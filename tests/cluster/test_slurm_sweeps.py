@@ -8,34 +8,36 @@ import signal
 import time
 
 import pytest
-from cluster_runs import Cluster, end
+from cluster_runs import ENDLESS, Cluster, end
 from two_node_slurm import NODES
 
 from bench.record import FINISHED_GOOD
+from bench.store import ResultsStore
 
 # On a machine with other work a run takes a minute.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(480)]
 
-ENDLESS = 1_000_000
-
 
 def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
     sweep = cluster.sweep(steps=12)
+    here = cluster.start("run", sweep, "--set", "launch.nodes=1", "--results", "local")
     _, _, err = cluster.run("run", sweep, "--launcher", "slurm")
     (remote,) = cluster.records()
     assert remote.status.state in FINISHED_GOOD, err
-    proofs = remote.environment["runtime"]["code_proof"].values()
-    assert {proof["host"] for proof in proofs} == set(NODES)
+    assert remote.placement is not None
+    assert remote.placement.nodes == NODES
 
-    _, _, err = cluster.run("run", sweep, "--set", "launch.nodes=1")
-    (local,) = (one for one in cluster.records() if one.status.job is None)
+    _, err = here.communicate(timeout=100)
+    (local,) = ResultsStore.open(cluster.folder / "local", create=False).records()
     assert local.status.state in FINISHED_GOOD, err
     assert remote.losses == local.losses
     assert len(local.losses) == 12
 
 
-def test_a_runner_that_is_killed_is_followed_by_one_that_adopts(cluster: Cluster) -> None:
-    sweep = cluster.sweep(steps=60, engines="ddp, mfsdp")
+def test_a_killed_runner_is_followed_by_one_that_adopts_and_ctrl_c_leaves_jobs_alone(
+    cluster: Cluster,
+) -> None:
+    sweep = cluster.sweep(steps=ENDLESS, engines="ddp, mfsdp", options="exclusive: true")
     runner = cluster.start("run", sweep, "--launcher", "slurm")
     cluster.wait_for_steps()
     end(runner, signal.SIGKILL)
@@ -46,27 +48,19 @@ def test_a_runner_that_is_killed_is_followed_by_one_that_adopts(cluster: Cluster
     lines = json.loads(out)["sweeps"][0]["runs"]
     assert code == 0
     assert {line["job"] for line in lines} == queued
+    (waiting,) = (line for line in lines if line["state"] == "queued")
+    assert waiting["reason"] in {"Resources", "Priority"}
 
-    code, _, err = cluster.run("run", sweep, "--launcher", "slurm")
-    assert code == 0, err
-    assert "2 of them found in the queue" in err
-    assert set(cluster.states()) <= FINISHED_GOOD
-    assert len(cluster.states()) == 2
-    assert {str(one.status.job) for one in cluster.records()} == queued, "nothing was submitted"
-
-
-def test_ctrl_c_leaves_jobs_alone_and_cancel_ends_them(cluster: Cluster) -> None:
-    sweep = cluster.sweep(steps=ENDLESS, engines="ddp, mfsdp", options="exclusive: true")
     runner = cluster.start("run", sweep, "--launcher", "slurm")
-    cluster.wait_for_steps()
+    assert runner.stderr is not None
+    said = ""
+    while "2 of them found in the queue" not in said:
+        said = runner.stderr.readline()
+        assert said, "the runner ended"
     code, err = end(runner, signal.SIGINT)
     assert code == 130
     assert "mfsdp-bench cancel two" in err
-    assert len(cluster.slurm.jobs()) == 2
-
-    _, out, _ = cluster.run("status", "two")
-    assert "queued" in out
-    assert "Resources" in out or "Priority" in out, "the reason why the second job waits"
+    assert set(cluster.slurm.jobs()) == queued, "nothing was submitted, and nothing ended"
 
     code, out, err = cluster.run("cancel", "two")
     assert code == 0, err
@@ -96,17 +90,9 @@ def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
 
 
 def test_a_node_that_dies_costs_its_run_and_nothing_else(cluster: Cluster) -> None:
-    sweep = cluster.sweep(steps=ENDLESS)
-    runner = cluster.start("run", sweep, "--launcher", "slurm", "--slurm", "requeue=false")
-    cluster.wait_for_steps()
-    cluster.slurm.crash_node("n2")
-    try:
-        _, err = runner.communicate(timeout=90)
-    finally:
-        cluster.slurm.start_node("n2")
-    (record,) = cluster.records()
-    assert record.status.state in {"interrupted", "crashed"}, err
-    assert "n2" in record.status.reason
+    state, reason = cluster.after_a_crash_of("n2")
+    assert state in {"interrupted", "crashed"}
+    assert "n2" in reason
 
 
 @pytest.mark.nightly

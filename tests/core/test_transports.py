@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mfsdp_core.comm.host_links import HostLinks
+from mfsdp_core.comm.host_meeting import links_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
+from mfsdp_core.comm.same_host import SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import ConfigurationError
@@ -26,12 +29,19 @@ pytestmark = pytest.mark.processes
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-def direct(group: Any) -> tuple[PointToPointCommunicator, MemoryLedger, WireLog]:
+def direct(
+    group: Any, *, by_reading: bool = False
+) -> tuple[PointToPointCommunicator, MemoryLedger, WireLog]:
     ledger, events, log = MemoryLedger(), EventBus(), WireLog()
     events.subscribe(log)
     streams = Streams(torch.device("cpu"))
     scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
-    return PointToPointCommunicator(group, "inner", events, streams, scratch), ledger, log
+    common = (group, "inner", events, streams, scratch)
+    if by_reading and group.size() > 1:
+        links = links_of(group)
+        assert isinstance(links, HostLinks), links
+        return SameHostCommunicator(*common, links=links), ledger, log
+    return PointToPointCommunicator(*common), ledger, log
 
 
 def contribution(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -42,13 +52,14 @@ def three_ranks() -> Any:
     return dist.new_group([0, 1, 2])
 
 
-def collectives(size: int, dtype: torch.dtype) -> list[bool]:
+def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
     """Gather, reduce-scatter and all-reduce of one group against local arithmetic."""
     group = three_ranks() if size == 3 else mesh(size)["dp"].get_group()
     if dist.get_rank() >= 3 and size == 3:
         return []
-    communicator, ledger, _ = direct(group)
-    rank, elements = communicator.rank, 6 * size
+    communicator, ledger, _ = direct(group, by_reading=by_reading)
+    # More than one stretch that is added up at a time, and a part of one.
+    rank, elements = communicator.rank, (70_000 if by_reading else 6) * size
     first = dist.get_global_rank(group, 0)
     inputs = [contribution(first + r, elements, dtype) for r in range(size)]
     wide = torch.promote_types(dtype, torch.float32)
@@ -79,14 +90,17 @@ def collectives(size: int, dtype: torch.dtype) -> list[bool]:
     ]
 
 
-def overlapping() -> list[bool]:
+def overlapping(by_reading: bool) -> list[bool]:
     """Several operations under way at once, waited for in another order, gathers interleaved
     differently with reductions on every rank."""
     group = mesh(4)["dp"].get_group()
-    communicator, _, _ = direct(group)
+    communicator, _, _ = direct(group, by_reading=by_reading)
     rank = communicator.rank
     fulls = [torch.empty(8) for _ in range(3)]
     buckets = [torch.full((8,), float(10 * i + rank)) for i in range(3)]
+
+    def own(bucket: torch.Tensor) -> torch.Tensor:
+        return bucket.tensor_split(4)[rank]
 
     def gather() -> list[Any]:
         return [
@@ -96,7 +110,7 @@ def overlapping() -> list[bool]:
 
     def reduce() -> list[Any]:
         return [
-            communicator.reduce_scatter(buckets[i][:2], buckets[i], f"r{i}", average=False)
+            communicator.reduce_scatter(own(buckets[i]), buckets[i], f"r{i}", average=False)
             for i in range(3)
         ]
 
@@ -116,13 +130,14 @@ def overlapping() -> list[bool]:
 def both_accounts(strategy: str) -> tuple[float, bool]:
     """Gradient difference between the transports, and whether they logged the same."""
     logs, gradients = [], []
-    for transport in ("native", "point_to_point"):
+    for transport in ("native", "point_to_point", "same_host"):
         toy = shard("linear_stack", strategy, 2, torch.float64, transport=transport)
         toy.model.wire_log.clear()
         toy.run_cycle(3)
         logs.append(list(toy.model.wire_log))
         gradients.append(toy.full_gradient())
-    return relative_difference(*gradients), logs[0] == logs[1]
+    difference = max(relative_difference(gradients[0], other) for other in gradients[1:])
+    return difference, logs[0] == logs[1] == logs[2]
 
 
 def default_transport(strategy: str) -> str:
@@ -143,16 +158,18 @@ def unknown_transport() -> str:
 def test_direct_exchange_is_exact_and_returns_its_memory(
     ranks: RankPool, size: int, dtype: torch.dtype
 ) -> None:
-    for found in ranks.run(collectives, size, dtype):
-        assert all(found), found
+    for by_reading in (False, True):
+        for found in ranks.run(collectives, size, dtype, by_reading):
+            assert all(found), found
 
 
 def test_operations_may_overlap_and_interleave_differently(ranks: RankPool) -> None:
-    assert ranks.run(overlapping) == [[True] * 6] * 4
+    for by_reading in (False, True):
+        assert ranks.run(overlapping, by_reading) == [[True] * 6] * 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_both_transports_log_the_same_and_agree(ranks: RankPool, strategy: str) -> None:
+def test_all_transports_log_the_same_and_agree(ranks: RankPool, strategy: str) -> None:
     for difference, same_log in ranks.run(both_accounts, strategy):
         assert difference < 1e-15
         assert same_log
@@ -162,19 +179,19 @@ def test_both_transports_log_the_same_and_agree(ranks: RankPool, strategy: str) 
 def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(
     ranks: RankPool, strategy: str
 ) -> None:
-    kind = TorchCommunicator if strategy == "no_shard" else PointToPointCommunicator
+    kind = TorchCommunicator if strategy == "no_shard" else SameHostCommunicator
     assert ranks.run(default_transport, strategy) == [kind.__name__] * 4
 
 
 def test_an_unknown_transport_is_refused(ranks: RankPool) -> None:
     for message in ranks.run(unknown_transport):
-        assert "expected one of auto, native, point_to_point" in message
+        assert "expected one of auto, native, point_to_point, same_host" in message
 
 
-def two_models_on_one_group() -> list[bool]:
+def two_models_on_one_group(by_reading: bool) -> list[bool]:
     """Ranks issue the gathers of two communicators in opposite orders, then wait for both."""
     group = mesh(2)["dp"].get_group()
-    communicators = [direct(group)[0], direct(group)[0]]
+    communicators = [direct(group, by_reading=by_reading)[0] for _ in range(2)]
     rank = communicators[0].rank
     first = dist.get_global_rank(group, 0)
     found = []
@@ -193,5 +210,6 @@ def two_models_on_one_group() -> list[bool]:
 
 
 def test_two_models_on_one_group_never_take_each_others_messages(ranks: RankPool) -> None:
-    for found in ranks.run(two_models_on_one_group):
-        assert all(found)
+    for by_reading in (False, True):
+        for found in ranks.run(two_models_on_one_group, by_reading):
+            assert all(found)

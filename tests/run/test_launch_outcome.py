@@ -118,6 +118,43 @@ def test_an_agent_that_was_ended_is_the_cause_of_lost_connections() -> None:
     assert "the process that starts the ranks was ended by SIGTERM" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("agents", "says"),
+    [
+        ({0: {"signal": 15, "signal_seconds": 12.0}}, "on n2 is gone without a word"),
+        (
+            {
+                0: {"failures": [{"rank": 0, "exit_code": 1, "died_seconds": 11.0}]},
+                1: {"signal": 15, "signal_seconds": 9.9},
+            },
+            "on n2 was ended by SIGTERM",
+        ),
+        (
+            {
+                0: {"failures": [{"rank": 0, "exit_code": 1, "died_seconds": 11.0}]},
+                1: {"signal": 15, "signal_seconds": 11.5},
+            },
+            "rank 0: RuntimeError: Connection closed by peer",
+        ),
+    ],
+)
+def test_of_several_nodes_the_agent_that_ended_first_is_named(
+    tmp_path: Path, agents: dict[int, dict], says: str
+) -> None:
+    store = ResultsStore.open(tmp_path / "results", create=True)
+    with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
+        for node, host in enumerate(("n1", "n2")):
+            proof = json.dumps({"rank": node, "host": host})
+            (folder.logs_path / f"code_proof.node{node}.jsonl").write_text(proof)
+        for node, document in agents.items():
+            name = f"agent.node{node}.json" if node else "agent.json"
+            (folder.logs_path / name).write_text(json.dumps({"failures": []} | document))
+        lost = LOST_PEER | {"time_seconds": 10.0}
+        (folder.path / "failure.rank0.json").write_text(json.dumps(lost))
+        evidence = gather_evidence(folder, ENDED, steps=[1, 1], steps_expected=9)
+    assert says in classify(evidence).reason
+
+
 def test_a_lone_abort_is_a_crash_by_that_signal() -> None:
     assert "rank 1 was ended by SIGABRT" in outcome({}, {1: -6}).reason
 

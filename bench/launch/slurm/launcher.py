@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -100,7 +99,7 @@ class StepJob:
         environment = rank_environment(
             order.resolved, order.run_dir, os.environ, order.code, order.worker_module
         )
-        environment |= Rendezvous.at(_own_address(), launch.nodes).variables()
+        environment |= Rendezvous.at(_address_of(self._nodes[0]), launch.nodes).variables()
         command = agent_command(order.resolved, order.run_dir, order.code, parent=0)
         if settings.container_image is not None:
             command[0] = settings.container_python
@@ -168,17 +167,17 @@ class StepJob:
             ask(["scancel", "--quiet", f"--signal={number.name[3:]}", os.environ["SLURM_JOB_ID"]])
 
 
-def _own_address() -> str:
-    """Address of this node as Slurm uses it; its host name where Slurm does not say."""
-    name = os.environ.get("SLURMD_NODENAME")
-    if name is None:
-        return socket.gethostname()
+def _address_of(node: str) -> str:
+    """Address of a node as Slurm uses it; its name where Slurm does not say.
+
+    Of the first one, where agents meet: whoever starts them (`salloc`) may be on a login node.
+    """
     with contextlib.suppress(ControllerSilentError):
-        for word in ask(["scontrol", "show", "node", "-o", name]).split():
+        for word in ask(["scontrol", "show", "node", "-o", node]).split():
             key, _, value = word.partition("=")
             if key == "NodeAddr" and value:
                 return value
-    return name
+    return node
 
 
 def prints_of_job(folder: Path, job: str) -> Path:

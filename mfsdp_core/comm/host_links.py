@@ -1,0 +1,336 @@
+"""Operations between ranks of one host: who has posted what, and who has read it.
+
+    rank a                                   rank b
+    post(tag): "my part lies at x"  ------>
+                                    <------  post(tag): "mine lies at y"
+    reads y of b's memory                    reads x of a's memory
+    "I have read it"                <----->  "I have read it"
+
+An operation is over on a rank when it has read from all others and all others have read from it:
+then its memory may change again. Only words travel over the sockets, a few bytes each, and nobody
+is woken for them: a rank reads whatever has been posted whenever it posts or waits for anything.
+
+[Note: urging] A rank that has posted owes others its reading, and may be busy elsewhere for long,
+or blocked in a collective of somebody else that they have yet to join. Who has waited for
+`URGE_SECONDS` therefore wakes a thread of that rank, which reads on its behalf. So posting is
+enough, as it is for gloo.
+
+A process that ends closes its sockets: whoever waits for it raises at once. Nothing is shared that
+would outlive a process. A forked child closes its copies and has no links.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+
+#: A rank that has waited so long for another one's reading asks it to see to that now.
+URGE_SECONDS = 0.05
+
+_POSTED, _READ = 0, 1
+#: Kind, tag, address, bytes.
+_WORD = struct.Struct("=BQQQ")
+_RECEIVE_BYTES = 1 << 16
+
+#: Addresses by rank of what was posted.
+Addresses = Mapping[int, int]
+
+
+@dataclass
+class Peer:
+    """Another rank. urge_address: of the datagram socket that its thread listens on."""
+
+    rank: int
+    pid: int
+    socket: socket.socket
+    urge_address: bytes
+    incoming: bytearray = field(default_factory=bytearray)
+    outgoing: bytearray = field(default_factory=bytearray)
+    is_gone: bool = False
+
+
+class Exchange:
+    """An operation of one rank. run: called once, with where all others have posted their parts."""
+
+    def __init__(
+        self,
+        links: HostLinks,
+        tag: int,
+        offered: Mapping[int, torch.Tensor],
+        wanted: Mapping[int, int],
+        run: Callable[[Addresses], None],
+    ) -> None:
+        self.tag = tag
+        self.offered = offered  # alive until the others have read it
+        self.wanted_bytes = wanted
+        self.posted: dict[int, int] = {}
+        self.unread = set(wanted)
+        self.error: RuntimeError | None = None
+        self.has_run = False
+        self._links = links
+        self._run = run
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all has been read, here and by the others."""
+        return self.has_run and not self.unread
+
+    def take(self, rank: int, address: int, size_bytes: int) -> None:
+        """Rank `rank` has posted its part."""
+        if size_bytes != self.wanted_bytes[rank]:
+            self.error = RuntimeError(
+                f"expected {self.wanted_bytes[rank]} bytes of rank {rank}, it posted {size_bytes}: "
+                "the ranks do not run the same"
+            )
+        self.posted[rank] = address
+
+    def run(self) -> None:
+        """Read, where everything is posted."""
+        if self.has_run or self.error is not None or len(self.posted) < len(self.wanted_bytes):
+            return
+        self.has_run = True
+        try:
+            self._run(self.posted)
+        except OSError as error:
+            self.error = RuntimeError(f"a rank of this host has died or hides its memory: {error}")
+            return
+        self._links.tell_read(self.tag)
+
+    def wait(self) -> None:
+        """Return when it is over.
+
+        Raises:
+            RuntimeError: a rank has died, does not answer within the group's time-out, or does not
+                run the same.
+        """
+        self._links.wait(self)
+
+
+class HostLinks:
+    """The links of this rank to the others of one process group."""
+
+    def __init__(self, peers: list[Peer], timeout_seconds: float) -> None:
+        self._peers = {peer.rank: peer for peer in peers}
+        self._timeout_seconds = timeout_seconds
+        self._open: dict[int, Exchange] = {}
+        self._early: dict[int, list[tuple[int, int, int]]] = {}
+        for peer in peers:
+            peer.socket.setblocking(False)
+        _host.join(self)
+
+    @property
+    def peers(self) -> list[Peer]:
+        """All other ranks."""
+        return list(self._peers.values())
+
+    def post(
+        self,
+        tag: int,
+        outgoing: Mapping[int, torch.Tensor],
+        wanted_bytes: Mapping[int, int],
+        run: Callable[[Addresses], None],
+    ) -> Exchange:
+        """Offer `outgoing[j]` to rank j, and run `run` once every rank has offered its part.
+
+        outgoing: contiguous, unchanged until the exchange is over. run: on this thread or another.
+        """
+        with _host.lock:
+            exchange = self._open[tag] = Exchange(self, tag, outgoing, wanted_bytes, run)
+            for rank, part in outgoing.items():
+                self._send(self._peers[rank], _POSTED, tag, part.data_ptr(), part.nbytes)
+            for word in self._early.pop(tag, ()):
+                exchange.take(*word)
+            exchange.run()
+            _host.progress()
+            return exchange
+
+    def wait(self, exchange: Exchange) -> None:
+        """See `Exchange.wait`."""
+        deadline = 0.0
+        while True:
+            with _host.lock:
+                _host.progress()
+                if exchange.error is not None:
+                    raise exchange.error
+                if exchange.is_over:
+                    self._open.pop(exchange.tag, None)
+                    return
+                missing = [
+                    peer
+                    for peer in self._peers.values()
+                    if peer.rank not in exchange.posted or peer.rank in exchange.unread
+                ]
+                gone = [peer.rank for peer in missing if peer.is_gone]
+            if gone:
+                raise RuntimeError(f"rank {gone[0]} of the group has ended its connection")
+            now = time.monotonic()
+            deadline = deadline or now + self._timeout_seconds
+            if now > deadline:
+                ranks = ", ".join(str(peer.rank) for peer in missing)
+                raise RuntimeError(
+                    f"timed out after {self._timeout_seconds:g} s waiting for rank {ranks} of the "
+                    "group"
+                )
+            if not _host.sleep(min(URGE_SECONDS, deadline - now)):
+                for peer in missing:
+                    _host.urge(peer)
+
+    def tell_read(self, tag: int) -> None:
+        """Tell all others that their parts of `tag` have been read."""
+        for peer in self._peers.values():
+            self._send(peer, _READ, tag, 0, 0)
+
+    def drain(self, peer: Peer) -> None:
+        """Take in what `peer` has sent, and send what it had no room for. Does not block."""
+        if peer.outgoing:
+            self._flush(peer)
+        if peer.is_gone:
+            return
+        try:
+            while received := peer.socket.recv(_RECEIVE_BYTES):
+                peer.incoming += received
+                if len(received) < _RECEIVE_BYTES:
+                    break
+            else:
+                peer.is_gone = True
+        except BlockingIOError:
+            return
+        except OSError:
+            peer.is_gone = True
+        words = len(peer.incoming) // _WORD.size
+        for kind, tag, address, size_bytes in _WORD.iter_unpack(
+            peer.incoming[: words * _WORD.size]
+        ):
+            self._understand(peer.rank, kind, tag, address, size_bytes)
+        del peer.incoming[: words * _WORD.size]
+
+    def _understand(self, rank: int, kind: int, tag: int, address: int, size_bytes: int) -> None:
+        exchange = self._open.get(tag)
+        if kind == _READ:
+            if exchange is not None:
+                exchange.unread.discard(rank)
+        elif exchange is None:
+            self._early.setdefault(tag, []).append((rank, address, size_bytes))
+        else:
+            exchange.take(rank, address, size_bytes)
+            exchange.run()
+
+    def _send(self, peer: Peer, *word: int) -> None:
+        peer.outgoing += _WORD.pack(*word)
+        self._flush(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        try:
+            del peer.outgoing[: peer.socket.send(peer.outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            peer.outgoing.clear()  # what it has sent before is still to be read
+
+    def close(self) -> None:
+        """Forget the peers; those who wait for this rank raise."""
+        _host.leave(self)
+        for peer in self._peers.values():
+            peer.socket.close()
+
+
+class _Host:
+    """All links of this process, the one lock around them, and the thread that is urged."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """No links: at the start, and in a forked child."""
+        self.lock = threading.RLock()
+        self._links: list[HostLinks] = []
+        self._poll = select.poll()
+        self._is_progressing = False
+        self._bell: socket.socket | None = None
+
+    def after_fork(self) -> None:
+        """In a child: close what is the parent's."""
+        for links in self._links:
+            for peer in links.peers:
+                peer.socket.close()
+        if self._bell is not None:
+            self._bell.close()
+        self.reset()
+
+    def join(self, links: HostLinks) -> None:
+        """Progress these links as well."""
+        with self.lock:
+            self._links.append(links)
+            for peer in links.peers:
+                self._poll.register(peer.socket, select.POLLIN)
+
+    def leave(self, links: HostLinks) -> None:
+        """Forget them."""
+        with self.lock:
+            if links in self._links:
+                self._links.remove(links)
+                for peer in links.peers:
+                    self._unregister(peer)
+
+    def progress(self) -> None:
+        """Read and answer whatever has been posted. Under the lock."""
+        if self._is_progressing:
+            return
+        self._is_progressing = True
+        try:
+            for links in list(self._links):
+                for peer in links.peers:
+                    was_gone = peer.is_gone
+                    links.drain(peer)
+                    if peer.is_gone and not was_gone:
+                        self._unregister(peer)
+        finally:
+            self._is_progressing = False
+
+    def sleep(self, seconds: float) -> bool:
+        """Until somebody says something or the time is over; whether somebody did."""
+        return bool(self._poll.poll(max(1.0, seconds * 1e3)))
+
+    def urge_address(self) -> bytes:
+        """Where others wake this process's thread, which starts now."""
+        if self._bell is None:
+            self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._bell.bind("")
+            threading.Thread(
+                target=self._answer, args=(self._bell,), name="mfsdp-host-links", daemon=True
+            ).start()
+        address: bytes = self._bell.getsockname()
+        return address
+
+    def urge(self, peer: Peer) -> None:
+        """Wake that thread of a peer."""
+        if self._bell is not None:
+            with suppress(OSError):
+                self._bell.sendto(b"!", socket.MSG_DONTWAIT, peer.urge_address)
+
+    def _answer(self, bell: socket.socket) -> None:
+        while True:
+            try:
+                bell.recv(1)
+            except OSError:
+                return
+            with self.lock:
+                self.progress()
+
+    def _unregister(self, peer: Peer) -> None:
+        with suppress(KeyError, ValueError):
+            self._poll.unregister(peer.socket)
+
+
+_host = _Host()
+urge_address = _host.urge_address
+os.register_at_fork(after_in_child=_host.after_fork)

@@ -1,0 +1,135 @@
+"""Whether the ranks of a group share a host and may read each other's memory; and their links."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import weakref
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_core.comm import peer_memory
+from mfsdp_core.comm.host_links import HostLinks, Peer, urge_address
+
+_TOKEN_BYTES = 16
+_MEETING_SECONDS = 20.0
+_CREDENTIALS = struct.Struct("3i")
+
+_met: WeakKeyDictionary[dist.ProcessGroup, HostLinks | str] = WeakKeyDictionary()
+
+
+class _Card(NamedTuple):
+    """What a rank tells the others. address: of 16 bytes of its memory that hold `token`."""
+
+    boot: str
+    pid: int
+    door: bytes
+    urge_address: bytes
+    address: int
+    token: bytes
+
+
+def links_of(group: dist.ProcessGroup) -> HostLinks | str:
+    """The links between the ranks of `group`, or in words why there are none. Collective.
+
+    The same kind of answer on all ranks, and the same object for as long as the group lives.
+    """
+    found = _met.get(group)
+    if found is None:
+        found = _met[group] = _meet(group)
+        if isinstance(found, HostLinks):
+            weakref.finalize(group, found.close).atexit = False
+    return found
+
+
+def _meet(group: dist.ProcessGroup) -> HostLinks | str:
+    with ExitStack() as stack:
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stack.callback(door.close)
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        memory = torch.frombuffer(bytearray(token), dtype=torch.uint8)
+        card = None
+        if peer_memory.is_known():
+            door.bind(f"\0mfsdp-{os.getpid()}-{secrets.token_hex(8)}")
+            door.listen(group.size())
+            door.settimeout(_MEETING_SECONDS)
+            peer_memory.permit()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+            name, bell = door.getsockname(), urge_address()
+            card = _Card(boot, os.getpid(), name, bell, memory.data_ptr(), token)
+        cards: list[_Card | None] = _everywhere(card, group)
+        peers: list[Peer] = []
+        refusal = _greet(cards, group.rank(), peers)
+        refusals = [one for one in _everywhere(refusal, group) if one]
+        if refusals:
+            for peer in peers:
+                peer.socket.close()
+            return str(refusals[0])
+        known = [card for card in cards if card is not None]
+        _receive(door, known, group.rank(), peers)
+        # Nobody leaves before all have read everybody's token.
+        return HostLinks(peers, _timeout_seconds(group))
+
+
+def _greet(cards: list[_Card | None], own: int, peers: list[Peer]) -> str | None:
+    """Connect to all ranks before `own` and read the tokens of all; what stands in the way."""
+    mine = cards[own]
+    for rank, card in enumerate(cards):
+        if card is None or mine is None:
+            return "the system has no process_vm_readv"
+        if card.boot != mine.boot:
+            return f"ranks {own} and {rank} of the group run on different hosts"
+        if rank == own:
+            continue
+        try:
+            found = torch.empty(_TOKEN_BYTES, dtype=torch.uint8)
+            peer_memory.read(card.pid, card.address, found)
+            if bytes(found.tolist()) != card.token:
+                return f"ranks {own} and {rank} of the group see different processes"
+            if rank < own:
+                peers.append(_connect(rank, card))
+        except OSError as error:
+            return f"rank {own} may not read the memory of rank {rank} of the group: {error}"
+    return None
+
+
+def _connect(rank: int, card: _Card) -> Peer:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(_MEETING_SECONDS)
+    link.connect(card.door)
+    return Peer(rank, card.pid, link, card.urge_address)
+
+
+def _receive(door: socket.socket, cards: list[_Card], own: int, peers: list[Peer]) -> None:
+    """Take the connections of all ranks behind `own`; strangers are turned away."""
+    awaited = {card.pid: rank for rank, card in enumerate(cards) if rank > own}
+    while awaited:
+        link, _ = door.accept()
+        size = _CREDENTIALS.size
+        pid, _, _ = _CREDENTIALS.unpack(
+            link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        rank = awaited.pop(pid, None)
+        if rank is None:
+            link.close()
+        else:
+            peers.append(Peer(rank, pid, link, cards[rank].urge_address))
+
+
+def _everywhere(value: object, group: dist.ProcessGroup) -> list[Any]:
+    values: list[Any] = [None] * group.size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _timeout_seconds(group: Any) -> float:
+    """How long operations of the group may take."""
+    seconds: float = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    return seconds

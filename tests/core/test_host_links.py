@@ -1,0 +1,209 @@
+"""Links between processes of one host: reading, being busy, dying, and being refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from mfsdp_core.comm import host_meeting, peer_memory
+from mfsdp_core.comm.host_links import Addresses, Exchange, HostLinks, Peer, urge_address
+from mfsdp_core.errors import ConfigurationError
+from oracle.ranks import RankPool, mesh
+from oracle.sharded import shard
+
+TAG, ELEMENTS = 7, 1000
+BACK_AT_ONCE_SECONDS = 5.0
+
+
+def links(own: int, pid: int, link: socket.socket, bell: bytes, seconds: float) -> HostLinks:
+    return HostLinks([Peer(1 - own, pid, link, bell)], seconds)
+
+
+def offer(own: HostLinks, value: float, elements: int = ELEMENTS) -> tuple[Exchange, torch.Tensor]:
+    """Post a tensor of `value` to the other process and take what it offers."""
+    (peer,) = own.peers
+    part, found = torch.full((elements,), value), torch.zeros(elements)
+
+    def read(addresses: Addresses) -> None:
+        peer_memory.read(peer.pid, addresses[peer.rank], found)
+
+    exchange = own.post(TAG, {peer.rank: part}, {peer.rank: found.nbytes}, read)
+    return exchange, found
+
+
+@contextmanager
+def other(
+    act: Callable[[HostLinks], Any], seconds: float = 30.0
+) -> Iterator[tuple[HostLinks, int]]:
+    """This process's links to a forked one, in which `act` runs; and its process id."""
+    here, there = socket.socketpair()
+    bells, parent = os.pipe(), os.getpid()
+    peer_memory.permit()
+    bell = urge_address()
+    child = os.fork()
+    if child == 0:
+        try:
+            here.close()
+            os.write(bells[1], urge_address())
+            act(links(1, parent, there, bell, seconds))
+        finally:
+            os._exit(0)
+    there.close()
+    own = links(0, child, here, os.read(bells[0], 100), seconds)
+    try:
+        yield own, child
+    finally:
+        own.close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for end in bells:
+            os.close(end)
+
+
+def wait_and_stay(own: HostLinks) -> None:
+    offer(own, 2.0)[0].wait()
+    time.sleep(30)
+
+
+def post_and_be_busy(own: HostLinks) -> None:
+    kept = offer(own, 2.0)
+    time.sleep(30)
+    del kept
+
+
+def say_nothing(own: HostLinks) -> None:
+    time.sleep(30)
+    del own
+
+
+def fork_and_post(own: HostLinks) -> None:
+    """As a rank with a data loader, whose worker inherits what is open and outlives it."""
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    post_and_be_busy(own)
+
+
+def failure(exchange: Exchange) -> tuple[str, float]:
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        exchange.wait()
+    return str(error.value), time.monotonic() - began
+
+
+@pytest.mark.parametrize("act", [wait_and_stay, post_and_be_busy])
+def test_a_part_arrives_whatever_the_other_process_does_after_posting(
+    act: Callable[[HostLinks], None],
+) -> None:
+    with other(act) as (own, _):
+        exchange, found = offer(own, 1.0)
+        exchange.wait()
+        assert exchange.is_over
+        assert found.eq(2.0).all()
+
+
+@pytest.mark.parametrize("act", [say_nothing, post_and_be_busy, fork_and_post])
+def test_a_killed_process_is_noticed_at_once(act: Callable[[HostLinks], None]) -> None:
+    with other(act) as (own, child):
+        if act is not post_and_be_busy:
+            time.sleep(0.3)
+        os.kill(child, signal.SIGSTOP)  # so that it has posted, perhaps, and never reads
+        exchange, _ = offer(own, 1.0)
+        os.kill(child, signal.SIGKILL)
+        message, seconds = failure(exchange)
+        assert "has ended its connection" in message or "has died" in message
+        assert seconds < BACK_AT_ONCE_SECONDS
+
+
+def test_a_silent_process_is_given_up_after_the_time_out() -> None:
+    with other(say_nothing, seconds=0.3) as (own, _):
+        message, seconds = failure(offer(own, 1.0)[0])
+        assert "timed out after 0.3 s waiting for rank 1" in message
+        assert seconds < BACK_AT_ONCE_SECONDS
+
+
+def test_parts_of_another_size_are_refused() -> None:
+    with other(post_and_be_busy) as (own, _):
+        message, _ = failure(offer(own, 1.0, elements=ELEMENTS - 1)[0])
+        assert "expected 3996 bytes of rank 1, it posted 4000" in message
+
+
+def test_more_is_posted_than_a_socket_holds() -> None:
+    def post_many(own: HostLinks) -> None:
+        works = [own.post(tag, {0: part}, {0: part.nbytes}, lambda _: None) for tag in range(5000)]
+        for work in works:
+            work.wait()
+        time.sleep(30)
+
+    part = torch.zeros(1)
+    with other(post_many) as (own, _):
+        time.sleep(0.5)
+        for tag in range(5000):
+            own.post(tag, {1: part}, {1: part.nbytes}, lambda _: None).wait()
+
+
+def card(**changes: Any) -> Any:
+    memory = torch.zeros(16, dtype=torch.uint8)
+    plain = host_meeting._Card("boot", os.getpid(), b"", b"", memory.data_ptr(), bytes(16))
+    card.kept.append(memory)  # type: ignore[attr-defined]
+    return plain._replace(**changes)
+
+
+card.kept = []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"boot": "another"}, "run on different hosts"),
+        ({"token": b"x" * 16}, "see different processes"),
+        ({"address": 8}, "may not read the memory of rank 1 of the group: [Errno 14]"),
+        ({"pid": 2**22 - 1}, "may not read the memory of rank 1 of the group: [Errno 3]"),
+    ],
+)
+def test_ranks_that_may_not_read_each_other_say_why(changes: dict[str, Any], wanted: str) -> None:
+    assert wanted in str(host_meeting._greet([card(), card(**changes)], 0, []))
+
+
+def without_permission(strategy: str) -> tuple[dict[str, dict[str, str]], str]:
+    """What `auto` takes and `same_host` says where one rank may not read."""
+    group = mesh(2)["dp"].get_group()
+    met, host_meeting._met = host_meeting._met, type(host_meeting._met)()
+    read = peer_memory.read
+
+    def forbidden(pid: int, address: int, into: torch.Tensor) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if group.rank() == 1:
+        peer_memory.read = forbidden
+    try:
+        toy = shard("linear_stack", strategy, 2)
+        toy.run_cycle(1)
+        with pytest.raises(ConfigurationError) as error:
+            shard("linear_stack", strategy, 2, transport="same_host")
+        return toy.model.transports, str(error.value)
+    finally:
+        peer_memory.read = read
+        host_meeting._met = met
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("strategy", "kind"), [("optim_grads_params", "point_to_point"), ("no_shard", "native")]
+)
+def test_without_permission_gloo_carries_the_bytes_and_the_model_says_so(
+    ranks: RankPool, strategy: str, kind: str
+) -> None:
+    why = "rank 1 may not read the memory of rank 0 of the group: [Errno 1] Operation not permitted"
+    for transports, message in ranks.run(without_permission, strategy):
+        assert transports == {"inner": {"transport": kind, "reason": why}}
+        assert why in message
+        assert "Use 'auto'" in message
