@@ -355,3 +355,14 @@ def test_graphs_are_asked_for_as_torch_has_them(monkeypatch):
     assert (replay(), outputs) == (None, 7)
     assert calls == ["synchronize", "thread_local", "begin", "end"]
     assert switched == [True, False]
+
+
+def test_what_a_backend_does_while_it_is_waited_for_is_not_a_part_of_the_step():
+    """gloo copies its results then, into memory of its own."""
+    recording = Recording()
+    with recording.watching():
+        recording.waiting(1)
+        torch.ones(2)
+        recording.waited(1)
+        torch.zeros(2)
+    assert [entry.name for entry in recording.entries] == ["wait", "aten::zeros"]
