@@ -93,7 +93,8 @@ class Provenance(Frozen):
 
     kind: `measured` by this harness, in the folder that holds the record; or `imported`. source:
     the name of the log, without a path. sha256: of its content. importer: what read it, with its
-    version. absent: what the importer looked for and did not find, in words.
+    version. absent: what the importer looked for and did not find, in words. remarks: what a reader
+    must know of the log, as that steps stand in it twice.
     """
 
     kind: Literal["measured", "imported"] = "measured"
@@ -102,13 +103,16 @@ class Provenance(Frozen):
     importer: str = ""
     imported_utc: str = ""
     absent: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedStep:
     """One step as a log tells it; one line of `steps.jsonl`. None: the log does not say.
 
-    step counts from 1 as the source counts. milliseconds: per step. loss, grad_norm: as printed.
+    step: as the source counts. milliseconds: per step. loss, grad_norm: as printed. Peaks: of one
+    device, what tensors held and what the allocator held. teraflops_per_device: as the source
+    computes them.
     """
 
     step: int
@@ -118,3 +122,6 @@ class ImportedStep:
     learning_rate: float | None = None
     tokens: int | None = None
     device_peak_bytes: int | None = None
+    device_reserved_peak_bytes: int | None = None
+    tokens_per_second_per_device: float | None = None
+    teraflops_per_device: float | None = None

@@ -28,6 +28,13 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
     (read.show, ("show 8f3a", "show mfsdp-optim-bf16 --json")),
     (read.logs, ("logs 8f3a --rank 1",)),
     (read.report, ("report quickstart", "report quickstart speed --out /tmp/report")),
+    (
+        read.import_,
+        (
+            "import base.log --set device=H100 --set seq_len=8192",
+            "import head.log && mfsdp-bench compare base head --format md",
+        ),
+    ),
     (read.export, ("export --to csv", "export speed --to parquet --out /tmp/speed")),
     (
         judge.compare,
@@ -100,7 +107,7 @@ _baseline_app = typer.Typer(
     rich_markup_mode=None,
 )
 for _verb, _lines in _VERBS:
-    app.command(epilog=_examples(_lines))(_verb)
+    app.command(_verb.__name__.rstrip("_"), epilog=_examples(_lines))(_verb)
 for _name, _verb, _lines in _BASELINE_VERBS:
     _baseline_app.command(_name, epilog=_examples(_lines))(_verb)
 app.add_typer(_baseline_app, name="baseline")

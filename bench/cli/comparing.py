@@ -10,6 +10,7 @@ from bench.cli import console, exit_codes
 from bench.cli.policies import read_policy
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
+from reports.comparisons import logs
 from reports.comparisons.compare import compare, load_side
 from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
 from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
@@ -87,11 +88,22 @@ def _show_beside(
             else [of_cell(cell) for cell in load_side(store, name) if cell.finished]
         )
     ]
+    two = [store.imports.read(name) for name in (base, head)] if {base, head} <= imported else None
     if asked.as_json:
-        console.data_json({"side_by_side": to_data_beside(shown), "verdicts": None})
+        data = {"side_by_side": to_data_beside(shown), "verdicts": None}
+        console.data_json(data | ({} if two is None else {"parity": logs.parity_data(*two)}))
         return exit_codes.OK
     render = markdown.table if asked.form == "md" else terminal.table
     console.data(render(side_by_side(shown)).rstrip("\n") + f"\n\n{CAPTION}")
+    if two is not None:
+        tables = (
+            logs.parity_table(logs.differences(*two)),
+            logs.change_table(logs.changes(*two)),
+        )
+        for table in tables:
+            if table.rows:
+                console.data("\n" + render(table).rstrip("\n"))
+        console.data(f"\n{logs.CAPTION}")
     for name, missing in absences(shown):
         console.data(f"{name} does not say: {missing}")
     return exit_codes.OK

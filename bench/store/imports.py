@@ -1,6 +1,6 @@
 """Runs of other frameworks in a results folder: beside measured ones, and never among them.
 
-imports/<id>/workload.json     workload and provenance
+imports/<name>/workload.json   workload and provenance
 steps.jsonl       one `ImportedStep` per line
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import secrets
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +23,7 @@ from bench.workload import ImportedStep, Provenance, Workload
 
 _WORKLOAD = "workload.json"
 _STEPS = "steps.jsonl"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP: TypeAdapter[ImportedStep] = TypeAdapter(ImportedStep)
 
 
@@ -44,13 +44,17 @@ class Imports:
         self.folder = folder
 
     def write(
-        self, workload: Workload, provenance: Provenance, steps: Sequence[ImportedStep]
+        self,
+        name: str,
+        workload: Workload,
+        provenance: Provenance,
+        steps: Sequence[ImportedStep],
     ) -> ImportedRun:
-        """Keep a run under a new id.
+        """Keep a run under a name; nothing happens where it was imported before.
 
         Raises:
-            UsageError: the provenance says that it was measured here; the folder may not be
-                written.
+            UsageError: the provenance says that it was measured here; the name is none, or that of
+                a run of another log; the folder may not be written.
             StoreFullError: no space; nothing that was there before is touched.
         """
         if provenance.kind != "imported":
@@ -58,11 +62,22 @@ class Imports:
                 f"provenance.kind: expected imported, found {provenance.kind}; a run that is"
                 " measured here gets its record from its launch"
             )
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        run = ImportedRun(f"{stamp}-{secrets.token_hex(2)}", workload, provenance, tuple(steps))
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"--name: expected letters, digits, dots, dashes and underscores, found {name!r}"
+            )
+        run = ImportedRun(name, workload, provenance, tuple(steps))
+        if name in self.ids():
+            before = self.read(name)
+            if (before.workload, before.provenance.sha256) == (workload, provenance.sha256):
+                return before
+            raise UsageError(
+                f"{name} is already the name of an import, of {before.provenance.source}; choose"
+                f" another with --name, or delete {self.folder / name}"
+            )
         folder = self.folder / run.id
         with reporting_failed_writes(folder):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(dataclasses.asdict(step)) + "\n" for step in steps)
         write_text_atomically(folder / _STEPS, text)
         # Last: a run without it was never finished, and is not listed.
@@ -75,7 +90,7 @@ class Imports:
         return run
 
     def ids(self) -> list[str]:
-        """Oldest first."""
+        """In alphabetical order."""
         return sorted(path.parent.name for path in self.folder.glob(f"*/{_WORKLOAD}"))
 
     def read(self, wanted: str) -> ImportedRun:
@@ -86,10 +101,8 @@ class Imports:
             DamagedRecordError: it cannot be understood, or was changed after it was imported.
         """
         if wanted not in self.ids():
-            known = ", ".join(self.ids()[-5:]) or "none"
-            raise UsageError(
-                f"no imported run {wanted!r} in {self.folder}; the newest are: {known}"
-            )
+            known = ", ".join(self.ids()) or "none"
+            raise UsageError(f"no imported run {wanted!r} in {self.folder}; there are: {known}")
         folder = self.folder / wanted
         try:
             document = json.loads((folder / _WORKLOAD).read_text())
@@ -105,7 +118,7 @@ class Imports:
         return ImportedRun(wanted, workload, provenance, steps)
 
     def all(self) -> Iterator[ImportedRun]:
-        """Every readable one, oldest first."""
+        """Every readable one."""
         for one in self.ids():
             try:
                 yield self.read(one)

@@ -38,7 +38,7 @@ class Shown:
 
 
 def of_import(run: ImportedRun) -> Shown:
-    """The numbers of a log; tokens/s only where it tells tokens and times of the same steps."""
+    """The numbers of a log; tokens/s only where it tells tokens and times, or a rate and ranks."""
     times = [step.milliseconds for step in run.steps if step.milliseconds is not None]
     losses = [step.loss for step in run.steps if step.loss is not None]
     usual = run.workload.tokens_per_step
@@ -46,6 +46,10 @@ def of_import(run: ImportedRun) -> Shown:
         tokens / step.milliseconds * 1e3
         for step in run.steps
         if step.milliseconds and (tokens := step.tokens or usual) is not None
+    ] or [
+        step.tokens_per_second_per_device * run.workload.ranks
+        for step in run.steps
+        if step.tokens_per_second_per_device is not None and run.workload.ranks
     ]
     origin = run.provenance
     return Shown(

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import outcomes_of_gates  # noqa: F401 - its scenarios register themselves
+import outcomes_of_imports  # noqa: F401 - its scenarios register themselves
 import outcomes_of_jobs  # noqa: F401 - its scenarios register themselves
 import outcomes_of_reading  # noqa: F401 - its scenarios register themselves
 import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
 from outcome_scenarios import SCENARIOS, TWO_CELLS, World, scenario
-
-from bench.workload import ImportedStep, Provenance, Workload
 
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
@@ -281,18 +280,6 @@ def _(world: World) -> int:
     world.sweep()
     world.sweep(TWO_CELLS.replace("two", "other"))
     return world.run("compare", "two", "other")
-
-
-@scenario("compare", "an imported run beside a measured one")
-def _(world: World) -> int:
-    world.sweep()
-    theirs = Workload(framework="megatron-lm", ranks=64)
-    log = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
-    run = world.store.imports.write(theirs, log, [ImportedStep(1, milliseconds=812.5)])
-    code = world.run("compare", "two", run.id)
-    assert "megatron 1: train.log" in world.out
-    assert f"{run.id} does not say: loss" in world.out
-    return code
 
 
 @scenario("compare", "nothing that can be compared")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.spec.engine_lookup import engine_names
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.matrix import expand
@@ -56,7 +57,7 @@ def test_empty_sections_are_absent_ones():
         ),
         (
             "name: a\nmatrix:\n  product:\n    engine.name: [ddpp]\n",
-            "x.yaml:4: engine.name: expected one of ddp, single, fsdp2, mfsdp,"
+            f"x.yaml:4: engine.name: expected one of {', '.join(engine_names())},"
             " package.module:factory, found 'ddpp'; did",
         ),
         ("name: a\nmatrix:\n  product:\n    name: [ddp]\n", "unknown setting 'name'; did you mean"),

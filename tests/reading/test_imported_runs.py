@@ -31,7 +31,7 @@ def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -
     record_run(store, run)
     write_plan(store, [("ours", run.resolved)])
     assert "Imported runs" not in report(store, tmp_path)
-    one = store.imports.write(THEIRS, LOG, STEPS)
+    one = store.imports.write("theirs", THEIRS, LOG, STEPS)
     text = report(store, tmp_path)
     row = next(line for line in text.splitlines() if line.startswith(f"| {one.id}"))
     fields = [field.strip() for field in row.strip("|").split("|")]
@@ -43,10 +43,10 @@ def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -
 
 
 def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none(store) -> None:
-    full = of_import(store.imports.write(THEIRS, LOG, STEPS))
+    full = of_import(store.imports.write("theirs", THEIRS, LOG, STEPS))
     assert (full.milliseconds, full.loss) == (802.0, 2.7)
     assert full.tokens_per_second == pytest.approx(256 * 4096 / 0.802)
-    bare = of_import(store.imports.write(Workload(framework="x"), LOG, [ImportedStep(1)]))
+    bare = of_import(store.imports.write("bare", Workload(framework="x"), LOG, [ImportedStep(1)]))
     assert (bare.milliseconds, bare.tokens_per_second, bare.loss) == (None, None, None)
     assert side_by_side([bare]).rows[0].cells[-3:] == ("absent",) * 3
     assert to_data([bare])[0]["tokens_per_second"] is None
@@ -56,7 +56,7 @@ def test_a_damaged_import_is_named_and_not_used(store, tmp_path) -> None:
     run = Recorded(resolved_run(), cell="ours")
     record_run(store, run)
     write_plan(store, [("ours", run.resolved)])
-    one = store.imports.write(THEIRS, LOG, STEPS)
+    one = store.imports.write("theirs", THEIRS, LOG, STEPS)
     file = store.imports.folder / one.id / "steps.jsonl"
     file.write_text(file.read_text().replace("801", "1"))
     text = report(store, tmp_path)

@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> ResultsStore:
 
 
 def test_an_imported_run_is_read_back_with_its_absent_fields_absent(store: ResultsStore) -> None:
-    written = store.imports.write(THEIRS, LOG, STEPS)
+    written = store.imports.write("theirs", THEIRS, LOG, STEPS)
     (found,) = store.imports.all()
     assert found == written
     assert (found.workload.seq_len, found.workload.tokens_per_step) == (None, None)
@@ -31,7 +31,7 @@ def test_an_imported_run_is_read_back_with_its_absent_fields_absent(store: Resul
 
 def test_imported_runs_are_never_among_the_measured_ones(store: ResultsStore) -> None:
     measured = finished_run(store, steps=20)
-    store.imports.write(THEIRS, LOG, STEPS)
+    store.imports.write("theirs", THEIRS, LOG, STEPS)
     (record,) = store.records()
     assert record.run_id == measured.run_id
     assert record.provenance.kind == "measured"
@@ -49,11 +49,11 @@ def test_a_measured_run_says_its_workload_in_the_same_terms(store: ResultsStore)
 
 def test_what_was_measured_here_cannot_be_imported(store: ResultsStore) -> None:
     with pytest.raises(UsageError, match=r"provenance\.kind: expected imported, found measured"):
-        store.imports.write(THEIRS, Provenance(), STEPS)
+        store.imports.write("theirs", THEIRS, Provenance(), STEPS)
 
 
 def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> None:
-    run = store.imports.write(THEIRS, LOG, STEPS)
+    run = store.imports.write("theirs", THEIRS, LOG, STEPS)
     file = store.root / "imports" / run.id / "steps.jsonl"
     file.write_text(file.read_text().replace("812.5", "12.5"))
     with pytest.raises(DamagedRecordError, match="was changed after it was imported"):

@@ -78,6 +78,35 @@ def report(
     return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)
 
 
+def import_(
+    log: Annotated[
+        Path | None, typer.Argument(metavar="[LOG]", help="The log; the list if left out.")
+    ] = None,
+    *,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="[megatron|torchtitan|csv]", help="What wrote it; found if left out."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="That of the file if left out.")
+    ] = None,
+    facts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="What the log does not say, as seq_len=8192."
+        ),
+    ] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Keep what a log of another framework says, to compare it."""
+    from bench.cli import importing
+
+    return importing.import_log(importing.Importing(results, log, form, name, facts or [], json))
+
+
 def export(
     sweeps: Annotated[
         list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")

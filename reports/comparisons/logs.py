@@ -1,0 +1,156 @@
+"""Two imported runs step by step: do the losses agree, and what changed in time and memory?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.store.imports import ImportedRun
+from bench.workload import ImportedStep
+from reports.renderers import quantity
+from reports.renderers.table import Row, Table, columns
+
+CAPTION = (
+    "Each side is one run. Its steps are no repetitions of it, so there is no verdict on time and "
+    "no interval. Losses are compared step by step, where both logs tell one."
+)
+Value = Callable[[ImportedStep], float | None]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of values at the steps that both logs tell. Differences are head minus base.
+
+    steps: how many. largest, at: the one of largest size and its step; not finite where one side
+    alone is not. last: that of the last step.
+    """
+
+    name: str
+    steps: int
+    largest: float
+    at: int
+    last: float
+    last_step: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of each run."""
+
+    name: str
+    unit: str
+    base: float
+    head: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Head over base."""
+        return self.head / self.base if self.base else None
+
+
+_DIFFERENCES: tuple[tuple[str, Value], ...] = (
+    ("loss", lambda step: step.loss),
+    ("gradient norm", lambda step: step.grad_norm),
+)
+_MEDIANS: tuple[tuple[str, str, Value], ...] = (
+    ("step time, median", "ms", lambda step: step.milliseconds),
+    ("tokens/s per device, median", "", lambda step: step.tokens_per_second_per_device),
+    ("TFLOP/s per device, median", "", lambda step: step.teraflops_per_device),
+)
+_PEAKS: tuple[tuple[str, str, Value], ...] = (
+    ("allocated peak of a device", "bytes", lambda step: step.device_peak_bytes),
+    ("reserved peak of a device", "bytes", lambda step: step.device_reserved_peak_bytes),
+)
+
+
+def differences(base: ImportedRun, head: ImportedRun) -> list[Difference]:
+    """One per quantity that both logs tell at some step."""
+    found = []
+    for name, value in _DIFFERENCES:
+        sides = [
+            {step.step: of for step in run.steps if (of := value(step)) is not None}
+            for run in (base, head)
+        ]
+        both = sorted(sides[0].keys() & sides[1].keys())
+        if not both:
+            continue
+        gaps = {step: _gap(sides[0][step], sides[1][step]) for step in both}
+        worst = max(both, key=lambda step: abs(gaps[step]))
+        found.append(Difference(name, len(both), gaps[worst], worst, gaps[both[-1]], both[-1]))
+    return found
+
+
+def changes(base: ImportedRun, head: ImportedRun) -> list[Change]:
+    """Medians and peaks that both logs tell."""
+    found = []
+    for rows, of_all in ((_MEDIANS, median), (_PEAKS, max)):
+        for name, unit, value in rows:
+            before, after = (
+                [of for step in run.steps if (of := value(step)) is not None]
+                for run in (base, head)
+            )
+            if before and after:
+                found.append(Change(name, unit, float(of_all(before)), float(of_all(after))))
+    return found
+
+
+def parity_table(found: list[Difference]) -> Table:
+    """One row per quantity."""
+    titles = columns("", "steps in both", "largest difference", "at step", "at the last", left=1)
+    return Table(
+        titles,
+        tuple(
+            Row(
+                (
+                    one.name,
+                    f"{one.steps:,}",
+                    quantity.signed_difference(one.largest),
+                    f"{one.at:,}",
+                    f"{quantity.signed_difference(one.last)} (step {one.last_step:,})",
+                )
+            )
+            for one in found
+        ),
+    )
+
+
+def change_table(found: list[Change]) -> Table:
+    """One row per number."""
+    return Table(
+        columns("", "base", "head", "head / base", left=1),
+        tuple(
+            Row(
+                (
+                    one.name,
+                    _amount(one, one.base),
+                    _amount(one, one.head),
+                    quantity.ratio(one.ratio),
+                )
+            )
+            for one in found
+        ),
+    )
+
+
+def parity_data(base: ImportedRun, head: ImportedRun) -> dict[str, Any]:
+    """As plain JSON data."""
+    return {
+        "differences": [vars(one) for one in differences(base, head)],
+        "changes": [vars(one) | {"ratio": one.ratio} for one in changes(base, head)],
+    }
+
+
+def _gap(base: float, head: float) -> float:
+    """Nothing where both are not finite in the same way."""
+    if not math.isfinite(base) or not math.isfinite(head):
+        return 0.0 if repr(base) == repr(head) else math.inf
+    return head - base
+
+
+def _amount(one: Change, value: float) -> str:
+    if one.unit == "bytes":
+        return quantity.binary_bytes(value)
+    return f"{quantity.significant(value)} {one.unit}".rstrip()

@@ -1,0 +1,70 @@
+"""Outcomes of `import`, and of `compare` on what was imported."""
+
+from __future__ import annotations
+
+from outcome_scenarios import World, scenario
+
+from bench.workload import ImportedStep, Provenance, Workload
+
+
+@scenario("compare", "an imported run beside a measured one")
+def _(world: World) -> int:
+    world.sweep()
+    theirs = Workload(framework="megatron-lm", ranks=64)
+    log = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
+    run = world.store.imports.write("theirs", theirs, log, [ImportedStep(1, milliseconds=812.5)])
+    code = world.run("compare", "two", run.id)
+    assert "megatron 1: train.log" in world.out
+    assert f"{run.id} does not say: loss" in world.out
+    return code
+
+
+@scenario("compare", "two imported runs")
+def _(world: World) -> int:
+    for name, loss in (("base", 2.5), ("head", 2.25)):
+        (world.folder / f"{name}.csv").write_text(f"step,loss\n7,{loss}\n")
+        assert world.run("import", world.folder / f"{name}.csv") == 0
+    code = world.run("compare", "base", "head", "--format", "md")
+    assert "-2.5e-01 (step 7)" in world.out
+    return code
+
+
+@scenario("import", "a log with steps")
+def _(world: World) -> int:
+    (world.folder / "a.csv").write_text("step,loss\n1,2.5\n")
+    code = world.run("import", world.folder / "a.csv", "--set", "ranks=8")
+    assert "a does not say: step times" in world.out
+    return code
+
+
+@scenario("import", "the same log once more")
+def _(world: World) -> int:
+    (world.folder / "a.csv").write_text("step,loss\n1,2.5\n")
+    assert world.run("import", world.folder / "a.csv") == 0
+    return world.run("import", world.folder / "a.csv")
+
+
+@scenario("import", "a list of what was imported")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("import")
+
+
+@scenario("import", "a log without any training step")
+def _(world: World) -> int:
+    (world.folder / "a.log").write_text("hello\n")
+    return world.run("import", world.folder / "a.log")
+
+
+@scenario("import", "a file that is not there, a name that is taken, or a fact that is none")
+def _(world: World) -> int:
+    log = world.folder / "a.csv"
+    assert world.run("import", log) == 2
+    log.write_text("step,loss\n1,2.5\n")
+    assert world.run("import", log, "--set", "rank=8") == 2
+    assert world.run("import", log, "--name", "../b") == 2
+    assert world.run("import", log) == 0
+    log.write_text("step,loss\n1,2.75\n")
+    code = world.run("import", log)
+    assert "a is already the name of an import" in world.err
+    return code
