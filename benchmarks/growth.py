@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ ENGINES: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = {
         {"name": "mfsdp", "outer_size": _OUTER, "fine_grained_gather": True},
     ),
 }
-_PLAIN: Final = ({"name": "fsdp2"}, {"name": "mfsdp"})
+PLAIN: Final = ({"name": "fsdp2"}, {"name": "mfsdp"})
 
 
 class HybridFsdp2(Fsdp2Engine):
@@ -100,21 +100,17 @@ def fits(run: ResolvedRun, engines: int) -> bool:
     return needed < int(psutil.virtual_memory().available)
 
 
-def curve(name: str, steps: int) -> list[dict[str, Any]]:
-    """One row per size: steps of all engines, and their ratios to the first."""
-    rows: list[dict[str, Any]] = []
+def curve(name: str, steps: int) -> Iterator[dict[str, Any]]:
+    """One row per size: steps of all engines."""
     for size, model, ranks in CURVES[name]:
-        engines = ENGINES.get(name, _PLAIN)
-        runs = [run_of(model, engine, ranks) for engine in engines]
+        runs = [run_of(model, engine, ranks) for engine in ENGINES.get(name, PLAIN)]
         row: dict[str, Any] = {name: size, "ranks": ranks}
-        rows.append(row)
         if not fits(runs[0], len(runs)):
             row["left_out"] = "does not fit into the memory that is available"
         else:
-            found = list(measure(runs, steps).values())
+            found = measure(runs, steps).values()
             row["steps"] = [one["phases"]["step"] for one in found]
-        print(line(row, name), flush=True)
-    return rows
+        yield row
 
 
 def line(row: Mapping[str, Any], name: str) -> str:
@@ -139,11 +135,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, metavar="FILE")
     asked = parser.parse_args()
     facts = origin()
-    engines = [engine["name"] for engine in ENGINES.get(asked.curve, _PLAIN)]
+    engines = [engine["name"] for engine in ENGINES.get(asked.curve, PLAIN)]
     print(f"per step, wall (CPU of rank 0), ratio to the first: {', '.join(engines)}")
-    rows = curve(asked.curve, asked.steps)
-    if asked.out is not None:
-        write_json_atomically(asked.out, facts | {"engines": engines, "rows": rows})
+    rows: list[dict[str, Any]] = []
+    for row in curve(asked.curve, asked.steps):
+        print(line(row, asked.curve), flush=True)
+        rows.append(row)
+        if asked.out is not None:
+            write_json_atomically(asked.out, facts | {"engines": engines, "rows": rows})
 
 
 if __name__ == "__main__":

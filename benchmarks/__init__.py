@@ -1,0 +1,1 @@
+"""Measurements of the project itself: commands, run as `python -m benchmarks.NAME`."""
