@@ -101,7 +101,7 @@ class Exchange:
         try:
             self._run(self.posted)
         except OSError as error:
-            self.error = RuntimeError(f"a rank of this host has died or hides its memory: {error}")
+            self.error = RuntimeError(f"Connection closed by peer, or its memory: {error}")
             return
         self._links.tell_read(self.tag)
 
@@ -109,8 +109,8 @@ class Exchange:
         """Return when it is over.
 
         Raises:
-            RuntimeError: a rank has died, does not answer within the group's time-out, or does not
-                run the same.
+            RuntimeError: a rank has died, does not answer within the group's time-out (both in
+                words that gloo uses as well), or does not run the same.
         """
         self._links.wait(self)
 
@@ -171,14 +171,13 @@ class HostLinks:
                 ]
                 gone = [peer.rank for peer in missing if peer.is_gone]
             if gone:
-                raise RuntimeError(f"rank {gone[0]} of the group has ended its connection")
+                raise RuntimeError(f"Connection closed by peer: rank {gone[0]} of the group")
             now = time.monotonic()
             deadline = deadline or now + self._timeout_seconds
             if now > deadline:
                 ranks = ", ".join(str(peer.rank) for peer in missing)
                 raise RuntimeError(
-                    f"timed out after {self._timeout_seconds:g} s waiting for rank {ranks} of the "
-                    "group"
+                    f"timed out waiting for rank {ranks} of the group, {self._timeout_seconds:g} s"
                 )
             if not _host.sleep(min(URGE_SECONDS, deadline - now)):
                 for peer in missing:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.launch.blame import Failure
 from mfsdp_core.comm import host_meeting, peer_memory
 from mfsdp_core.comm.host_links import Addresses, Exchange, HostLinks, Peer, urge_address
 from mfsdp_core.errors import ConfigurationError
@@ -119,14 +120,15 @@ def test_a_killed_process_is_noticed_at_once(act: Callable[[HostLinks], None]) -
         exchange, _ = offer(own, 1.0)
         os.kill(child, signal.SIGKILL)
         message, seconds = failure(exchange)
-        assert "has ended its connection" in message or "has died" in message
+        assert Failure(0, {"message": message}).lost_a_peer, message
         assert seconds < BACK_AT_ONCE_SECONDS
 
 
 def test_a_silent_process_is_given_up_after_the_time_out() -> None:
     with other(say_nothing, seconds=0.3) as (own, _):
         message, seconds = failure(offer(own, 1.0)[0])
-        assert "timed out after 0.3 s waiting for rank 1" in message
+        assert "timed out waiting for rank 1 of the group, 0.3 s" in message
+        assert Failure(0, {"message": message}).lost_a_peer
         assert seconds < BACK_AT_ONCE_SECONDS
 
 
