@@ -7,16 +7,34 @@ range is open at a time: a unit's begins before the end of the one that ran befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from mfsdp_core.events import Event
+from mfsdp_core.events import UNIT_KINDS, Event
 
 _BACKWARD = "backward"
 Begin = Callable[[str], Any]
 End = Callable[[Any], object]
+
+
+@contextmanager
+def annotated(model: Any, begin: Begin, end: End) -> Iterator[None]:
+    """Within the block: `begin(name)` at the start of a range, `end(what it gave)` at its end.
+
+    model: as `fully_shard_model` returns it. As in
+    `annotated(model, torch.cuda.nvtx.range_start, torch.cuda.nvtx.range_end)`.
+    """
+    annotations = Annotations(begin, end)
+    unsubscribe = model.events.subscribe(annotations, kinds=UNIT_KINDS)
+    try:
+        with model.streams.observed(annotations):
+            yield
+    finally:
+        unsubscribe()
+        annotations.close()
 
 
 class Annotations:

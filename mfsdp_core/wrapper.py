@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mfsdp_core.annotate import Annotations, Begin, End
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.ddp_config import DistributedDataParallelConfig
 from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
-from mfsdp_core.events import UNIT_KINDS
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.parameter_marks import (
     ParamAndGradBuffer,
@@ -164,22 +162,6 @@ class MegatronFSDP(nn.Module):
         slot that its unit has, and the bytes of its area that it does not need.
         """
         return self._context.allocators.plan_document()
-
-    @contextmanager
-    def annotated(self, begin: Begin, end: End) -> Iterator[None]:
-        """Within the block: `begin(name)` at the start of a range, `end(what it gave)` at its end.
-
-        As `model.annotated(torch.cuda.nvtx.range_start, torch.cuda.nvtx.range_end)`. Names: see
-        `mfsdp_core.annotate`.
-        """
-        annotations = Annotations(begin, end)
-        unsubscribe = self.events.subscribe(annotations, kinds=UNIT_KINDS)
-        try:
-            with self.streams.observed(annotations):
-                yield
-        finally:
-            unsubscribe()
-            annotations.close()
 
     # --- microbatches -------------------------------------------------------------------------
 

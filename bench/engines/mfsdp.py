@@ -164,7 +164,7 @@ class MfsdpEngine:
         self, begin: Callable[[str], Any], end: Callable[[Any], object]
     ) -> AbstractContextManager[None]:
         """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
-        ranges: AbstractContextManager[None] = self._model.annotated(begin, end)
+        ranges: AbstractContextManager[None] = mfsdp_core.annotated(self._model, begin, end)
         return ranges
 
     def save_checkpoint(self, folder: Path) -> None:

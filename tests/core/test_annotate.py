@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import fully_shard_model, fully_shard_optimizer
+from mfsdp_core import annotated, fully_shard_model, fully_shard_optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def ranges(*, recomputes=False):
         together.append([one for one in still_open.elements() if one.startswith("backward")])
         return name
 
-    with model.annotated(begin, lambda name: still_open.subtract([name])):
+    with annotated(model, begin, lambda name: still_open.subtract([name])):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -11,6 +11,7 @@ PUBLIC_NAMES = [
     "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
+    "annotated",
     "clip_grad_norm_",
     "errors",
     "export_state_dict",
