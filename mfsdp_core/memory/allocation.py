@@ -33,7 +33,7 @@ _LARGEST_KEPT_BYTES = 2**25 - 2**16
 class Allocators:
     """Who serves which role. lasting: what stays for the model's life."""
 
-    lasting: BucketAllocator
+    lasting: StorageResizeAllocator
     weights: BucketAllocator
     gradients: BucketAllocator
     outer: BucketAllocator

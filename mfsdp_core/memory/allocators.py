@@ -171,6 +171,12 @@ class StorageResizeAllocator:
             _book(self._ledger, key, key.size_bytes)
         return tensor
 
+    def adopt(self, key: BufferKey, tensor: torch.Tensor) -> None:
+        """Let what somebody else has allocated come and go from now on; it is held."""
+        self._tensors[key] = tensor
+        self._held.add(key)
+        _book(self._ledger, key, key.size_bytes)
+
     def release(self, key: BufferKey) -> None:
         """Free the storage; the tensor object and its views stay, without contents."""
         if key in self._held:

@@ -15,7 +15,7 @@ payload          S       of payload   gather,    the same, where weights are gat
                                       or use
 main_weights     O       main_params  model      main and compute dtypes differ, or weights are
                                                  encoded, or a shard of FLAT parameters serves as
-                                                 both
+                                                 both, or the weight has gather hooks
 accumulator      S or I  main_grads   model      trainable; I where every microbatch reduces
 grad_bucket      S       grad_comm    reduction  trainable, and every microbatch reduces, or
                                                  gradients change dtype on their way to the wire
@@ -24,7 +24,9 @@ outer_bucket     S or I  grad_comm    reduction  trainable, an outer axis, and a
 grad_cast        O       main_params  step       trainable, the main gradient has another dtype
                                                  and is not handed over decoupled
 
-Transports take scratch memory besides (role `peer_slices`), which depends on them alone.
+Transports take scratch memory besides (role `peer_slices`), which depends on them alone. A weight
+with gather hooks has a `compute_weights` of no elements: its hooks say at its first gather what is
+gathered, into `payload`s that are there as long as compute weights would be.
 [Note: one copy] of `runtime/weight_buffers.py` says what the missing rows share storage with.
 """
 
@@ -208,7 +210,9 @@ def _weights(
 ) -> Iterator[Buffer]:
     inner, outer = of.strategy.inner, of.strategy.outer
     comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
-    yield of.row("compute_weights", of.whole, dtypes.compute, "use" if comes_and_goes else "model")
+    hooked = of.plan.is_hooked
+    full = (0, 0) if hooked else of.whole
+    yield of.row("compute_weights", full, dtypes.compute, "use" if comes_and_goes else "model")
     collects = inner.gathers_every_use and outer.shards_optimizer
     if collects and not encoded:
         yield of.row("compute_shard", of.inner, dtypes.compute)
@@ -219,7 +223,7 @@ def _weights(
         if inner.weight_refresh is not Collective.NONE:
             yield Buffer("payload", payload.dtype, *of.whole, size, payload.lifetime, payload.name)
     serves_as_both = inner.gathers_every_use and not collects
-    if encoded or not dtypes.shares_weights or serves_as_both:
+    if encoded or hooked or not dtypes.shares_weights or serves_as_both:
         yield of.row("main_weights", of.owned, dtypes.main_params)
 
 
@@ -248,7 +252,7 @@ def pool_requests(
     for table in tables:
         for role in POOLED_ROLES:
             row = table.find(role)
-            if row is None or row.lifetime == "model":
+            if row is None or row.lifetime == "model" or not row.elements:
                 continue
             request = BucketRequest(
                 unit=table.plan.unit,

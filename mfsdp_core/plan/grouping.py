@@ -28,7 +28,8 @@ class ParameterFacts:
 
     names: every qualified name under which modules hold it, registration order. units: the owner
     unit of each name. shape: of what this rank holds before sharding. dtype: any name; equal names
-    share a group. is_expert: sharded over the mesh of experts.
+    share a group. is_expert: sharded over the mesh of experts. is_hooked: its gather is its own
+    (`mfsdp_core.shard.gather_hooks`), so that it has a bucket of its own.
     """
 
     names: tuple[str, ...]
@@ -37,13 +38,15 @@ class ParameterFacts:
     dtype: str
     requires_grad: bool
     is_expert: bool = False
+    is_hooked: bool = False
 
 
 @dataclass(frozen=True)
 class BucketPlan:
     """One flat buffer to be: its members (indices of the given facts) and their layout.
 
-    is_encoded: its weights travel through the model's codec rather than as they are.
+    is_encoded: its weights travel through the model's codec rather than as they are. is_hooked: its
+    one weight travels through hooks of its own.
     """
 
     name: str
@@ -54,6 +57,7 @@ class BucketPlan:
     layout: Layout
     is_expert: bool = False
     is_encoded: bool = False
+    is_hooked: bool = False
 
 
 def owner_of(units: Iterable[str]) -> str:
@@ -105,28 +109,40 @@ def plan_buckets(
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool, bool, bool, bool], list[int]] = {}
+    groups: dict[tuple[str, str, bool, bool, bool, bool, int], list[int]] = {}
     units_begun = False
     for index, facts in enumerate(parameters):
         unit = owner_of(facts.units)
         units_begun |= unit != ROOT
         behind = unit == ROOT and units_begun
-        encoded = codec is not None and codec.takes(facts.names[0], facts.shape)
-        key = (unit, facts.dtype, facts.requires_grad, facts.is_expert, encoded, behind)
+        alone = index + 1 if facts.is_hooked else 0
+        encoded = codec is not None and not alone and codec.takes(facts.names[0], facts.shape)
+        key = (unit, facts.dtype, facts.requires_grad, facts.is_expert, encoded, behind, alone)
         groups.setdefault(key, []).append(index)
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
-    for (unit, dtype, requires_grad, is_expert, is_encoded, _), indices in groups.items():
+    for key, indices in groups.items():
+        unit, dtype, requires_grad, is_expert, is_encoded, _, hooked = key
         shapes = [parameters[i].shape for i in indices]
-        alone = [[position] for position in range(len(shapes))]
+        each = [[position] for position in range(len(shapes))]
         count_of_slices = expert_slices if is_expert else slices
-        for part in split_by_padding(shapes, count_of_slices) if bucketing else alone:
+        for part in split_by_padding(shapes, count_of_slices) if bucketing else each:
             members = tuple(indices[i] for i in part)
             count = number.get(unit, 0)
             number[unit] = count + 1
             layout = build_layout([parameters[i].shape for i in members], count_of_slices)
             name = f"{unit or '(root)'}/{count}"
             plans.append(
-                BucketPlan(name, unit, dtype, requires_grad, members, layout, is_expert, is_encoded)
+                BucketPlan(
+                    name,
+                    unit,
+                    dtype,
+                    requires_grad,
+                    members,
+                    layout,
+                    is_expert,
+                    is_encoded,
+                    bool(hooked),
+                )
             )
     return plans

@@ -31,6 +31,7 @@ from mfsdp_core.plan.grouping import (
     plan_buckets,
 )
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
+from mfsdp_core.plan.strategy import Strategy
 from mfsdp_core.precision.codec import PLAIN
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -40,6 +41,7 @@ from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.hooked_weights import HookedWeights
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
@@ -50,6 +52,7 @@ from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
+from mfsdp_core.shard.gather_hooks import PRE, GatherRequest, check_hooked, has_gather_hooks
 from mfsdp_core.shard.tensor_parallel import tensor_part
 from mfsdp_core.streams import Streams
 
@@ -110,7 +113,7 @@ def build_context(
     units = [Unit(name, child, index=None) for name, child in unit_modules]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
-    managed_facts = [_manage(found, environment) for found in collected]
+    managed_facts = [_manage(found, environment, config.strategy) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
     slices = {
         kind: environment.axes(is_expert=kind).coordinate().sub_shards(config.strategy)
@@ -288,13 +291,7 @@ class _GroupFactory:
         environment, spec = self._environment, self._specs[plan.name]
         axes = environment.axes(is_expert=plan.is_expert)
         communicators = self._communicators[axes.role_prefix]
-        weights = WeightBuffers(
-            spec,
-            communicators,
-            self.allocators,
-            on_move=partial(move_parameters, members),
-            events=environment.events,
-        )
+        weights = self._weights(spec, members, axes)
         gradients = None
         if plan.requires_grad:
             gradients = GradientBuffers(
@@ -320,6 +317,22 @@ class _GroupFactory:
             for managed in members:
                 mark_expert(managed.sharded, scope)
         return group
+
+    def _weights(
+        self, spec: BucketSpec, members: list[ManagedParameter], axes: DataParallelAxes
+    ) -> WeightBuffers:
+        communicators = self._communicators[axes.role_prefix]
+        events = self._environment.events
+        if not spec.plan.is_hooked:
+            on_move = partial(move_parameters, members)
+            return WeightBuffers(
+                spec, communicators, self.allocators, on_move=on_move, events=events
+            )
+        (managed,) = members
+        module, _ = managed.holders[0]
+        mesh, compute = axes.inner_mesh, spec.dtypes.compute
+        request = GatherRequest(mesh, managed.raw.shape, module, compute)
+        return HookedWeights(spec, communicators, self.allocators, request=request, events=events)
 
 
 @dataclass
@@ -359,31 +372,42 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
     return list(found.values())
 
 
-def _refuse_own_gather(found: _Found) -> None:
-    """A tensor that brings hooks for its gather would be gathered without them, and in full.
+def _is_hooked(found: _Found, environment: Environment, strategy: Strategy) -> bool:
+    """Whether a parameter is to be gathered by hooks of its own.
 
     Raises:
-        CapabilityNotBuiltError: this is one.
+        CapabilityNotBuiltError: it is, and where that is not built; gathered without them it would
+            travel in full, without a word.
     """
-    local = getattr(found.raw, "_local_tensor", found.raw)
-    if hasattr(local, "fsdp_pre_all_gather"):
+    name, local = found.names[0], getattr(found.raw, "_local_tensor", found.raw)
+    if not has_gather_hooks(local):
+        return False
+    check_hooked(name, local)
+    where = {
+        "with tp_dim": environment.dense.tensor_group is not None or local is not found.raw,
+        "where the outer axis shards the optimizer": strategy.outer.shards_optimizer,
+    }
+    for case in (case for case, found_so in where.items() if found_so):
         raise CapabilityNotBuiltError(
-            f"{found.names[0]} is a {type(local).__name__}, which wants to be gathered by its own "
-            "fsdp_pre_all_gather. That is not built, and gathering it in full would keep quiet "
-            "about it. Shard plain weights (torchao: enable_fsdp_float8_all_gather=False), and for "
-            'gathers in FP8 pass MixedPrecisionPolicy(weight_codec=Float8Reference("current")).'
+            f"{name} is a {type(local).__name__}, which wants to be gathered by its own {PRE} over "
+            f"one axis. That is not built {case}. Shard plain weights there (torchao: "
+            "enable_fsdp_float8_all_gather=False); for gathers in FP8 pass "
+            'MixedPrecisionPolicy(weight_codec=Float8Reference("current")).'
         )
+    return True
 
 
-def _manage(found: _Found, environment: Environment) -> tuple[ManagedParameter, ParameterFacts]:
+def _manage(
+    found: _Found, environment: Environment, strategy: Strategy
+) -> tuple[ManagedParameter, ParameterFacts]:
     raw = found.raw
-    _refuse_own_gather(found)
+    hooked = _is_hooked(found, environment, strategy)
     expert = is_expert(found.names, raw, has_expert_mesh=environment.experts is not None)
     axes = environment.axes(is_expert=expert)
     part = tensor_part(found.names[0], raw, axes.tensor_group)
     holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
     names, owner = tuple(found.names), nearest_common_unit(found.chains)
     facts = ParameterFacts(
-        names, (owner,), part.shape, dtype_name(raw.dtype), raw.requires_grad, expert
+        names, (owner,), part.shape, dtype_name(raw.dtype), raw.requires_grad, expert, hooked
     )
     return ManagedParameter(names, holders, raw, part), facts

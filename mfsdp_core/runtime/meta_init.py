@@ -206,8 +206,7 @@ def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
 def _real_parameter(meta: nn.Parameter, device: torch.device) -> nn.Parameter:
     """A parameter without values, with the options and attributes of `meta`."""
     real = nn.Parameter(torch.empty_like(meta, device=device), requires_grad=meta.requires_grad)
-    for name, value in vars(meta).items():
-        setattr(real, name, value)
+    vars(real).update({name: v for name, v in vars(meta).items() if name not in vars(real)})
     return real
 
 

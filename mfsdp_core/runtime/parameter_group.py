@@ -8,8 +8,9 @@ one raw and one sharded face under several names; a swap rebinds all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,10 +22,12 @@ from mfsdp_core.memory.allocators import BucketAllocator
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
+from mfsdp_core.runtime.hooked_weights import HookedWeights
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
+from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 
@@ -149,7 +152,10 @@ class ParameterGroup:
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
         self._cast_key = spec.key_or_none("grad_cast")
-        self._adopt_parameters()
+        if isinstance(weights, HookedWeights):
+            self._adopt_hooked(weights)
+        else:
+            self._adopt_parameters()
 
     @property
     def is_trainable(self) -> bool:
@@ -293,15 +299,33 @@ class ParameterGroup:
             move_to(managed.raw, view)
         self.weights.adopt()
         for index, local in self._enumerate(self.weights.main):
-            managed = self.parameters[index]
-            shard = self._as_dtensor(index, local)
-            managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
-            managed.offsets = self._offsets(index)
-            remember_offsets(managed.sharded, managed.offsets)
-            for name, value in vars(managed.raw).items():
-                if not hasattr(managed.sharded, name):
-                    setattr(managed.sharded, name, value)
-            managed.watch()
+            self._make_sharded(index, local, vars(self.parameters[index].raw))
+            self.parameters[index].watch()
+
+    @torch.no_grad()
+    def _adopt_hooked(self, weights: HookedWeights) -> None:
+        """The same for a weight that is gathered by its own hooks, which make another `raw`."""
+        (managed,) = self.parameters
+        original = managed.raw
+        self.load_part(0, values_of(original))
+        ((_, local),) = self._enumerate(weights.main)
+        inner, own = with_values(original, local), vars(original)
+        marks = {name: value for name, value in own.items() if name not in vars(inner)}
+        self._make_sharded(0, inner, marks)
+        managed.raw = weights.start(managed.sharded)
+        vars(managed.raw).update({k: v for k, v in marks.items() if not hasattr(managed.raw, k)})
+        managed.watch()
+
+    def _make_sharded(self, index: int, local: torch.Tensor, marks: Mapping[str, Any]) -> None:
+        """The shard that the user sees. marks: attributes of the parameter, which it gets too."""
+        managed = self.parameters[index]
+        shard = self._as_dtensor(index, local)
+        managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
+        managed.offsets = self._offsets(index)
+        remember_offsets(managed.sharded, managed.offsets)
+        for name, value in marks.items():
+            if not hasattr(managed.sharded, name):
+                setattr(managed.sharded, name, value)
 
     def _offsets(self, index: int) -> Offsets:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""

@@ -102,7 +102,8 @@ class WeightBuffers:
         self._outer = communicators.outer
         self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
         self._lasting = allocators.lasting
-        self._allocator = allocators.lasting if self._persistent else allocators.weights
+        stays = self._persistent or spec.plan.is_hooked
+        self._allocator = allocators.lasting if stays else allocators.weights
         self._on_move = on_move
         self._events = events
         self._codec = spec.codec.for_bucket(self._shard(communicators))
@@ -190,18 +191,22 @@ class WeightBuffers:
             for name, source in self._sources.items():
                 self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
             self._outer_stale = False
+        self._work = self._send(direction)
+        return True
+
+    def _send(self, direction: Direction) -> list[Pending]:
+        """Start the gathers that a pass in one direction needs."""
         sources = self._sources
         if not sources:
             # [Note: cast when gathered]
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
-        self._work = [
+        return [
             Done()
             if self._is_whole
             else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
             for name in self._names[direction]
         ]
-        return True
 
     def complete(self) -> None:
         """Wait for the gather under way, if there is one.
@@ -221,8 +226,7 @@ class WeightBuffers:
                     "died, or ranks do not run the same: some may leave out a unit, but all that "
                     "run it must run it equally often in a pass, and in the same order."
                 ) from error
-            if self._encoded:
-                self._decode()
+            self._decode()
 
     def release(self) -> None:
         """Free the full buffer, unless this bucket stays materialised."""
@@ -280,7 +284,9 @@ class WeightBuffers:
         return self._lasting.acquire(self._spec.key("payload", name))
 
     def _decode(self) -> None:
-        """Turn the payloads that have arrived into compute weights."""
+        """Turn the payloads that have arrived into compute weights, if they are not such."""
+        if not self._encoded:
+            return
         gathered = {name: self._payload(name) for name in self._names[self._direction]}
         self._codec.decode(self._direction, gathered, self.full.data)
         self._free_payloads("gather")
@@ -333,7 +339,7 @@ class WeightBuffers:
                 kind=kind,
                 operation="",
                 dtype=dtype_name(self._spec.dtypes.compute),
-                payload_bytes=self._full_key.size_bytes,
+                payload_bytes=self.full_bytes,
                 group=self.role,
                 group_size=self._gather.size,
                 bucket=self._spec.name,

@@ -146,13 +146,17 @@ def test_states_and_reasons_are_read_from_one_call(command: SCRIPTS, tmp_path: P
         "7_2": ("CANCELLED|None|n1", ("ended", "interrupted", "was cancelled")),
         "7_3": ("TIMEOUT|TimeLimit|n1", ("ended", "timeout", "time limit")),
         "7_4": ("PREEMPTED|None|n1", ("ended", "preempted", "preempted")),
-        "7_5": ("NODE_FAIL|NodeDown|n1", ("ended", "interrupted", "lost a node")),
+        "7_5": (
+            "NODE_FAIL|NodeDown|n[1-2]",
+            ("ended", "interrupted", "lost node n2 (nodes n[1-2])"),
+        ),
         "7_6": ("OUT_OF_MEMORY|None|n1", ("ended", "out_of_memory", "lack of memory")),
         "7_7": ("FAILED|NonZeroExitCode|n1", ("ended", "interrupted", "ended as FAILED")),
         "7_8": ("REQUEUE_HOLD|JobHeldUser|", QueuedJob("queued", "JobHeldUser")),
     }
     lines = "\n".join(f"{job}|{text}" for job, (text, _) in states.items())
     command("squeue", f"echo called >> {tmp_path}/calls\ncat <<'END'\n{lines}\nEND")
+    command("sinfo", "echo 'n1 alloc'; echo 'n2 down*'")
     found = look_at([*states, "9_0"])
     for job, (_, expected) in states.items():
         if isinstance(expected, QueuedJob):

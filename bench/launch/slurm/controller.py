@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -93,6 +94,11 @@ def _judged(job: str, look: JobLook | None) -> QueuedJob:
     if look.state in _ALIVE:
         return QueuedJob("running", nodes=look.nodes)
     state, how = _ENDINGS.get(look.state, ("interrupted", f"ended as {look.state}"))
+    if look.state == "NODE_FAIL":
+        # Known only as long as the node has not come back.
+        with contextlib.suppress(ControllerSilentError):
+            lost = _lost_nodes(look.nodes)
+            how = f"lost node {', '.join(lost)}" if lost else how
     where = f" (nodes {look.nodes})" if look.nodes else ""
     return QueuedJob("ended", look.reason, look.nodes, state, f"job {job} {how}{where}")
 
