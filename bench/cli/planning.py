@@ -146,9 +146,9 @@ def _state_bytes(resolved: ResolvedRun) -> int:
     return sum(state_bytes_by_category(resolved).values())
 
 
-def _gather_text(resolved: ResolvedRun) -> str:
-    predicted = sum(gather_bytes(resolved).values())
-    return f"{predicted / 2**20:,.1f} MiB" if predicted else "-"
+def _mebibytes(predicted_bytes: int) -> str:
+    """For people; where nobody knows, nothing."""
+    return f"{predicted_bytes / 2**20:,.1f} MiB" if predicted_bytes else "-"
 
 
 def arms_text(asked: RequestedPlan) -> str:
@@ -173,8 +173,8 @@ def plan_text(plan: Plan) -> str:
                 cell.resolved.config_hash,
                 str(cell.resolved.train.steps),
                 str(cell.repeats),
-                f"{_state_bytes(cell.resolved) / 2**20:,.1f} MiB",
-                _gather_text(cell.resolved),
+                _mebibytes(_state_bytes(cell.resolved)),
+                _mebibytes(sum(gather_bytes(cell.resolved).values())),
             )
             for cell in plan.cells
         ]

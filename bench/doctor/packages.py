@@ -29,6 +29,7 @@ _EXTRAS = (
     ("gpu", "nvtx", "named ranges in the timelines of Nsight Systems"),
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
     ("fp8", "torchao", "float8 weights and gathers of torchao"),
+    ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
     ("slurm", "submitit", "sweeps as jobs of a Slurm cluster: run --launcher slurm"),
     ("parquet", "pyarrow", "export --to parquet"),
     ("safetensors", "safetensors", "checkpoints in the safetensors format"),
@@ -68,7 +69,9 @@ def _extra(extra: tuple[str, str, str]) -> Finding:
     version = version_of(name)
     if version is not None:
         return Finding("ok", name, version)
-    return Finding("note", name, "not installed", gives, f"pip install 'mfsdp-bench[{group}]'")
+    extra_command = f"pip install 'mfsdp-bench[{group}]'"
+    remedy = extra_command if group else f"pip install --no-deps {name}==0.6.1 einops"
+    return Finding("note", name, "not installed", gives, remedy)
 
 
 def version_of(name: str) -> str | None:

@@ -11,6 +11,7 @@ from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import (
     EngineSpec,
+    MegatronFsdpSettings,
     MfsdpSettings,
     ResolvedRun,
     RunSpec,
@@ -73,6 +74,17 @@ def _why_not_here(engine: str, _folder: Path) -> str | None:
         return f"engine {row.name} needs {what}, which is not installed here{remedy}"
     found = None if row in TABLE else problem_of(row.factory)
     return None if found is None else f"engine {row.name} cannot be loaded: {found}"
+
+
+def engine_not_on_device(run: ResolvedRun, machine: Machine) -> str | None:
+    """Some engines know one kind of device only."""
+    row, device = known_engine(run.engine.name), run.launch.device
+    if device in row.devices:
+        return None
+    absent = engine_not_here(run, machine)
+    return f"engine {row.name} runs on {' and '.join(row.devices)}; found device {device}" + (
+        f"; and {absent}" if absent else ""
+    )
 
 
 def strategy_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
@@ -164,12 +176,10 @@ def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str
 
 def decoupled_gradients_need_a_reader(run: ResolvedRun, _machine: Machine) -> str | None:
     """Other optimizers read `grad`, which stays None, and would leave the weights as they are."""
-    settings = core_settings(run.engine)
-    if (
-        settings is None
-        or not settings.decoupled_grad
-        or run.train.optimizer == "precision_aware_adamw"
-    ):
+    settings = run.engine.settings
+    if core_settings(run.engine) is None and not isinstance(settings, MegatronFsdpSettings):
+        return None
+    if not run.engine.setting("decoupled_grad") or run.train.optimizer == "precision_aware_adamw":
         return None
     return (
         f"decoupled_grad leaves grad empty, which {run.train.optimizer} reads: set train.optimizer"

@@ -36,6 +36,7 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule("strategy-not-in-engine", engine_rules.strategy_not_in_engine),
+    Rule("engine-not-on-device", engine_rules.engine_not_on_device),
     Rule("single-has-one-rank", engine_rules.single_has_one_rank),
     Rule("switch-not-in-engine", engine_rules.switch_not_in_engine),
     Rule("outer-strategy-needs-outer-axis", engine_rules.outer_strategy_needs_outer_axis),

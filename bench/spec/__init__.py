@@ -22,7 +22,7 @@ from bench.spec.engine_row import (
     EngineRow,
     EngineSettings,
 )
-from bench.spec.engine_table import MfsdpSettings
+from bench.spec.engine_table import MegatronFsdpSettings, MfsdpSettings
 from bench.spec.model import HybridShape, ModelShape, ModelSpec, RopeScaling
 from bench.spec.names import (
     BLOCK_LETTERS,
@@ -74,6 +74,7 @@ __all__ = [
     "HybridShape",
     "LaunchSpec",
     "MeasureSpec",
+    "MegatronFsdpSettings",
     "MfsdpSettings",
     "ModelShape",
     "ModelSpec",

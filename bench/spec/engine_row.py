@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from bench.spec.names import DtypeName, Frozen, OuterStrategyName, StrategyName
+from bench.spec.names import DeviceType, DtypeName, Frozen, OuterStrategyName, StrategyName
 
 STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
@@ -58,12 +58,13 @@ class EngineRow:
     in the ranks alone. settings: its own, beside those of `SHARED_SETTINGS`. strategies: the first
     one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
     hybrids: the strategies on both axes that it offers then; None is every pair. one_process: it
-    has no process group, and one rank consumes the whole global batch. needs: modules that must be
-    installed. install: the command that does it. state: how `bench.resolve.state_bytes` counts what
-    it holds; None where nobody knows. code: files that are the engine, as patterns below a checkout
-    of this repository; a factory elsewhere is found by its package. torch_code: those of torch, and
-    of packages that are installed beside it. colour: in figures, as `#0072B2`; None takes the next
-    free one. established: a yardstick that the numerics of others may be judged by.
+    has no process group, and one rank consumes the whole global batch. devices: what it runs on.
+    needs: modules that must be installed. install: the command that does it. state: how
+    `bench.resolve.state_bytes` counts what it holds; None where nobody knows. code: files that are
+    the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
+    package. torch_code: those of torch, and of packages that are installed beside it. colour: in
+    figures, as `#0072B2`; None takes the next free one. established: a yardstick that the numerics
+    of others may be judged by.
     """
 
     name: str
@@ -74,6 +75,7 @@ class EngineRow:
     outer_axis: bool = False
     hybrids: tuple[tuple[StrategyName, OuterStrategyName], ...] | None = None
     one_process: bool = False
+    devices: tuple[DeviceType, ...] = ("cpu", "cuda")
     dtypes: DtypePolicies = DtypePolicies()
     needs: tuple[str, ...] = ("torch",)
     install: str = ""

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import Field
 
-from bench.spec.engine_row import DtypePolicies, EngineRow, EngineSettings
+from bench.spec.engine_row import STRATEGIES, DtypePolicies, EngineRow, EngineSettings
 from bench.spec.names import AllocatorName, GatherPrecisionName, RecipeName, TransportName
 
 
@@ -47,6 +47,27 @@ class MfsdpSettings(EngineSettings):
     gather_precision: GatherPrecisionName = "recipe"
     nan_check: bool = False
     cuda_graph: bool = False
+
+
+class MegatronFsdpSettings(EngineSettings):
+    """Switches of megatron-fsdp 0.6.1; those that the core has as well have the core's names.
+
+    max_pool: its double buffer for units of unequal size. persistent_fallback: a buffer that fits
+    no slot of the double buffer stays for good. nccl_ub turns the double buffer on.
+    """
+
+    overlap_param_gather: bool = True
+    overlap_grad_reduce: bool = True
+    average_in_collective: bool = False
+    disable_bucketing: bool = False
+    nccl_ub: bool = False
+    symmetric_registration: bool = True
+    double_buffer: bool = False
+    max_pool: bool = False
+    persistent_fallback: bool = False
+    fine_grained_gather: bool | None = None
+    decoupled_grad: bool = False
+    nan_check: bool = False
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on
@@ -107,6 +128,24 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#56B4E9",
         established=True,
+    ),
+    EngineRow(
+        name="megatron_fsdp",
+        factory="bench.engines.megatron_fsdp:build",
+        summary="the package megatron-fsdp 0.6.1",
+        settings=MegatronFsdpSettings,
+        strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
+        outer_axis=True,
+        hybrids=(
+            *((inner, "no_shard") for inner in STRATEGIES),
+            ("optim_grads_params", "optim"),
+        ),
+        devices=("cuda",),
+        needs=("torch", "einops", "megatron_fsdp"),
+        install="pip install --no-deps megatron-fsdp==0.6.1 einops",
+        code=("bench/engines/megatron_fsdp.py",),
+        torch_code=("megatron_fsdp/**/*.py",),
+        colour="#009E73",
     ),
     EngineRow(
         name="mfsdp",

@@ -245,7 +245,7 @@ class ToyModel:
 
 
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
-_NOWHERE_ELSE = dict.fromkeys(("single", "ddp", "fsdp1", "fsdp2"), _NO_MESHES)
+_NOWHERE_ELSE = dict.fromkeys(("single", "ddp", "fsdp1", "fsdp2", "megatron_fsdp"), _NO_MESHES)
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 
 TOY_MODELS: dict[str, ToyModel] = {

@@ -344,7 +344,7 @@ def of_nodes_and_controllers() -> list[Fault]:
               alone=True)
         for node in NODES
     ] + [
-        Fault("node dies", f"{node}", crash(node), (("interrupted", "crashed"),), node,
+        Fault("node dies", f"{node}", crash(node), (("interrupted", "crashed"),), "lost",
               options=NO_REQUEUE, alone=True)
         for node in NODES
     ]  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -45,7 +47,10 @@ def loaded() -> dict[str, list[str]]:
 
 def test_every_engine_of_the_table_has_a_module_that_builds_it():
     for row in TABLE:
-        assert callable(engine_factory(row)), row.name
+        if all(find_spec(name) for name in row.needs):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of packages that are not ours
+                assert callable(engine_factory(row)), row.name
 
 
 def test_a_rank_loads_no_engine_before_it_knows_which(loaded):

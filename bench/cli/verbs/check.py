@@ -20,7 +20,7 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
         list[str] | None,
         typer.Argument(
             metavar="[ENGINE]...",
-            help="mfsdp (if left out), fsdp2, fsdp1, ddp, single, or package.module:factory.",
+            help="mfsdp (if left out), another engine, or package.module:factory.",
         ),
     ] = None,
     *,

@@ -15,11 +15,10 @@ from bench.validate.scenario import NOISE_BYTES
 from bench.verdict import CheckVerdict, Finding
 
 _STATE_SCALAR_BYTES = 4
-#: By engine, what torch keeps of whole weights (no_shard, or one rank) that nobody can reach.
-_NEVER_FREED = {
-    "fsdp1": "FullyShardedDataParallel keeps whole weights in a cycle of references through C++,"
-    " which Python's collector cannot see",
-}
+_FSDP1_KEEPS = (
+    "FullyShardedDataParallel keeps whole weights in a cycle of references through C++, which"
+    " Python's collector cannot see"
+)
 
 
 def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
@@ -129,9 +128,9 @@ def freed(evidence: CaseEvidence) -> CheckVerdict | None:
     check = "freed after deletion"
     if evidence.case.scenario != "train":
         return None
-    reason = _NEVER_FREED.get(evidence.case.engine)
-    if reason is not None and (evidence.case.strategy == "no_shard" or evidence.case.inner == 1):
-        return not_applicable(check, reason)
+    whole = evidence.case.strategy == "no_shard" or evidence.case.inner == 1
+    if evidence.case.engine == "fsdp1" and whole:
+        return not_applicable(check, _FSDP1_KEEPS)
     for rank, one in enumerate(evidence.seen):
         if one.left_bytes > NOISE_BYTES:
             finding = Finding(

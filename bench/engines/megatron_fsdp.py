@@ -1,0 +1,254 @@
+"""Engine `megatron_fsdp`: the package megatron-fsdp 0.6.1 behind its first API. CUDA only.
+
+What the package does that is undone here, so that it starts where the other engines start:
+- `fully_shard_optimizer` takes a step with gradients of zeros to make optimizer state, which counts
+  as a step and decays weights: it is taken at a learning rate of 0, and its state is dropped;
+- main weights are made from weights in the compute dtype: the FP32 values are copied in.
+It has no function that clips: the norm is taken over the shards here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.inspection import lacks
+from bench.engines.local_tensor import local_tensor
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
+from bench.engines.stock import scaled_backward
+from bench.engines.stock_inspection import StockInspection
+from bench.models.units import unit_classes
+from bench.spec import DtypeName, EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
+
+_INNER, _OUTER = "dp", "dp_outer"
+
+
+class MegatronFsdpEngine:
+    """The wrapped model and its optimizer. package: what has the functions; a test's stand-in."""
+
+    def __init__(
+        self, model: nn.Module, resolved: ResolvedRun, device: torch.device, package: Any = None
+    ) -> None:
+        self._package = package or importlib.import_module("megatron_fsdp")
+        initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._accumulates = resolved.microbatches > 1
+        self.settings = settings_of(resolved.engine)
+        self.model: Any = self._package.fully_shard_model(
+            model.to(TORCH_DTYPES[resolved.dtypes.compute]),
+            device=device,
+            fsdp_unit_modules=unit_classes(model),
+            zero_dp_strategy=resolved.strategy,
+            outer_dp_sharding_strategy=resolved.engine.outer_strategy,
+            mixed_precision_policy=_policy(self._package, resolved.dtypes),
+            sync_model_each_microbatch=not self._accumulates,
+            **_mesh_arguments(resolved.engine, device),
+            **switches(self.settings),
+        )
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = self._sharded(build_optimizer(self.parameters, resolved.train))
+        if resolved.dtypes.main_params not in (None, resolved.dtypes.compute):
+            self._load_main_weights(initial)
+
+    def _sharded(self, optimizer: torch.optim.Optimizer) -> Any:
+        lr = optimizer.param_groups[0]["lr"]
+        set_learning_rate(optimizer, 0.0)
+        sharded = self._package.fully_shard_optimizer(optimizer)
+        set_learning_rate(sharded, lr)
+        sharded.state.clear()
+        return sharded
+
+    @torch.no_grad()
+    def _load_main_weights(self, initial: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            part = getattr(parameter, "megatron_fsdp_slice", slice(None))
+            if parameter.requires_grad:
+                rows = local_tensor(parameter.data)
+                value = initial[name.removeprefix("module.")].flatten()[part]
+                rows.copy_(value.reshape(rows.shape))
+        self.model.install_optimized_model_weights()
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """Gradients are complete and attached after the last microbatch."""
+        with self._cycle(is_last):
+            return scaled_backward(self.model(tokens, targets), scale)
+
+    def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
+        if not self._accumulates:
+            return nullcontext()
+        cycle: AbstractContextManager[None] = self.model.sync() if is_last else self.model.no_sync()
+        return cycle
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """What the optimizer reads of every trainable parameter, by the name in the bare model."""
+        attribute = "decoupled_grad" if self.settings.decoupled_grad else "grad"
+        return {
+            name.removeprefix("module."): getattr(p, attribute, None)
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        """Clip in place by the norm over all shards, FP64 sums of FP32 norms."""
+        found = [gradient for gradient in self.gradients().values() if gradient is not None]
+        local = [local_tensor(gradient) for gradient in found]
+        norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).double() for one in local]
+        if not norms:
+            return None
+        square = torch.stack(norms).square().sum()
+        for group in _sharded_over(found):
+            dist.all_reduce(square, group=group)  # noqa: TID251 - the engine has no call for it
+        norm = square.sqrt()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for one in local:
+            one.mul_(factor.to(one.dtype))
+        return norm
+
+    def optimizer_step(self) -> None:
+        """Step on the main weights, then refresh the compute weights."""
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Begin a new cycle; its buffer of gradients included."""
+        self.optimizer.zero_grad()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set it for the next step."""
+        set_learning_rate(self.optimizer, lr)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Shards that the optimizer sees; its buffers for computing and sending are not told."""
+        return {
+            "main_weights": sum(local_tensor(p.data).nbytes for p in self.parameters),
+            "optimizer_state": optimizer_state_bytes(self.optimizer),
+        }
+
+    def pool_plan(self) -> dict[str, Any] | None:
+        """The package does not say what its pools hold."""
+        return None
+
+    def wire_bytes(self) -> int | None:
+        """Unknown: the package keeps no account."""
+        return None
+
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """As `wire_bytes`."""
+        return None
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """With torch.distributed.checkpoint, as the package prepares its state dicts for it."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        save(state, checkpoint_id=folder)
+
+    def inspection(self) -> MegatronFsdpInspection:
+        """For `mfsdp-bench validate`."""
+        return MegatronFsdpInspection(self, self._package)
+
+    def code_path(self) -> str:
+        """The file of the package."""
+        return str(self._package.__file__)
+
+
+class MegatronFsdpInspection(StockInspection):
+    """Of the package's DTensors, whose shards along dim 0 are uneven."""
+
+    def __init__(self, engine: MegatronFsdpEngine, package: Any) -> None:
+        super().__init__(engine.model, "megatron_fsdp", prefix="module.", autocast=False)
+        name = f"{package.__name__}.uneven_dtensor"
+        self._whole = importlib.import_module(name).uneven_dtensor_to_full_tensor
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """The package's own gather of uneven shards."""
+        return {
+            name: self._whole(p.detach()) if isinstance(p, DTensor) else p.detach()
+            for name, p in self._parameters().items()
+        }
+
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Not offered."""
+        raise lacks("megatron_fsdp", f"loads sharded checkpoints, not {len(weights)} whole tensors")
+
+    def set_wire_dtype(self, dtype: DtypeName) -> None:
+        """Not offered."""
+        raise lacks("megatron_fsdp", f"cannot reduce in {dtype} once built for another dtype")
+
+
+def settings_of(engine: EngineSpec) -> MegatronFsdpSettings:
+    """Its own settings; the defaults where `engine` names another one that builds on this."""
+    settings = engine.settings
+    return settings if isinstance(settings, MegatronFsdpSettings) else MegatronFsdpSettings()
+
+
+def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:
+    """Under the names of the package."""
+    return {
+        "overlap_grad_reduce": settings.overlap_grad_reduce,
+        "overlap_param_gather": settings.overlap_param_gather,
+        "average_in_collective": settings.average_in_collective,
+        "disable_bucketing": settings.disable_bucketing,
+        "nccl_ub": settings.nccl_ub,
+        "disable_symmetric_registration": not settings.symmetric_registration,
+        "fsdp_double_buffer": settings.double_buffer,
+        "maxpool_double_buffer": settings.max_pool,
+        "fsdp_db_use_persist_buf_on_alloc_fail": settings.persistent_fallback,
+        "enable_fine_grained_param_gather": bool(settings.fine_grained_gather),
+        "use_decoupled_grad": settings.decoupled_grad,
+        "report_nan_in_param_grad": settings.nan_check,
+    }
+
+
+def _policy(package: Any, dtypes: ResolvedDtypes) -> Any:
+    main = dtypes.main_params
+    return package.MixedPrecisionPolicy(
+        main_params_dtype=None if main is None else TORCH_DTYPES[main],
+        main_grads_dtype=TORCH_DTYPES[dtypes.main_grads],
+        grad_comm_dtype=TORCH_DTYPES[dtypes.grad_comm],
+    )
+
+
+def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
+    """One mesh dimension, or two where an outer data-parallel axis is asked for."""
+    ranks, outer = dist.get_world_size(), engine.outer_size
+    if outer == 1:
+        mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=(_INNER,))
+        return {"device_mesh": mesh, "dp_shard_dim": _INNER}
+    names = (_OUTER, _INNER)
+    return {
+        "device_mesh": init_device_mesh(device.type, (outer, ranks // outer), mesh_dim_names=names),
+        "dp_shard_dim": _INNER,
+        "dp_outer_dim": _OUTER,
+        "hybrid_fsdp_group": dist.group.WORLD,
+    }
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _sharded_over(gradients: list[Tensor]) -> list[dist.ProcessGroup]:
+    """Groups of the mesh axes that gradients are cut over; they share one mesh."""
+    first = next((one for one in gradients if isinstance(one, DTensor)), None)
+    if first is None:
+        return []
+    return [
+        first.device_mesh.get_group(axis)
+        for axis, placement in enumerate(first.placements)
+        if not isinstance(placement, Replicate)
+    ]
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> MegatronFsdpEngine:
+    """Factory of `bench.engines.registry`."""
+    return MegatronFsdpEngine(model, resolved, device)

@@ -1,0 +1,200 @@
+"""The adapter of the package megatron-fsdp: its calls, and all of its logic with a stand-in.
+
+The package needs CUDA. The core has the same functions, so it stands in for it on CPU ranks; the
+calls themselves are bound to the signatures of the package, where it is installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import mfsdp_core
+from bench.engines.megatron_fsdp import MegatronFsdpEngine, switches
+from bench.engines.optimizer import build_optimizer
+from bench.models.build import build_model
+from bench.resolve import engine_rules
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve_anywhere
+from bench.resolve.rules import broken_rules
+from bench.spec import (
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    MegatronFsdpSettings,
+    ModelSpec,
+    ResolvedDtypes,
+    ResolvedRun,
+    RunSpec,
+    known_engine,
+)
+from bench.testing.workers import ForkServer
+from bench.validate.cases import Case
+from bench.validate.session import MODULES, WorkerSettings, verdicts
+
+CPU = torch.device("cpu")
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+FP32 = ResolvedDtypes(compute="fp32", main_params="fp32", main_grads="fp32", grad_comm="fp32")
+BF16 = DtypeSpec(compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16")
+
+
+def run(strategy: str = "optim_grads_params", **engine: object) -> ResolvedRun:
+    wanted = {"name": "megatron_fsdp", "strategy": strategy, **engine}
+    return resolve_anywhere(
+        RunSpec(
+            model=ModelSpec(preset="debug", layers=1),
+            engine=EngineSpec.model_validate(wanted),
+            dtypes=BF16,
+            launch=LaunchSpec(ranks=1 if engine.get("outer_size") is None else 4),
+        )
+    )
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class CalledError(Exception):
+    """Raised by `Binding`, with what a function was given."""
+
+
+class Binding:
+    """Binds a call to the package's own signature instead of making it."""
+
+    def __init__(self, package) -> None:
+        self.MixedPrecisionPolicy = package.MixedPrecisionPolicy
+        self._signature = inspect.signature(package.fully_shard_model)
+
+    def fully_shard_model(self, *arguments, **named):
+        raise CalledError(self._signature.bind(*arguments, **named).arguments)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_call_fits_the_package_that_is_installed(world_of_one, strategy):
+    package = pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
+    resolved = run(strategy, nccl_ub=True, max_pool=True, symmetric_registration=False)
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    with pytest.raises(CalledError) as call:
+        MegatronFsdpEngine(model, resolved, CPU, Binding(package))
+    (given,) = call.value.args
+    assert given["zero_dp_strategy"] == strategy
+    assert given["nccl_ub"]
+    assert given["maxpool_double_buffer"]
+    assert given["disable_symmetric_registration"]
+    assert given["mixed_precision_policy"].main_grads_dtype == torch.float32
+
+
+def test_every_setting_reaches_the_package_under_its_own_name():
+    assert set(switches(MegatronFsdpSettings())) <= set(
+        inspect.signature(mfsdp_core.fully_shard_model).parameters
+    )
+    for name in MegatronFsdpSettings.model_fields:
+        default = getattr(MegatronFsdpSettings(), name)
+        changed = switches(MegatronFsdpSettings(**{name: not default}))
+        differing = [k for k, v in switches(MegatronFsdpSettings()).items() if changed[k] != v]
+        assert len(differing) == 1, name
+
+
+def test_a_plan_on_a_cpu_says_that_it_needs_cuda():
+    reasons = dict(broken_rules(run(), Machine.detect()))
+    assert "runs on cuda; found device cpu" in reasons["engine-not-on-device"]
+
+
+def test_sharding_the_optimizer_on_both_axes_needs_sharded_parameters():
+    on_two = {"outer_size": 2, "outer_strategy": "optim"}
+    reasons = dict(broken_rules(run("optim_grads", **on_two), Machine.detect()))
+    assert "optim_grads_params with optim" in reasons["strategy-not-in-engine"]
+    assert "strategy-not-in-engine" not in dict(broken_rules(run(**on_two), Machine.detect()))
+
+
+class Stepping:
+    """The core, with the step of zeros that the package takes when it shards an optimizer."""
+
+    __name__ = "mfsdp_core"
+    __file__ = mfsdp_core.__file__
+    MixedPrecisionPolicy = mfsdp_core.MixedPrecisionPolicy
+
+    @staticmethod
+    def fully_shard_model(module, **named):
+        # The two switches that the core has under one name of its own, `allocator`.
+        for name in ("maxpool_double_buffer", "fsdp_db_use_persist_buf_on_alloc_fail"):
+            assert not named.pop(name)
+        return mfsdp_core.fully_shard_model(module, **named)
+
+    @staticmethod
+    def fully_shard_optimizer(optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        return mfsdp_core.fully_shard_optimizer(optimizer)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_main_weights_start_as_the_fp32_values_and_state_as_none(world_of_one, strategy):
+    resolved = run(strategy)
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    built = MegatronFsdpEngine(model, resolved, CPU, Stepping())
+    for name, value in built.inspection().whole_weights().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, expected[name]), name
+    assert not built.optimizer.state
+    assert built.optimizer.param_groups[0]["lr"] == resolved.train.lr
+
+
+@pytest.mark.gpu
+@pytest.mark.processes
+def test_the_package_itself_passes_validation_on_a_gpu():
+    pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
+    asked = [Case("megatron_fsdp", one, policy="bf16", ranks=1) for one in STRATEGIES]
+    with ForkServer(modules=MODULES) as server:
+        found = list(verdicts(server, asked, WorkerSettings(device="cuda", case_seconds=100.0)))
+    for verdict in found:
+        assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_around_the_core_it_steps_as_plain_torch_does(world_of_one, strategy, microbatches):
+    resolved = run(strategy).model_copy(update={"microbatches": microbatches, "dtypes": FP32})
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    plain = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    built = MegatronFsdpEngine(model, resolved, CPU, Stepping())
+    optimizer = build_optimizer(plain.parameters(), resolved.train)
+    for step in range(2):
+        for index in range(microbatches):
+            tokens = torch.arange(32).reshape(2, 16) + 7 * index + step
+            is_last = index == microbatches - 1
+            loss = built.forward_backward(tokens, tokens, 1 / microbatches, is_last)
+            expected = plain(tokens, tokens)
+            (expected / microbatches).backward()
+            assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        found = built.clip_grad_norm(0.5)
+        assert norm > 0.5
+        assert found.item() == pytest.approx(norm.item(), rel=1e-5)
+        built.optimizer_step()
+        built.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = built.inspection().whole_weights()
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(weights[name], parameter, rtol=1e-5, atol=1e-6), name
+
+
+def test_a_plan_says_how_to_install_what_is_not_there(monkeypatch):
+    engine_rules._why_not_here.cache_clear()
+    monkeypatch.setattr(engine_rules, "locate", lambda name: None if "megatron" in name else name)
+    reasons = dict(broken_rules(run(), Machine.detect()))
+    engine_rules._why_not_here.cache_clear()
+    assert reasons["engine-not-here"].endswith(known_engine("megatron_fsdp").install)
+    assert "pip install" in reasons["engine-not-on-device"]
