@@ -61,6 +61,9 @@ class PointToPointCommunicator(TorchCommunicator):
         self._gathers = 0
         self._reductions = 0
 
+    def meet(self, bucket: str) -> None:
+        """Do nothing: messages for different buckets never meet."""
+
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
         if self.size == 1:

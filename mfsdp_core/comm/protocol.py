@@ -67,6 +67,9 @@ class Communicator(Protocol):
     reason: str
     takes_scratch: bool
 
+    def meet(self, bucket: str) -> None:
+        """Before a gather that other ranks may not make, where nothing else would tell."""
+
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
 

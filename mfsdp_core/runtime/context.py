@@ -295,6 +295,10 @@ class ShardedContext:
         self.params.order.observe(index)
         if torch.is_grad_enabled() or self._calls.is_counting:
             self._calls.begin_call(index)
+        if self._forward_running and index in self._forward_order:
+            for group in self.gathering.buckets(self.units[index], "forward"):
+                group.weights.meet()
+            return
         for skipped in self._forward_order.missing_before(index):
             self._forward_order.mark(skipped)
             self._take_part(self.units[skipped], "forward")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.pools import SlotPool
@@ -61,7 +63,9 @@ class ParamPipeline:
         if self._pool is not None:
             self._make_room(unit, self._pool)
         wanted = unit.groups if groups is None else groups
-        started = [group.weights.issue(direction) for group in wanted]
+        # Under torch.func a new tensor is one of the transform, and has no memory of its own.
+        with torch._C._DisableFuncTorch():
+            started = [group.weights.issue(direction) for group in wanted]
         return any(started)
 
     def ready(

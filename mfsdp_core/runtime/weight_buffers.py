@@ -191,7 +191,11 @@ class WeightBuffers:
             for name, source in self._sources.items():
                 self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
             self._outer_stale = False
-        self._work = self._send(direction)
+        try:
+            self._work = self._send(direction)
+        except BaseException:
+            self._enter("complete")  # so that it can be released, and the reason is seen
+            raise
         return True
 
     def _send(self, direction: Direction) -> list[Pending]:
@@ -207,6 +211,11 @@ class WeightBuffers:
             else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
             for name in self._names[direction]
         ]
+
+    def meet(self) -> None:
+        """Before a gather that the pass has had already, see [Note: gathering again]."""
+        if not (self._is_whole or self.is_gathered):
+            self._gather.meet(self._spec.name)
 
     def complete(self) -> None:
         """Wait for the gather under way, if there is one.
@@ -271,7 +280,7 @@ class WeightBuffers:
                     communicator.all_reduce_max(values, self._spec.name)
 
         start, end = self._spec.buffers.owned
-        size = layout.slice_elements
+        size = layout.slice_elements or 1  # none, where all parameters are empty
         compute = self._spec.dtypes.compute
         return Shard(layout, compute, start // size, (end - start) // size, reduce_max)
 

@@ -112,6 +112,23 @@ def clipped_then_scaled(way: tuple[str, str]) -> list[float]:
     return norms
 
 
+def transformed(way: tuple[str, str]) -> list[float]:
+    """Errors of a gradient and a directional derivative of inputs, by `torch.func`."""
+    pair = beside(Chain, way)
+    x = own_batch(0)
+    gradients = [torch.func.grad(lambda v, f=f: loss(f(v)))(x) for f in pair.both]
+    pushed = [torch.func.jvp(f, (x,), (torch.ones_like(x),))[1] for f in pair.both]
+    return [distance(found, wanted) for wanted, found in (gradients, pushed)]
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_transforms_of_functions_are_those_of_plain_torch(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    for errors in ranks.run(transformed, way):
+        assert max(errors) < 1e-12
+
+
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_hooks_of_sharded_parameters_run_on_the_reduced_gradient(
     ranks: RankPool, way: tuple[str, str]

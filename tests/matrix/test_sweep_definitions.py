@@ -65,15 +65,6 @@ def test_parity_holds_everything_equal_but_engine_and_strategy():
     assert len({c.resolved.dtypes for c in plan.cells}) == 1
 
 
-def test_engines_prunes_what_needs_cuda_and_runs_the_rest_here():
-    plan = plan_of("engines")
-    reasons = {cell.labels["engine"]: reason for cell in plan.pruned for reason in [cell.reason]}
-    assert "runs on cuda; found device cpu" in reasons.pop("megatron_fsdp")
-    assert not reasons
-    there = {cell.resolved.engine.name for cell in plan.cells}
-    assert there == {"fsdp1", "fsdp2", "mfsdp"}
-
-
 def test_pr3067_is_the_published_matrix():
     definition = load_sweep(FOLDER / "pr3067_dtypes.yaml")
     plan = plan_of("pr3067_dtypes")
