@@ -132,7 +132,7 @@ def test_what_takes_communication_off_the_sms_is_planned_timed_and_logged():
 def test_one_gpu_is_planned_for_every_engine_and_size_and_says_what_a_cpu_lacks():
     plan = plan_of("gpu_one")
     assert not plan.cells
-    assert {cell.rule for cell in plan.pruned} == {"too-few-devices"}
+    assert {cell.rule for cell in plan.pruned} <= {"too-few-devices", "engine-not-here"}
     names = {cell.id for cell in plan.pruned}
     engines = ("single", "ddp", "fsdp2", "mfsdp", "mfsdp_graph")
     assert {f"{size}-{engine}" for size in ("1b", "3b") for engine in engines} <= names
