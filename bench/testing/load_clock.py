@@ -24,6 +24,22 @@ def runnable_processes() -> int:
         return 1
 
 
+def stretched(
+    seconds: float, runnable: Callable[[], int] = runnable_processes, cores: int | None = None
+) -> float:
+    """What `seconds` of an idle machine may take here now; for limits that others watch."""
+    return seconds / max(_share(runnable, cores or _own_cores()), 1 / _SLOWEST)
+
+
+def _share(runnable: Callable[[], int], cores: int) -> float:
+    """Of a second that a runnable process gets."""
+    return min(1.0, cores / max(1, runnable()))
+
+
+def _own_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 class LoadClock:
     """Seconds since it was made, each weighted by how much of the machine one process gets."""
 
@@ -35,14 +51,14 @@ class LoadClock:
     ) -> None:
         self._now = now
         self._runnable = runnable
-        self._cores = cores or len(os.sched_getaffinity(0))
+        self._cores = cores or _own_cores()
         self._last = now()
         self._seconds = 0.0
 
     def seconds(self) -> float:
         """The weighted time; the load counts as it is now for all the time since the last call."""
         now = self._now()
-        share = min(1.0, self._cores / max(1, self._runnable()))
-        self._seconds += (now - self._last) * max(share, 1 / _SLOWEST)
+        share = max(_share(self._runnable, self._cores), 1 / _SLOWEST)
+        self._seconds += (now - self._last) * share
         self._last = now
         return self._seconds

@@ -34,6 +34,8 @@ class Answer:
 def serve(group: WorkerGroup, rank: int) -> None:
     """Answer calls until the other end closes."""
     _print_into(log_file(group.folder, rank))
+    # A fatal signal leaves the stack in the log.
+    faulthandler.enable(sys.stderr, all_threads=False)
     sys.path[:0] = [*([str(group.core)] if group.core else []), *group.paths]
     torch.set_num_threads(1)
     if group.device != "cpu":

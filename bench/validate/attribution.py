@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bench.validate.hypotheses import explanations
+
 #: The sum must be this close to what was found, relative to it, to count as an explanation.
 _RESIDUAL = 1e-4
 #: A coefficient this far from the right one is worth a line.
@@ -31,11 +33,15 @@ def attribute(
     found: Sequence[Tensor],
     contributions: Sequence[Sequence[Sequence[Tensor]]],
     others: Sequence[tuple[str, Sequence[Tensor]]] = (),
+    *,
+    rank: int = 0,
+    outer: int = 1,
 ) -> Attribution | None:
     """Explain `found`; None where no sum of contributions does.
 
     found: rows of one or several parameters on one rank. contributions: [rank][microbatch] -> the
-    same rows. others: named further candidates, such as the gradient of the step before.
+    same rows. others: named further candidates, such as the gradient of the step before. rank:
+    whose rows they are. outer: ranks of the outer axis.
     """
     target = _flat(found)
     keys = [(r, j) for r, row in enumerate(contributions) for j in range(len(row))]
@@ -48,7 +54,15 @@ def attribute(
     size = max(float(target.norm()), float(basis.norm()) * 1e-12)
     if size == 0 or float((basis @ solution - target).norm()) > _RESIDUAL * size:
         return None
-    return _told(keys, solution.tolist(), 1.0 / len(contributions), [name for name, _ in others])
+    counts = solution.tolist()
+    told = _told(keys, counts, 1.0 / len(contributions), [name for name, _ in others])
+    if any(abs(count) > _NOTABLE for count in counts[len(keys) :]):
+        return told
+    of_rank = [
+        [n * len(contributions) for (r, _), n in zip(keys, counts, strict=False) if r == one]
+        for one in range(len(contributions))
+    ]
+    return Attribution(told.microbatch, (*explanations(of_rank, rank, outer), *told.lines))
 
 
 def _told(

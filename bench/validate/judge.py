@@ -50,6 +50,8 @@ _ENDINGS = {
 }
 _LINES_OF_TRACE = 6
 _LAST_EVENTS = 5
+#: What Python writes before the stack of a process that a signal ends.
+_FATAL = "Fatal Python error"
 
 
 def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict:
@@ -107,7 +109,9 @@ def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
     where = (
         outcome.log[begun[-1]].removeprefix(f"{case.id}: ") if begun else "before the first step"
     )
-    events = outcome.log[begun[-1] + 1 :][-_LAST_EVENTS:] if begun else outcome.log[-_LAST_EVENTS:]
+    said = [line for line in outcome.log[min(begun, default=0) :] if not line.startswith(case.id)]
+    fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
+    events, stack = said[:fatal][-_LAST_EVENTS:], said[fatal:][: _LINES_OF_TRACE + 2]
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
@@ -115,6 +119,7 @@ def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
         evidence=(
             f"in {where}",
             *(f"last: {line}" for line in events),
+            *stack,
             *(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines[1:]),
         ),
     )

@@ -52,11 +52,15 @@ def _outcome(workers: Workers, case: Case, device: str, seconds: float) -> CaseO
 
 
 def _failed(error: WorkersError) -> CaseOutcome:
-    """The rank that failed first by its kind: an exception says more than a death or a hang."""
+    """The rank that failed first by its kind: an exception says more than a death or a hang.
+
+    Unless it is that of a rank which lost its peer.
+    """
     by_kind: dict[str, list[Failure]] = {}
     for failure in error.failures:
         by_kind.setdefault(failure.kind, []).append(failure)
-    if "raised" in by_kind:
+    own = [one for one in by_kind.get("raised", []) if not _is_of_a_peer(one.text)]
+    if own or ("raised" in by_kind and "died" not in by_kind):
         first = min(by_kind["raised"], key=lambda f: (_is_of_a_peer(f.text), f.rank))
         return CaseOutcome("raised", rank=first.rank, text=first.text, log=first.log)
     if "died" in by_kind:

@@ -145,8 +145,16 @@ class ReferenceOptimizer:
             weight_decay=train.weight_decay,
         )
 
-    def step(self, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> Named:
+    def step(
+        self,
+        gradients: Mapping[str, Tensor | None],
+        weights: Mapping[str, Tensor],
+        *,
+        decays: bool = True,
+    ) -> Named:
         """Weights after a step from `weights`; a parameter whose gradient is None stays."""
+        if not decays:
+            self._optimizer.param_groups[0]["weight_decay"] = 0.0
         for name, parameter in self._parameters.items():
             gradient = gradients.get(name)
             parameter.data.copy_(weights[name])

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.testing.load_clock import LoadClock
+from bench.testing.load_clock import LoadClock, stretched
 from bench.testing.workers import ForkServer, Workers, WorkersError
 
 SECONDS = 60.0
@@ -48,6 +48,12 @@ def test_a_limit_is_reached_however_busy_the_machine_is() -> None:
     clock = machine.clock()
     machine.now, machine.runnable = 80.0, 10_000
     assert clock.seconds() == pytest.approx(10.0)
+
+
+def test_a_limit_that_others_watch_grows_with_the_load_and_not_for_ever() -> None:
+    assert stretched(3.0, lambda: 1, cores=2) == 3.0
+    assert stretched(3.0, lambda: 8, cores=2) == 12.0
+    assert stretched(3.0, lambda: 10_000, cores=2) == 24.0
 
 
 def world_and_sum() -> tuple[int, int, float]:

@@ -95,6 +95,49 @@ def test_a_lost_microbatch_is_named(fork_server: ForkServer) -> None:
     assert [line.split(" counts")[0][-1] for line in lost] == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("Undivided", "as if not divided by the ranks"),
+        ("DividedTwice", "as if divided by the ranks twice"),
+        ("DividedByMicrobatches", "as if divided by the microbatches"),
+        ("WithoutOneRank", "as if rank 1's contribution was lost"),
+        ("WithoutFirst", "as if microbatch 1 was lost"),
+        ("WithoutMiddle", "as if microbatch 2 was lost"),
+        ("Forgetting", "as if the last microbatch alone was kept"),
+        ("PartialSums", "as if the accumulator was reduced after every microbatch"),
+    ],
+)
+def test_a_wrong_gradient_is_told_as_the_mistake_that_makes_it(
+    fork_server: ForkServer, engine: str, said: str
+) -> None:
+    (verdict,) = judged(fork_server, outside(engine, microbatches=3))
+    checks, finding = found(verdict)
+    assert checks[0] == "gradients"
+    assert any(said in line for line in finding.evidence[:2])
+
+
+@pytest.mark.parametrize(
+    ("engine", "step", "said"),
+    [
+        ("Unclipped", 2, "as if not clipped"),
+        ("Undecayed", 1, "as if without weight decay"),
+        ("Forgetful", 2, "as if the moments of the steps before were lost"),
+        ("Stale", 2, "as if the gradients of the step before were used again"),
+    ],
+)
+def test_a_wrong_step_is_told_as_the_mistake_that_makes_it(
+    fork_server: ForkServer, engine: str, step: int, said: str
+) -> None:
+    (verdict,) = judged(fork_server, outside(engine))
+    checks, finding = found(verdict)
+    assert checks[0] == "optimizer step"
+    assert finding.step == step
+    assert [line for line in finding.evidence if line.startswith("as if")] == [
+        next(line for line in finding.evidence if line.startswith(said))
+    ]
+
+
 def test_gradients_of_the_step_before_are_recognised(fork_server: ForkServer) -> None:
     (verdict,) = judged(fork_server, outside("Keeping"))
     _, finding = found(verdict)

@@ -31,6 +31,19 @@ def test_a_contribution_that_was_lost_is_named_with_its_rank_and_microbatch() ->
     assert told.lines == ("rank 1's gradient of microbatch 2 counts 0 times, expected 0.5",)
 
 
+def test_an_outer_stage_that_did_not_run_is_named() -> None:
+    drawn = [torch.randn(6, 4, generator=GENERATOR, dtype=torch.float64) for _ in range(4)]
+    parts = [[[gradient]] for gradient in drawn]
+    for found, said in (
+        ((drawn[2] + drawn[3]) / 4, "as if reduced over the inner ranks alone"),
+        ((drawn[2] + drawn[3]) / 2, "as if averaged over the inner ranks alone"),
+        (sum(drawn) / 2, "as if divided by the inner ranks alone"),
+    ):
+        told = attribute([found], parts, rank=3, outer=2)
+        assert told is not None
+        assert told.lines[0].startswith(said)
+
+
 def test_numbers_that_no_sum_explains_are_not_explained() -> None:
     assert attribute([torch.ones(6, 4)], contributions()) is None
     assert attribute([torch.full((6, 4), float("nan"))], contributions()) is None

@@ -183,7 +183,10 @@ def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attri
                 rows = _rows(evidence, one, shards, rank, evidence.raw(step - 1).mean(one))
                 before.append(shard.rows if rows is None else rows)
         others = [("the gradient of the step before", before)] if step > 0 else []
-        explained = attribute(found, contributions, others) if found else None
+        own, outer = evidence.case.data_rank(rank), evidence.case.outer
+        explained = (
+            attribute(found, contributions, others, rank=own, outer=outer) if found else None
+        )
         if explained is not None and explained.lines:
             return explained
     return None

@@ -11,6 +11,7 @@ from bench.testing.reference import Named, relative
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
 from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed
+from bench.validate.checks.step_hypotheses import explanations
 from bench.verdict import CheckVerdict, Finding
 
 _OTHER_SEED = 8
@@ -81,14 +82,9 @@ def optimizer_step(evidence: CaseEvidence) -> CheckVerdict | None:
 
 
 def _changed(evidence: CaseEvidence, step: int, name: str, expected: Named, off: float) -> Finding:
-    before, found = evidence.before(step)[name], evidence.weights[step][name]
+    found = evidence.weights[step][name]
     lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
-    if _as_if_not_clipped(evidence, step, name):
-        lines.append("as if not clipped: the step took the gradients from before clipping")
-    if name not in evidence.trainable:
-        lines.append("the parameter is frozen and must not change")
-    if torch.equal(found, before):
-        lines.append("the step has not changed it")
+    lines += explanations(evidence, step, name)
     where = int((found.double() - expected[name].double()).abs().nan_to_num(1e30).argmax())
     return at(
         step,
@@ -97,19 +93,6 @@ def _changed(evidence: CaseEvidence, step: int, name: str, expected: Named, off:
         found=numbers(found, where),
         evidence=tuple(lines),
     )
-
-
-def _as_if_not_clipped(evidence: CaseEvidence, step: int, name: str) -> bool:
-    """Whether unclipped gradients explain what the optimizer made of a step that was clipped."""
-    if evidence.seen[0].steps[step].clipped is None or name not in evidence.trainable:
-        return False
-    optimizer = evidence.optimizer()
-    for earlier in range(step):
-        clipped = evidence.seen[0].steps[earlier].clipped is not None
-        optimizer.step(evidence.gradients(earlier, clipped=clipped), evidence.before(earlier))
-    wanted = optimizer.step(evidence.gradients(step), evidence.before(step))[name]
-    found = evidence.weights[step][name]
-    return relative(found, wanted, float(wanted.double().norm())) <= evidence.tolerance
 
 
 def computed_weights(evidence: CaseEvidence) -> CheckVerdict:

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from bench.errors import UnsupportedError
+from bench.testing.load_clock import stretched
 
 _CORE_ERRORS = "mfsdp_core.errors"
 
 
-_MEETING = timedelta(seconds=3)
+#: After which a rank that failed no longer waits for the others, on an idle machine.
+_MEETING_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def run(source: str, engine: str) -> Ended | None:
     except Exception as error:
         ended = _ended(error, engine)
         try:
-            dist.monitored_barrier(timeout=_MEETING)
+            dist.monitored_barrier(timeout=timedelta(seconds=stretched(_MEETING_SECONDS)))
         except RuntimeError:
             raise error from None
     else:
