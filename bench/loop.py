@@ -9,7 +9,7 @@ of a few bytes per step. Meters run after the clock has stopped; what they cost 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,7 +21,9 @@ from bench.engines.protocol import Engine
 from bench.errors import BenchError
 from bench.meters.cost import MeterCost
 from bench.meters.cpu_time import CpuMeter, spent
+from bench.meters.device_state import DeviceState
 from bench.meters.memory import MemoryMeter
+from bench.meters.phases import PhaseMeter
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
 from bench.spec import ResolvedRun, TrainSpec
@@ -69,7 +71,11 @@ class TrainingLoop:
         self._cpu = CpuMeter()
         self._sink = sink
         self._wire_bytes = 0
+        self.phases = PhaseMeter.of(device)
+        self.device_state = DeviceState.of(device, self._train.steps)
         self.cost = MeterCost()
+        capture = getattr(engine, "captured", None)
+        self.captured = None if capture is None else capture(self._enqueue_given)
 
     def run(self, after_step: Callable[[int], None] | None = None) -> MeterCost:
         """All steps. `after_step` gets the number of each finished step, outside the clock.
@@ -94,23 +100,53 @@ class TrainingLoop:
     def step(self, step: int) -> StepOutcome:
         """One optimizer step (from 1), without its meters."""
         start = perf_counter()
-        engine = self._engine
+        self.phases.begin()
         lr = learning_rate(self._train, step)
-        loss = self._accumulate(step - 1)
-        clip_norm = self._train.clip_norm
-        norm = engine.clip_grad_norm(clip_norm) if clip_norm is not None else None
-        engine.set_learning_rate(lr)
-        engine.optimizer_step()
-        engine.zero_grad()
+        self._engine.set_learning_rate(lr)
+        loss, norm = self._iterate(step - 1)
+        self.phases.end()
         loss_value, norm_value = _to_host(loss, norm)
         return StepOutcome((perf_counter() - start) * 1e3, loss_value, norm_value, lr)
 
-    def _accumulate(self, step: int) -> Tensor:
+    def _iterate(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Everything that is enqueued for a step: its loss and the norm of its gradient."""
+        if self.captured is None:
+            return self._enqueue(self._drawn(step))
+        inputs = [tensor for pair in self._drawn(step) for tensor in pair]
+        self.phases.mark("graph")
+        with self.phases.paused():
+            outputs: tuple[Tensor, Tensor | None] = self.captured(*inputs)
+        return outputs
+
+    def _drawn(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Microbatches, each when it is needed."""
+        for index in range(self._microbatches):
+            self.phases.mark("data")
+            yield self._batches.microbatch(step, index)
+
+    def _enqueue_given(self, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self._enqueue(zip(tensors[::2], tensors[1::2], strict=True))
+
+    def _enqueue(
+        self, microbatches: Iterable[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor | None]:
+        engine, mark = self._engine, self.phases.mark
+        loss = self._accumulate(microbatches)
+        norm = None
+        if self._train.clip_norm is not None:
+            mark("clip")
+            norm = engine.clip_grad_norm(self._train.clip_norm)
+        mark("update")
+        engine.optimizer_step()
+        engine.zero_grad()
+        return loss, norm
+
+    def _accumulate(self, microbatches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Forward and backward of all microbatches; the mean of their losses."""
         count = self._microbatches
         total: Tensor | None = None
-        for index in range(count):
-            tokens, targets = self._batches.microbatch(step, index)
+        for index, (tokens, targets) in enumerate(microbatches):
+            self.phases.mark("microbatch")
             loss = self._engine.forward_backward(tokens, targets, 1 / count, index == count - 1)
             total = loss if total is None else total + loss
         if total is None:
@@ -124,6 +160,11 @@ class TrainingLoop:
             self._wire_bytes = sent or 0
         with self.cost.timed("memory"):
             rss, device_peak = self._memory.rss_bytes(), self._memory.device_peak_bytes()
+            device = self._memory.device_allocator()
+        with self.cost.timed("device"):
+            phases = self.phases.milliseconds()
+            if device is not None and self.device_state is not None:
+                device |= self.device_state.after_step(step) or {}
         sample = StepSample(
             step=step,
             milliseconds=outcome.milliseconds,
@@ -135,6 +176,9 @@ class TrainingLoop:
             rss_bytes=rss,
             device_peak_bytes=device_peak,
             cpu_milliseconds=cpu,
+            phase_milliseconds=phases,
+            host_milliseconds=self.phases.host_milliseconds,
+            device=device,
         )
         with self.cost.timed("samples"):
             self._sink.append(sample)

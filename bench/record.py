@@ -52,7 +52,10 @@ class StepSample:
     and scatter (n-1)/n of the full buffer, all-reduce twice that). rss_bytes: resident set after
     the step. device_peak_bytes: the device allocator's peak so far, None on CPU.
     cpu_milliseconds: CPU time of the step by thread (main, autograd, transport, other), None where
-    the system does not tell.
+    the system does not tell. phase_milliseconds: parts of the step, by the device's own events on
+    CUDA (`bench.meters.phases`). host_milliseconds: until the host had enqueued the step, None on
+    CPU. device: what this rank read of its device behind the step: allocator's bytes and retries,
+    and where it is known clocks (MHz), power, temperature and reasons of throttling.
     """
 
     step: int
@@ -65,6 +68,9 @@ class StepSample:
     rss_bytes: int
     device_peak_bytes: int | None = None
     cpu_milliseconds: dict[str, float] | None = None
+    phase_milliseconds: dict[str, float] | None = None
+    host_milliseconds: float | None = None
+    device: dict[str, Any] | None = None
 
 
 class RunStatus(BaseModel):
@@ -121,6 +127,8 @@ class RunSummary(BaseModel):
     highest of each category, whose sum is an upper bound.
     cpu_milliseconds_median: CPU time of a step over all ranks and threads; by_thread: of which.
     counts: what one step does, over all ranks, by metric (`bench.derive.counts.COUNTED`).
+    phase_milliseconds: parts of a step, on the rank that took longest. host_milliseconds: on that
+    rank, until the step was enqueued.
     `notes` says in words what was withheld and why.
     """
 
@@ -145,6 +153,8 @@ class RunSummary(BaseModel):
     counts: dict[str, int] = {}
     cpu_milliseconds_median: float | None = None
     cpu_milliseconds_by_thread: dict[str, float] = {}
+    phase_milliseconds: dict[str, float] = {}
+    host_milliseconds_median: float | None = None
     notes: tuple[str, ...] = ()
 
 

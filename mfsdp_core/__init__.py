@@ -10,11 +10,13 @@ import importlib.metadata
 from typing import Any
 
 _HOMES = {
+    "CapturedStep": "mfsdp_core.captured_step",
     "DistributedDataParallelConfig": "mfsdp_core.ddp_config",
     "FSDPDistributedIndex": "mfsdp_core.dist_index",
     "Float8Reference": "mfsdp_core.precision.float8_reference",
     "MegatronFSDP": "mfsdp_core.wrapper",
     "MixedPrecisionPolicy": "mfsdp_core.precision.policy",
+    "annotated": "mfsdp_core.annotate",
     "clip_grad_norm_": "mfsdp_core.state.grad_norm",
     "errors": "mfsdp_core.errors",
     "export_state_dict": "mfsdp_core.state.plain_export",
@@ -30,11 +32,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "CapturedStep",
     "DistributedDataParallelConfig",
     "FSDPDistributedIndex",
     "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
+    "annotated",
     "clip_grad_norm_",
     "errors",
     "export_state_dict",

@@ -92,6 +92,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     backward pass. overlap_param_gather: gather the next unit ahead of need.
     sync_model_each_microbatch: every backward pass ends its cycle (auto-sync).
     average_in_collective: let the collective divide by the number of ranks.
+    cuda_graph_mode: keep what moves, and the host, out of a step, so that it can be captured (see
+    `CapturedStep`); needs a pool, and makes gradients of unused parameters zeros.
     calculate_per_token_loss: sum gradients without dividing, whatever
     average_in_collective says. report_nan_in_param_grad: raise when a parameter's gradient holds
     NaN or Inf, as soon as it is computed; check_for_nan_in_grad: look once per buffer, before it is

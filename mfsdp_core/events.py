@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-EventKind = Literal["collective", "land", "materialise", "release", "prefetch", "agreement"]
-EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+BufferKind = Literal["collective", "land", "materialise", "release", "prefetch", "agreement"]
+UnitKind = Literal["enter", "leave"]
+EventKind = BufferKind | UnitKind
+EVENT_KINDS: tuple[EventKind, ...] = get_args(BufferKind)
+UNIT_KINDS: tuple[EventKind, ...] = get_args(UnitKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,14 @@ class Event:
 
     kind: `collective` issued; reduced gradient `land`ed; compute weights `materialise`d or
     `release`d; a gather issued ahead of need (`prefetch`, besides its `collective`); an `agreement`
-    of all ranks, by a message that holds nothing of the model.
-    operation: all_gather, reduce_scatter, all_reduce, broadcast; for `land` copy or add; else "".
+    of all ranks, by a message that holds nothing of the model. A pass `enter`s a unit and `leave`s
+    it: these two are for who asks for them by name.
+    operation: all_gather, reduce_scatter, all_reduce, broadcast; for `land` copy or add; of a unit
+    forward, recompute or backward; else "".
     dtype: torch's name without prefix, as `bfloat16`. payload_bytes: size of the full (unsharded)
     buffer of a collective, or of what landed or was allocated. group: role of the process group
     (`inner`, `outer`; of experts `expert_inner`, `expert_outer`). group_size: ranks in it.
-    bucket: name of the buffer, as `layers.0/0`.
+    bucket: name of the buffer, as `layers.0/0`, or of the unit.
     """
 
     kind: EventKind

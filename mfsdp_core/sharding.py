@@ -29,6 +29,7 @@ from mfsdp_core.plan.config import (
     parse_sharding,
     refuse_not_built,
 )
+from mfsdp_core.plan.graph_mode import check_graph_mode
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.context import ShardedContext
@@ -100,6 +101,7 @@ class Sharding:
     policy: MixedPrecisionPolicy
     ddp_config: DistributedDataParallelConfig
     dist_index: FSDPDistributedIndex
+    cuda_graph_mode: bool
 
 
 def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
@@ -133,6 +135,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         request.policy,
         DistributedDataParallelConfig.of_arguments(named),
         FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
+        bool(arguments["cuda_graph_mode"]),
     )
 
 
@@ -247,7 +250,8 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
         arguments["calculate_per_token_loss"],
         arguments["transport"],
         arguments["use_decoupled_grad"],
-        arguments["unused_parameters"],
+        # A graph knows no None: gradients are there at every replay, as under upstream.
+        "zero" if arguments["cuda_graph_mode"] else arguments["unused_parameters"],
     )
     config = parse_sharding(
         arguments["zero_dp_strategy"],
@@ -268,7 +272,13 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
     checks = GradientChecks(
         arguments["report_nan_in_param_grad"], arguments["check_for_nan_in_grad"]
     )
-    return dataclasses.replace(config, checks=checks)
+    config = dataclasses.replace(config, checks=checks)
+    if arguments["cuda_graph_mode"]:
+        check_graph_mode(config, arguments)
+        # What no slot serves, such as buckets of the root, must stay where it is as well.
+        allocation = dataclasses.replace(config.allocation, persistent_fallback=True)
+        config = dataclasses.replace(config, allocation=allocation)
+    return config
 
 
 def _registration(arguments: Mapping[str, Any]) -> RegistrationConfig | None:

@@ -101,6 +101,9 @@ class StreamOrder:
         stream = self._groups.setdefault(id(group), f"group {len(self._groups)}")
         return self.issue(name, stream, map(span_of, reads), map(span_of, writes))
 
+    def waiting(self, number: int) -> None:
+        """The stream `compute` is about to wait for collective `number`."""
+
     def waited(self, number: int) -> None:
         """The stream `compute` waits for collective `number`."""
         name_and_clock = self._open.pop(number, None)

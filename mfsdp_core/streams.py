@@ -18,7 +18,7 @@ the wait orders it, and memory never crosses from one stream's allocator to anot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,6 +52,9 @@ class Observer(Protocol):
     ) -> int:
         """A collective starts; its number."""
 
+    def waiting(self, number: int) -> None:
+        """The backend is asked to wait for it; what it does until `waited` is its own affair."""
+
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
 
@@ -78,6 +81,8 @@ class InFlight:
 
     def wait(self) -> None:
         """Let the current stream wait for the end of all of them; on a CPU return afterwards."""
+        if self._observer is not None:
+            self._observer.waiting(self._number)
         for work in self._works:
             work.wait()
         self._works = self._tensors = ()
@@ -156,6 +161,19 @@ class Streams:
         """A pool of `allocator`."""
         raise NotImplementedError(f"{self.device} has no pools of {allocator}")
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the device can capture what is enqueued."""
+        return False
+
+    def captured_stream(self) -> AbstractContextManager[None]:
+        """Run on the stream that `capture` captures, in order with the current one."""
+        return nullcontext()
+
+    def capture(self, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Capture what `step` enqueues: how to replay it, and the memory of its outputs."""
+        raise NotImplementedError(f"{self.device} has no graphs")
+
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
         """Tell `observer` what happens inside the block."""
@@ -178,9 +196,47 @@ class Streams:
 class CudaStreams(Streams):
     """Those of a CUDA device."""
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._captured: torch.cuda.Stream | None = None
+
     def synchronize(self) -> None:
         """Return once the device has done everything."""
         torch.cuda.synchronize(self.device)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the device can capture what is enqueued."""
+        return True
+
+    @contextmanager
+    def captured_stream(self) -> Iterator[None]:
+        """Run on the stream that `capture` captures, in order with the current one.
+
+        Autograd runs a node on the stream of its forward pass, and nodes of parameters live on from
+        step to step: before torch 2.13 a capture on another stream than that of the steps before
+        it fails.
+        """
+        if self._captured is None:
+            self._captured = torch.cuda.Stream(self.device)
+        current = torch.cuda.current_stream(self.device)
+        self._captured.wait_stream(current)
+        with torch.cuda.stream(self._captured):
+            yield
+        current.wait_stream(self._captured)
+
+    def capture(self, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Capture what `step` enqueues: how to replay it, and the memory of its outputs."""
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: NCCL's watchdog, another thread, asks the device meanwhile.
+        mode = "thread_local"
+        with (
+            _old_streams_allowed(),
+            torch.cuda.graph(graph, stream=self._captured, capture_error_mode=mode),
+        ):
+            outputs = step()
+        return graph.replay, outputs
 
     def registrar(self, group: Any) -> Any:
         """NCCL's backend of a process group."""
@@ -189,6 +245,19 @@ class CudaStreams(Streams):
     def new_pool(self, allocator: Any) -> DevicePool:
         """A pool of `allocator`."""
         return _CudaPool(allocator, self.device)
+
+
+@contextmanager
+def _old_streams_allowed() -> Iterator[None]:
+    """Let autograd's nodes of before a capture run on its stream, where torch can (2.13)."""
+    switch = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
+    if switch is not None:
+        switch(True)
+    try:
+        yield
+    finally:
+        if switch is not None:
+            switch(False)
 
 
 class _CudaPool:

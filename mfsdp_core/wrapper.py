@@ -121,7 +121,7 @@ class MegatronFSDP(nn.Module):
         self.events.subscribe(self.wire_log, kinds=("collective",))
         self.streams, self.ddp_config = environment.streams, sharding.ddp_config
         self.device = self.streams.device
-        self.dist_index = sharding.dist_index
+        self.dist_index, self.cuda_graph_mode = sharding.dist_index, sharding.cuda_graph_mode
         self._dense, self._experts = environment.dense, environment.experts
         self._context, self._policy = sharding.context, sharding.policy
         self.transports = self._context.transports

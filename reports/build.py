@@ -26,6 +26,7 @@ from reports.sections.method import method
 from reports.sections.nccl import nccl_section
 from reports.sections.nodes import nodes_section
 from reports.sections.parity import parity_section
+from reports.sections.phases import phases_section
 from reports.sections.reproduce import reproduce
 from reports.sections.switches import switches_section
 from reports.sections.target_table import targets_section
@@ -59,6 +60,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     parity_section,
     switches_section,
     memory_section,
+    phases_section,
     counts_section,
     checkpoints_section,
     imported_section,

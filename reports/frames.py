@@ -31,6 +31,7 @@ _NOT_NUMBERS = {
     "steady",
     "memory_by_category_bytes",
     "cpu_milliseconds_by_thread",
+    "phase_milliseconds",
     "counts",
     "notes",
 }
@@ -98,7 +99,8 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     for name, size in sorted(summary.memory_by_category_bytes.items()):
         row[f"memory.{name}_bytes"] = size
     row |= {f"counts.{name}": count for name, count in sorted(summary.counts.items())}
-    row |= _by_thread(summary.cpu_milliseconds_by_thread)
+    row |= _prefixed("cpu", summary.cpu_milliseconds_by_thread)
+    row |= _prefixed("phase", summary.phase_milliseconds)
     row["config_hash"] = record.resolved.config_hash
     shape = record.resolved.shape
     row["model"] = None if shape is None else shape.preset
@@ -138,6 +140,8 @@ def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:
         for sample in samples:
             numbers = asdict(sample)
             by_thread = numbers.pop("cpu_milliseconds") or {}
+            phases = numbers.pop("phase_milliseconds") or {}
+            device = numbers.pop("device") or {}
             yield {
                 "run_id": record.run_id,
                 "rank": rank,
@@ -146,9 +150,16 @@ def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:
                 "arm": status.arm,
                 "repeat": status.repeat,
                 **numbers,
-                **_by_thread(by_thread),
+                **_prefixed("cpu", by_thread),
+                **_prefixed("phase", phases),
+                **{f"device.{name}": _plain(value) for name, value in sorted(device.items())},
             }
 
 
-def _by_thread(milliseconds: dict[str, float]) -> dict[str, float]:
-    return {f"cpu.{role}_milliseconds": time for role, time in sorted(milliseconds.items())}
+def _prefixed(kind: str, milliseconds: dict[str, float]) -> dict[str, float]:
+    return {f"{kind}.{name}_milliseconds": time for name, time in sorted(milliseconds.items())}
+
+
+def _plain(value: Any) -> Any:
+    """One value for a table: reasons of throttling as a text."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from bench.derive.counts import totals
+from bench.derive.device_state import RULE, device_notes, device_trouble
 from bench.derive.flops import flops_per_global_batch, formula
 from bench.derive.gathers import broken_promise
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
@@ -20,7 +21,7 @@ from bench.derive.timeline import ledger_peak
 from bench.record import FINISHED_GOOD, RunRecord, RunSummary, SteadyWindow, StepSample
 from bench.spec import ResolvedRun
 
-_RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser; ledger=peak-of-a-step"
+_RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser; ledger=peak-of-a-step; {RULE}"
 
 
 def summary_formula(resolved: ResolvedRun) -> str:
@@ -42,7 +43,7 @@ def summarise(record: RunRecord) -> RunSummary:
     steps = common_steps(record.steps)
     finished = record.status.state in FINISHED_GOOD
     notes: list[str] = []
-    steady = steady_window(step_milliseconds(steps)) if finished else None
+    steady = _steady(steps, record) if finished else None
     window = _window_steps(steps, steady, record, notes)
     times = step_milliseconds(window)
     middle = median(times) if times else None
@@ -54,6 +55,7 @@ def summarise(record: RunRecord) -> RunSummary:
     broken = broken_promise(record)
     if broken is not None:
         notes.append(broken)
+    notes += device_notes(record)
     ledger = ledger_peak(record.memory)
     cpu = _cpu_milliseconds(window)
     return RunSummary(
@@ -76,6 +78,8 @@ def summarise(record: RunRecord) -> RunSummary:
         counts=totals(record),
         cpu_milliseconds_median=cpu.get("all"),
         cpu_milliseconds_by_thread={role: time for role, time in cpu.items() if role != "all"},
+        phase_milliseconds=_phases(window),
+        host_milliseconds_median=_host_milliseconds(window),
         notes=tuple(notes),
     )
 
@@ -109,6 +113,15 @@ def device_name(record: RunRecord) -> str | None:
     if not isinstance(names, list) or len(set(map(str, names))) != 1:
         return None  # absent, or a mix that has no one peak
     return str(names[0])
+
+
+def _steady(steps: list[list[StepSample]], record: RunRecord) -> SteadyWindow:
+    """The steady window, which does not stand where a device has changed meanwhile."""
+    steady = steady_window(step_milliseconds(steps))
+    trouble = device_trouble(record, steady) if steady.stable else None
+    if trouble is None:
+        return steady
+    return steady.model_copy(update={"stable": False, "reason": trouble})
 
 
 def _window_steps(
@@ -190,6 +203,24 @@ def _cpu_milliseconds(steps: list[list[StepSample]]) -> dict[str, float]:
         by_step.append(found)
     roles = sorted({role for found in by_step for role in found})
     return {role: median(found.get(role, 0.0) for found in by_step) for role in roles}
+
+
+def _phases(steps: list[list[StepSample]]) -> dict[str, float]:
+    """Medians over steps, of the rank that took longest; empty if not measured."""
+    slowest = [_slowest(ranks).phase_milliseconds for ranks in steps]
+    by_step = [phases for phases in slowest if phases]
+    names = dict.fromkeys(name for phases in by_step for name in phases)
+    return {name: median(phases.get(name, 0.0) for phases in by_step) for name in names}
+
+
+def _host_milliseconds(steps: list[list[StepSample]]) -> float | None:
+    found = [_slowest(ranks).host_milliseconds for ranks in steps]
+    known = [time for time in found if time is not None]
+    return median(known) if known else None
+
+
+def _slowest(ranks: list[StepSample]) -> StepSample:
+    return max(ranks, key=lambda sample: sample.milliseconds)
 
 
 def _wire_bytes(steps: list[list[StepSample]]) -> float | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,11 @@ class MfsdpEngine:
         if _loses_values(resolved.dtypes):
             self._model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
         self._optimizer = mfsdp_core.fully_shard_optimizer(
-            build_optimizer(self._model.parameters(), resolved.train)
+            build_optimizer(
+                self._model.parameters(),
+                resolved.train,
+                capturable_on=device if switches.cuda_graph else None,
+            )
         )
 
     def forward_backward(
@@ -72,6 +76,15 @@ class MfsdpEngine:
         with self._cycle(is_last):
             loss = self._model(tokens, targets)
             return scaled_backward(loss, scale)
+
+    def captured(self, iteration: Callable[..., Any]) -> Callable[..., Any] | None:
+        """`iteration`, from its third call on checked and then replayed; None without graphs."""
+        if not self._model.cuda_graph_mode:
+            return None
+        captured: Callable[..., Any] = mfsdp_core.CapturedStep(
+            self._model, self._optimizer, iteration
+        )
+        return captured
 
     def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
         if not self._accumulates:
@@ -146,6 +159,13 @@ class MfsdpEngine:
     def inspection(self) -> MfsdpInspection:
         """For `mfsdp-bench validate`."""
         return MfsdpInspection(self._model)
+
+    def annotated(
+        self, begin: Callable[[str], Any], end: Callable[[Any], object]
+    ) -> AbstractContextManager[None]:
+        """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
+        ranges: AbstractContextManager[None] = mfsdp_core.annotated(self._model, begin, end)
+        return ranges
 
     def save_checkpoint(self, folder: Path) -> None:
         """The core's own: complete or not there at all."""
@@ -275,6 +295,7 @@ def _switches(engine: MfsdpSettings) -> dict[str, Any]:
         "manual_registration": engine.manual_registration,
         "use_decoupled_grad": engine.decoupled_grad,
         "allocator": engine.allocator,
+        "cuda_graph_mode": engine.cuda_graph,
         "pool_slots": engine.pool_slots,
         "fsdp_double_buffer": engine.double_buffer,
         "enable_fine_grained_param_gather": bool(engine.fine_grained_gather),

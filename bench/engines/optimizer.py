@@ -13,8 +13,16 @@ from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
 from bench.spec import TrainSpec
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay, its precision-aware form, or plain SGD (no momentum)."""
+def build_optimizer(
+    parameters: Iterable[nn.Parameter],
+    train: TrainSpec,
+    *,
+    capturable_on: torch.device | None = None,
+) -> torch.optim.Optimizer:
+    """AdamW with decoupled decay, its precision-aware form, or plain SGD (no momentum).
+
+    capturable_on: keep AdamW's numbers on this device, where a graph reads them.
+    """
     if train.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=train.lr, weight_decay=train.weight_decay)
     if train.optimizer == "precision_aware_adamw":
@@ -28,9 +36,11 @@ def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> tor
             master_weights=train.master_weights,
             store_remainders=train.store_remainders,
         )
+    rate = train.lr if capturable_on is None else torch.tensor(train.lr, device=capturable_on)
     return torch.optim.AdamW(
         parameters,
-        lr=train.lr,
+        lr=rate,
+        capturable=capturable_on is not None,
         betas=(train.beta1, train.beta2),
         eps=train.eps,
         weight_decay=train.weight_decay,
@@ -40,7 +50,10 @@ def build_optimizer(parameters: Iterable[nn.Parameter], train: TrainSpec) -> tor
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Used by the next step."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -106,6 +106,7 @@ def launch_variables(
         added |= nccl_library({**inherited, **resolved.launch.env})
     if resolved.launch.ranks_per_device > 1:
         added |= SHARED_DEVICE
+    added |= resolved.launch.nccl_variables
     return added | resolved.launch.env | nccl_variables(resolved)
 
 

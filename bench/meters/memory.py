@@ -41,6 +41,17 @@ class MemoryMeter:
             return None
         return torch.cuda.max_memory_allocated(self._device)
 
+    def device_allocator(self) -> dict[str, int] | None:
+        """What the device allocator holds now, and how often it had to free and try again."""
+        if self._device.type != "cuda":
+            return None
+        found = torch.cuda.memory_stats(self._device)
+        return {
+            "allocated_bytes": found["allocated_bytes.all.current"],
+            "reserved_bytes": found["reserved_bytes.all.current"],
+            "allocation_retries": found["num_alloc_retries"],
+        }
+
     def device_peak_reserved_bytes(self) -> int | None:
         """Most that the device allocator has held, free blocks included; None on a CPU."""
         if self._device.type != "cuda":

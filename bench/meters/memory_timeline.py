@@ -8,6 +8,7 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -160,6 +161,11 @@ class MarkedEngine:
         if is_last:
             self._microbatch = 0
         return self._engine.forward_backward(tokens, targets, scale, is_last)
+
+    def captured(self, iteration: Callable[..., Any]) -> Callable[..., Any] | None:
+        """As the engine's, where it has graphs."""
+        capture = getattr(self._engine, "captured", None)
+        return None if capture is None else capture(iteration)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """Marks the clipping."""

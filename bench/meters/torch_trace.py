@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.derive.exposed import exposed_communication
+from bench.engines.protocol import Engine
 from bench.meters.ranges import Ranges
 from bench.spec import ResolvedRun
 
@@ -21,20 +22,22 @@ _TRACED = 3
 class TorchTrace:
     """Traces steps `_WARM_UP + 1` onwards. exposed: by operation, once the trace has ended."""
 
-    def __init__(self, path: Path, device: torch.device) -> None:
+    def __init__(self, path: Path, device: torch.device, engine: Engine) -> None:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._path = path
-        self._ranges = Ranges()
+        self._ranges = Ranges(engine)
         self._profile = profile(activities=activities)
         self._running = False
         self.exposed: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, resolved: ResolvedRun, path: Path, device: torch.device) -> Self | None:
+    def of(
+        cls, resolved: ResolvedRun, path: Path, device: torch.device, engine: Engine
+    ) -> Self | None:
         """None for a run without a trace."""
-        return cls(path, device) if resolved.measure.profile == "torch" else None
+        return cls(path, device, engine) if resolved.measure.profile == "torch" else None
 
     def mark(self, name: str) -> None:
         """A part of a step begins."""
@@ -46,6 +49,7 @@ class TorchTrace:
         self._ranges.end()
         if step == _WARM_UP:
             self._profile.start()
+            self._ranges.begin()
             self._running = True
         elif step == _WARM_UP + _TRACED:
             self.stop()
@@ -55,7 +59,7 @@ class TorchTrace:
         if not self._running:
             return
         self._running = False
-        self._ranges.end()
+        self._ranges.close()
         self._profile.stop()
         self._profile.export_chrome_trace(str(self._path))
         events = json.loads(self._path.read_text())["traceEvents"]

@@ -20,12 +20,18 @@ def evidence_steps(spec: RunSpec) -> TrainSpec:
     return spec.train.model_copy(update={"steps": EVIDENCE_STEPS})
 
 
-def check_evidence_environment(spec: RunSpec) -> None:
-    """Refuse settings that would take the logs elsewhere.
+def check_nccl_environment(spec: RunSpec) -> None:
+    """Refuse two sources for one setting, and what would take the logs elsewhere.
 
     Raises:
-        ConfigError: `launch.env` sets what measure.nccl=evidence sets.
+        ConfigError: `launch.env` sets what another setting of the run sets.
     """
+    for name, value in spec.launch.nccl_variables.items():
+        if name in spec.launch.env:
+            raise ConfigError(
+                f"launch.env: {name} is {spec.launch.env[name]!r} there, and {value!r} by"
+                " launch.copy_engine, launch.nvls or launch.collnet; remove one of the two"
+            )
     if spec.measure.nccl == "none":
         return
     for name in _OWNED:

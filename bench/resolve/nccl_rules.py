@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.resolve.engine_rules import core_settings
 from bench.resolve.machine import Machine
-from bench.spec import POOLS, MfsdpSettings, ResolvedRun
+from bench.spec import POOLS, LaunchSpec, MfsdpSettings, ResolvedRun
 
 
 def nccl_ub_needs_cuda(run: ResolvedRun, _machine: Machine) -> str | None:
@@ -50,6 +50,42 @@ def nccl_ub_needs_pool(run: ResolvedRun, _machine: Machine) -> str | None:
         "nccl_ub registers buffers by address and needs double_buffer=True with an allocator that"
         f" never moves them ({' or '.join(POOLS)}); found double_buffer={engine.double_buffer},"
         f" allocator={engine.allocator}"
+    )
+
+
+def nccl_settings_need_cuda(run: ResolvedRun, _machine: Machine) -> str | None:
+    """They are NCCL's, and a setting that nobody reads would mislabel a cell."""
+    launch, defaults = run.launch, LaunchSpec()
+    names = ("copy_engine", "nvls", "collnet")
+    asked = [
+        f"{n}={getattr(launch, n)}" for n in names if getattr(launch, n) != getattr(defaults, n)
+    ]
+    if not asked or launch.device == "cuda":
+        return None
+    return (
+        f"launch.{' and launch.'.join(asked)} speak to NCCL; found device {launch.device}: use cuda"
+    )
+
+
+def copy_engine_needs_windows(run: ResolvedRun, _machine: Machine) -> str | None:
+    """The copy engine gathers what lies in symmetric windows; other gathers stay kernels."""
+    setting = run.engine.setting
+    registered = setting("nccl_ub") and setting("symmetric_registration")
+    if not run.launch.copy_engine or registered:
+        return None
+    return (
+        "launch.copy_engine gathers what is registered as symmetric windows: use engine mfsdp with"
+        " nccl_ub=true and symmetric_registration=true, or leave it out"
+    )
+
+
+def nvls_needs_devices_of_their_own(run: ResolvedRun, _machine: Machine) -> str | None:
+    """NCCL fails to start with NVLS where ranks share a device."""
+    if run.launch.nvls != "on" or run.launch.ranks_per_device == 1:
+        return None
+    return (
+        f"launch.nvls=on with ranks_per_device={run.launch.ranks_per_device}: NCCL does not start"
+        " with NVLS where ranks share a device; leave nvls at its default"
     )
 
 

@@ -8,7 +8,7 @@ from bench.resolve.engine_rules import resolve_engine
 from bench.resolve.environment_names import check_environment
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
-from bench.resolve.nccl_evidence import check_evidence_environment, evidence_steps
+from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
 from bench.resolve.rules import RULES
 from bench.resolve.validity import check_spec
 from bench.spec import ResolvedRun, RunSpec, known_engine
@@ -37,7 +37,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     """
     shape = resolve_shape(spec.model)
     check_environment(spec.launch.env)
-    check_evidence_environment(spec)
+    check_nccl_environment(spec)
     data_parallel = 1 if known_engine(spec.engine.name).one_process else spec.launch.ranks
     check_spec(spec, shape, data_parallel)
     return ResolvedRun(

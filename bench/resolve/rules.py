@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.resolve import device_rules, dtype_rules, engine_rules, nccl_rules, recipe_rules
+from bench.resolve import (
+    device_rules,
+    dtype_rules,
+    engine_rules,
+    graph_rules,
+    nccl_rules,
+    recipe_rules,
+)
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 
@@ -44,9 +51,16 @@ RULES: tuple[Rule, ...] = (
     Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),
     Rule("nccl-ub-needs-sum", nccl_rules.nccl_ub_needs_sum),
     Rule("nccl-ub-needs-pool", nccl_rules.nccl_ub_needs_pool),
+    Rule("nccl-settings-need-cuda", nccl_rules.nccl_settings_need_cuda),
+    Rule("copy-engine-needs-windows", nccl_rules.copy_engine_needs_windows),
+    Rule("nvls-needs-devices-of-their-own", nccl_rules.nvls_needs_devices_of_their_own),
     Rule("pool-slots-need-pool", nccl_rules.pool_slots_need_pool),
     Rule("double-buffer-needs-pool", nccl_rules.double_buffer_needs_pool),
     Rule("registration-needs-nccl-ub", nccl_rules.registration_needs_nccl_ub),
+    Rule("cuda-graph-needs-cuda", graph_rules.cuda_graph_needs_cuda),
+    Rule("cuda-graph-needs-fixed-memory", graph_rules.cuda_graph_needs_fixed_memory),
+    Rule("cuda-graph-keeps-the-host-out", graph_rules.cuda_graph_keeps_the_host_out),
+    Rule("cuda-graph-hides-operations", graph_rules.cuda_graph_hides_operations),
     Rule("recipe-not-built", recipe_rules.recipe_not_built),
     Rule("engine-not-here", engine_rules.engine_not_here),
     Rule("too-few-nodes", device_rules.too_few_nodes),

@@ -26,7 +26,8 @@ class MfsdpSettings(EngineSettings):
     gather_precision: what travels then, codes of the recipe, or weights in the compute dtype that
     are quantised on arrival. nan_check: look at every gradient of a parameter as it comes.
     symmetric_registration, manual_registration: of user buffers, as windows rather than plain
-    buffers, and after the first step rather than before it.
+    buffers, and after the first step rather than before it. cuda_graph: capture a whole step as a
+    CUDA graph, once, and replay it.
     """
 
     allocator: AllocatorName = "storage_resize"
@@ -45,6 +46,7 @@ class MfsdpSettings(EngineSettings):
     recipe: RecipeName = "none"
     gather_precision: GatherPrecisionName = "recipe"
     nan_check: bool = False
+    cuda_graph: bool = False
 
 
 class MegatronFsdpSettings(EngineSettings):

@@ -23,6 +23,7 @@ RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 GatherPrecisionName = Literal["recipe", "compute"]
 Profile = Literal["none", "memory", "torch"]
 NcclRecord = Literal["none", "evidence"]
+Switch = Literal["default", "on", "off"]
 
 
 BLOCK_LETTERS: Final = {

@@ -23,6 +23,7 @@ from bench.spec.names import (
     Profile,
     Recompute,
     StrategyName,
+    Switch,
 )
 
 
@@ -79,6 +80,10 @@ class LaunchSpec(Frozen):
     that share a CUDA device, which NCCL 2.30 and later can: a test of what ranks do to each other
     on few devices. Times then mean nothing.
 
+    copy_engine: let the copy engine do gathers of registered windows (NCCL_CTA_POLICY). nvls,
+    collnet: SHARP in NVLink switches and in the network, on or off; default leaves it to NCCL. What
+    came of them only NCCL's log tells.
+
     Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
     """
 
@@ -87,9 +92,21 @@ class LaunchSpec(Frozen):
     device: DeviceType = "cpu"
     threads_per_rank: int = Field(default=1, ge=1)
     ranks_per_device: int = Field(default=1, ge=1, le=16)
+    copy_engine: bool = False
+    nvls: Switch = "default"
+    collnet: Switch = "default"
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
     hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
+
+    @property
+    def nccl_variables(self) -> dict[str, str]:
+        """The environment that copy_engine, nvls and collnet stand for."""
+        found = {"NCCL_CTA_POLICY": "2"} if self.copy_engine else {}
+        for name, value in (("NVLS", self.nvls), ("COLLNET", self.collnet)):
+            if value != "default":
+                found[f"NCCL_{name}_ENABLE"] = "1" if value == "on" else "0"
+        return found
 
     @property
     def ranks_per_node(self) -> int:

@@ -9,6 +9,7 @@ results/
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     trace.rank<N>.json   of runs with measure.profile torch
+    memory_snapshot.rank<N>.json   of memory profiles on CUDA
     checkpoints.json     time and bytes of checkpoints, of runs that save them
     counts.json          what one step did, of runs that count it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
@@ -58,6 +59,11 @@ FAILURE_GLOB = "failure.rank*.json"
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _RANK = re.compile(r"\.rank(\d+)\.")
+
+
+def snapshot_name(rank: int) -> str:
+    """File of a rank's memory snapshot."""
+    return f"memory_snapshot.rank{rank}.json"
 
 
 def trace_name(rank: int) -> str:

@@ -46,7 +46,7 @@ def count_steps(
         with counter.counting():
             loop.step(step)
         rows = counter.rows()
-        every = _gathered(None if before is None else varying(before, rows), place)
+        every = gathered(None if before is None else varying(before, rows), place)
         before = rows
         # Of the first step counting itself is a part: torch looks up the Python name of each
         # operation when it is first dispatched to Python.
@@ -60,7 +60,7 @@ def count_steps(
         ranks=place.ranks,
         units=max(1, len(units(model))),
         microbatches=resolved.microbatches,
-        rows=tuple(_sum(_gathered(rows, place))),
+        rows=tuple(_sum(gathered(rows, place))),
         varying=tuple(sorted(set(differing))),
         rates=_rates(place.device),
     )
@@ -75,7 +75,7 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
-def _gathered(own: T, place: Place) -> list[T]:
+def gathered(own: T, place: Place) -> list[T]:
     """What every rank holds, in rank order. Collective."""
     if not dist.is_initialized():
         return [own]

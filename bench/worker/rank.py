@@ -13,16 +13,17 @@ from bench.engines.registry import build_engine
 from bench.loop import TrainingLoop
 from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
+from bench.meters.memory_snapshot import MemorySnapshot
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
 from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, trace_name
+from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, snapshot_name, trace_name
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
-from bench.worker.counting import count_steps
+from bench.worker.counting import count_steps, gathered, is_compiled
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.place import Place, process_group
@@ -40,6 +41,7 @@ def run_rank(run_dir: Path) -> None:
 
 def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     profile = MemoryProfile(place.device) if resolved.measure.profile == "memory" else None
+    snapshot = MemorySnapshot.of(resolved, run_dir / snapshot_name(place.rank), place.device)
     model, make_batch = run_model(resolved, place.device)
     batches = build_batches(resolved, place.rank, place.device, make_batch)
     engine = build_engine(model, resolved, place.device)
@@ -50,23 +52,26 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     recorder = None
     if place.rank == 0:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
-    trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device)
+    trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device, engine)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
     saver = _saver(engine, resolved, place, run_dir)
     with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
         loop = TrainingLoop(
             _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
         )
-        cost = loop.run(_after_step(recorder, profile, evidence, saver, trace))
-    _stop(profile, trace)
+        if not is_compiled(model):  # its hooks would be traced
+            loop.phases.watch(model)
+        cost = loop.run(_after_step(recorder, profile, snapshot, evidence, saver, trace))
+    _stop(profile, snapshot, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
+    devices = [] if loop.device_state is None else gathered(loop.device_state.report(), place)
     if place.rank == 0:
         if saver is not None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
             saver.discard()
         timeline = None if recorder is None else recorder.timeline
-        report = runtime_report(engine, resolved, place, cost)
+        report = runtime_report(engine, resolved, place, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
         write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
     if resolved.measure.counts:
@@ -83,7 +88,7 @@ def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engi
     return engine
 
 
-def _stop(*meters: MemoryProfile | TorchTrace | None) -> None:
+def _stop(*meters: MemoryProfile | MemorySnapshot | TorchTrace | None) -> None:
     for meter in meters:
         if meter is not None:
             meter.stop()
@@ -99,7 +104,13 @@ def _saver(
 
 
 def _after_step(
-    *meters: TimelineMeter | MemoryProfile | NcclEvidence | CheckpointMeter | TorchTrace | None,
+    *meters: TimelineMeter
+    | MemoryProfile
+    | MemorySnapshot
+    | NcclEvidence
+    | CheckpointMeter
+    | TorchTrace
+    | None,
 ) -> Callable[[int], None] | None:
     """What happens between two steps, outside the clock."""
     wanted = [one.after_step for one in meters if one is not None]

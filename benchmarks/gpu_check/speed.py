@@ -45,11 +45,13 @@ def check(device: Device) -> Findings:
         records = list(ResultsStore.open(Path(folder), create=True).records())
     numbers: dict[tuple[str, str], dict[str, float]] = {}
     for record in records:
-        name = f"{record.resolved.model_name} {record.resolved.engine.name}"
+        engine = record.resolved.engine
+        label = f"{engine.name} graph" if engine.setting("cuda_graph") else engine.name
+        name = f"{record.resolved.model_name} {label}"
         state = record.status.state
         findings.expect(name, state == "ok", f"the run ended as {state}")
         if state == "ok":
-            key = (record.resolved.model_name, record.resolved.engine.name)
+            key = (record.resolved.model_name, label)
             numbers[key] = findings.measurements[name] = numbers_of(record)
     findings.expect("runs", bool(records), f"{len(records)} runs were recorded")
     judge(numbers, findings, device)

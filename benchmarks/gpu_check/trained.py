@@ -19,7 +19,10 @@ _WARM_UP = 2
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's account. Bytes after each step; those of the device are None on a CPU."""
+    """One rank's account. Bytes after each step; those of the device are None on a CPU.
+
+    is_checked, is_captured: of a step that is to be a CUDA graph, else None.
+    """
 
     losses: list[float]
     milliseconds: list[float]
@@ -28,6 +31,8 @@ class Trained:
     reserved_bytes: list[int] | None
     peak_allocated_bytes: int | None
     allocation_retries: int | None
+    is_checked: bool | None = None
+    is_captured: bool | None = None
 
     @property
     def step_milliseconds(self) -> float:
@@ -35,8 +40,11 @@ class Trained:
         return median(self.milliseconds[_WARM_UP:] or self.milliseconds)
 
 
-def train(document: dict[str, Any]) -> Trained:
-    """In a rank: train, and look after every step."""
+def train(document: dict[str, Any], captures: bool = True) -> Trained:
+    """In a rank: train, and look after every step.
+
+    captures: whether an engine with `cuda_graph` may replay steps; else it enqueues them all.
+    """
     from bench.data.batches import build_batches
     from bench.engines.registry import build_engine
     from bench.loop import TrainingLoop
@@ -52,6 +60,8 @@ def train(document: dict[str, Any]) -> Trained:
     model, make_batch = run_model(resolved, device)
     batches = build_batches(resolved, dist.get_rank(), device, make_batch)
     engine: Any = build_engine(model, resolved, device)
+    if not captures:
+        engine.captured = lambda _iteration: None
     resting, allocated, reserved = [], [], []
     outcomes = []
     with SampleSink(Path(os.devnull), dist.get_rank()) as sink:
@@ -73,6 +83,8 @@ def train(document: dict[str, Any]) -> Trained:
         allocation_retries=torch.cuda.memory_stats(device)["num_alloc_retries"]
         if is_cuda
         else None,
+        is_checked=getattr(loop.captured, "is_checked", None),
+        is_captured=getattr(loop.captured, "is_captured", None),
     )
 
 

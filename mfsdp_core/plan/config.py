@@ -101,7 +101,6 @@ class ShardingConfig:
 #: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
 NOT_BUILT: dict[str, tuple[object, str]] = {
     "keep_fp8_transpose_cache": (False, "FP8 parameters"),
-    "cuda_graph_mode": (False, "CUDA graphs"),
 }
 
 

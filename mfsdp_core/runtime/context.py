@@ -16,7 +16,7 @@ from torch.autograd import Variable
 
 from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.events import EventBus
+from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.calls import Call, CallBook
@@ -120,6 +120,8 @@ class ShardedContext:
     def before_forward(self, point: GatherPoint) -> None:
         """A module is about to run: its weights become ready and visible."""
         unit, recomputing = point.unit, inside_backward()
+        if point.is_unit:
+            self._tell("enter", "recompute" if recomputing else "forward", unit)
         opens = not recomputing and (point.is_unit or not unit.open)
         if opens:
             if unit is self.root:
@@ -152,9 +154,11 @@ class ShardedContext:
 
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
-        if inside_backward():
+        unit, recomputing = point.unit, inside_backward()
+        if point.is_unit:
+            self._tell("leave", "recompute" if recomputing else "forward", unit)
+        if recomputing:
             return
-        unit = point.unit
         self.gathering.end_forward(point)
         if point not in unit.open[-1:]:
             return
@@ -194,6 +198,8 @@ class ShardedContext:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
         self._begin_backward()
+        if point.is_unit and unit is not self.root:
+            self._tell("enter", "backward", unit)
         if epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
         self._calls.reach(unit.index, call)
@@ -227,6 +233,7 @@ class ShardedContext:
 
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
+        self._tell("leave", "backward", unit)
         unit.active_backwards = max(0, unit.active_backwards - 1)
         self._release_if_spent(unit)
         self._gather_ahead()
@@ -405,7 +412,12 @@ class ShardedContext:
                 "backward() on what is computed from them."
             )
 
+    def _tell(self, kind: UnitKind, operation: str, unit: Unit) -> None:
+        if self.events.wants(kind):
+            self.events.publish(Event(kind, operation, "", 0, "", 1, unit.name))
+
     def _end_backward(self) -> None:
+        self._tell("leave", "backward", self.root)
         with torch.no_grad():
             self._take_part_in_rest()
             if self._spares_parameters:

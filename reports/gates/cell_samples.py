@@ -70,8 +70,9 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time. timing: by block, for interleaved runs. counts: what a step of one
-    of the runs did, None if none counted. nodes: of a cluster, of all runs.
+    finished runs without a time. why_not_steady: reasons of those, each once. timing: by block, for
+    interleaved runs. counts: what a step of one of the runs did, None if none counted. nodes: of a
+    cluster, of all runs.
     """
 
     name: str
@@ -87,6 +88,7 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
+    why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
     timing: Mapping[int, RunTiming] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
@@ -133,10 +135,17 @@ def cell_samples(
         loss_bound=tolerance_for(record.resolved).bound,
         interleaved=interleaved,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
+        why_not_steady=_why_not_steady(counted),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),
         timing=_timing(counted) if interleaved else {},
         nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
     )
+
+
+def _why_not_steady(runs: Sequence[Run]) -> tuple[str, ...]:
+    windows = [run.summary.steady for run in runs]
+    reasons = (one.reason for one in windows if one is not None and not one.stable)
+    return tuple(dict.fromkeys(reasons))
 
 
 def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metric | None:

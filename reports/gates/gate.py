@@ -144,6 +144,8 @@ def _intervals(
                 f"no steady time to compare ({counts} are not steady, packed (--packed judges"
                 " those), or not comparable in time)"
             )
+            reasons = dict.fromkeys((*pair.base.why_not_steady, *pair.head.why_not_steady))
+            why += f": {next(iter(reasons))}" if reasons else ""
             without.append(_unmeasured(pair, metric, rule, why))
     return judge_intervals(cases, metric, rule, alpha) + without
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
@@ -13,6 +13,7 @@ from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
 from reports.renderers.folding import folded
 from reports.renderers.table import Row, RowKind, Table, columns
+from reports.sections.nccl import proofs
 from reports.views.cells import Cell
 
 _BEST = "Bold: the best of its column among cells with a time."
@@ -76,10 +77,11 @@ def cell_table(findings: Findings) -> Table:
             or any(cell.value(metric) is not None for cell in findings.finished)
         )
     ]
-    titles = columns(
-        "cell", "engine", "strategy", "dtypes", "n", *(metric.title for metric in metrics), left=4
-    )
-    rows = [_row(cell, metrics, findings) for cell in findings.finished]
+    proved = {name: proof.text for name, proof in proofs(findings).items()}
+    kernels = ("NCCL kernels by log",) if proved else ()
+    names = ("cell", "engine", "strategy", "dtypes", *kernels)
+    titles = columns(*names, "n", *(metric.title for metric in metrics), left=len(names))
+    rows = [_row(cell, metrics, findings, proved) for cell in findings.finished]
     first = len(titles) - len(metrics)
     best: dict[int, set[int]] = {}
     for column, metric in enumerate(metrics, start=first):
@@ -115,7 +117,7 @@ def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:
     return [index for index, value in values.items() if value == target]
 
 
-def _row(cell: Cell, metrics: list[Metric], findings: Findings) -> Row:
+def _row(cell: Cell, metrics: list[Metric], findings: Findings, proved: Mapping[str, str]) -> Row:
     engine = cell.resolved.engine
     plain: RowKind = "plain" if cell.n else "unsteady"
     kind: RowKind = "reference" if findings.is_reference(cell) else plain
@@ -124,6 +126,7 @@ def _row(cell: Cell, metrics: list[Metric], findings: Findings) -> Row:
         engine.name,
         engine.strategy or quantity.MISSING,
         cell.dtypes,
+        *((proved.get(cell.name, quantity.MISSING),) if proved else ()),
         str(cell.n),
         *(_number(cell, metric) for metric in metrics),
     )

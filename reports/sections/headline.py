@@ -12,6 +12,7 @@ from reports.findings import Findings
 from reports.gates.target_verdicts import targets_sentence
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section
+from reports.sections.nccl import proofs
 from reports.sections.switches import switch_sentences
 from reports.views.machine import (
     busiest_start,
@@ -45,6 +46,7 @@ def headline(findings: Findings) -> Section:
     if busy:
         blocks.append(Paragraph(busy, tone="warning"))
     blocks.extend(Paragraph(text, tone="warning") for text in registration_shortfalls(records))
+    blocks.extend(Paragraph(text, tone="warning") for text in _unproved(findings))
     blocks.append(Bullets(tuple(("", text) for text in _sentences(findings))))
     return Section("headline", "What ran", tuple(blocks))
 
@@ -157,6 +159,15 @@ def _broken_promises(findings: Findings) -> list[str]:
     for cell in findings.cells:
         for text in {broken_promise(run.record) for run in cell.runs} - {None}:
             cells.setdefault(str(text), []).append(cell.name)
+    return [f"{', '.join(names)}: {text}." for text, names in cells.items()]
+
+
+def _unproved(findings: Findings) -> list[str]:
+    """Cells that asked NCCL for kernels which no log shows, by what they asked for."""
+    cells: dict[str, list[str]] = {}
+    for name, proof in proofs(findings).items():
+        for text in proof.shortfalls:
+            cells.setdefault(text, []).append(name)
     return [f"{', '.join(names)}: {text}." for text, names in cells.items()]
 
 

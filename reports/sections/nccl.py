@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from reports.findings import Findings
-from reports.nccl.audit import audit_run
+from reports.nccl.asked import shortfalls, verdict_text, wishes_of
+from reports.nccl.audit import RunAudit, audit_run
 from reports.nccl.presentation import (
     bytes_by_verdict,
     bytes_table,
@@ -30,6 +33,51 @@ from reports.views.cells import Cell
 _MOST_ROWS = 200
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What a log proves of a cell's kernels, in a few words, and what was asked for in vain."""
+
+    text: str
+    shortfalls: tuple[str, ...]
+
+
+def proofs(findings: Findings) -> dict[str, Proof]:
+    """By name of the cell: from its own log, else that of a cell that differs in nothing else.
+
+    Cells that asked NCCL for nothing and have no log are left out.
+    """
+    if findings.store is None:
+        return {}
+    runs = findings.store.root / "runs"
+    logged = {_workload(one): one for one in findings.cells if one.resolved.measure.nccl != "none"}
+    found: dict[str, Proof] = {}
+    for cell in findings.cells:
+        source = logged.get(_workload(cell))
+        if source is None and not wishes_of(cell.resolved):
+            continue
+        audits = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
+        audit = next((one.audit for one in audits if one.audit is not None), None)
+        text = "no log" if audit is None else verdict_text(audit)
+        found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
+    return found
+
+
+def _workload(cell: Cell) -> str:
+    """Everything but what is measured and for how long."""
+    resolved = cell.resolved
+    train = resolved.train.model_copy(update={"steps": 1})
+    measure = resolved.measure.model_copy(update={"nccl": "none", "counts": False})
+    arm = cell.arm or ""
+    same = resolved.model_copy(update={"train": train, "measure": measure})
+    return f"{arm} {same.canonical_json()}"
+
+
+@lru_cache(maxsize=64)
+def _audited(run: Path) -> RunAudit:
+    """Once per report: table, headline and section ask for the same."""
+    return audit_run(run)
+
+
 def nccl_section(findings: Findings) -> Section | None:
     """One part per cell with an evidence run; None where no cell has one."""
     cells = [cell for cell in findings.cells if cell.resolved.measure.nccl == "evidence"]
@@ -50,7 +98,7 @@ def nccl_section(findings: Findings) -> Section | None:
 def _cell(cell: Cell, runs: Path, index: int) -> list[Block]:
     blocks: list[Block] = [Heading(cell.name)]
     for run in cell.runs:
-        found = audit_run(runs / run.record.run_id)
+        found = _audited(runs / run.record.run_id)
         if found.audit is None:
             blocks.append(Paragraph(found.text[0].upper() + found.text[1:] + "."))
             continue

@@ -75,9 +75,9 @@ WRAPPER_METHODS = (
 # Arguments whose capability does not exist yet, each with a value that asks for it.
 NOT_BUILT: dict[str, Any] = {
     "keep_fp8_transpose_cache": True,
-    "cuda_graph_mode": True,
 }
 BUILT = {
+    "cuda_graph_mode",
     "nccl_ub",
     "disable_symmetric_registration",
     "enable_fine_grained_param_gather",

@@ -113,12 +113,12 @@ def clipped_then_scaled(way: tuple[str, str]) -> list[float]:
 
 
 def transformed(way: tuple[str, str]) -> list[float]:
-    """Errors of a gradient and a directional derivative of inputs, by `torch.func`."""
+    """Errors of a gradient of inputs, and of a batch of calls, by `torch.func`."""
     pair = beside(Chain, way)
     x = own_batch(0)
     gradients = [torch.func.grad(lambda v, f=f: loss(f(v)))(x) for f in pair.both]
-    pushed = [torch.func.jvp(f, (x,), (torch.ones_like(x),))[1] for f in pair.both]
-    return [distance(found, wanted) for wanted, found in (gradients, pushed)]
+    mapped = [torch.func.vmap(f)(x).detach() for f in pair.both]
+    return [distance(found, wanted) for wanted, found in (gradients, mapped)]
 
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)

@@ -118,6 +118,26 @@ def test_pr5462_plans_every_allocator_and_says_why_each_cell_cannot_run_without_
         assert reasons[name] == "needs 8 CUDA devices; this machine shows 0"
 
 
+def test_what_takes_communication_off_the_sms_is_planned_timed_and_logged():
+    plan = plan_of("nccl_offload")
+    assert not plan.cells
+    assert {cell.rule for cell in plan.pruned} == {"too-few-devices"}
+    names = {cell.id for cell in plan.pruned}
+    assert {f"{name}-{log}" for name in ("copy_engine", "nvls") for log in ("timed", "logged")} <= (
+        names
+    )
+    assert len(names) == 14
+
+
+def test_one_gpu_is_planned_for_every_engine_and_size_and_says_what_a_cpu_lacks():
+    plan = plan_of("gpu_one")
+    assert not plan.cells
+    assert {cell.rule for cell in plan.pruned} <= {"too-few-devices", "engine-not-here"}
+    names = {cell.id for cell in plan.pruned}
+    engines = ("single", "ddp", "fsdp2", "mfsdp", "mfsdp_graph")
+    assert {f"{size}-{engine}" for size in ("1b", "3b") for engine in engines} <= names
+
+
 def test_reducers_differ_in_transport_alone_within_each_strategy_and_dtype():
     plan = plan_of("reducers")
     assert not plan.pruned

@@ -40,6 +40,19 @@ def test_interleaved_arms_are_paired_block_by_block(slower):
     assert {j.verdict for j in times} == {"regressed"}
 
 
+def test_runs_on_a_device_that_did_not_stay_as_it_was_have_no_time_and_the_gate_says_why(store):
+    caps = {"before": {"power_cap_watts": 700}, "after": {"power_cap_watts": 500}}
+    moved = {"runtime": {"devices": [{"source": "nvml", **caps}], "device_names": []}}
+    record_arms(store, {"base": Arm(), "head": Arm(hardware=moved)}, blocks=2)
+    result = judged(sides_of_arms(store, "gate", None, None))
+    times = [j for j in result.judgements if j.metric == "step_time"]
+    assert {j.verdict for j in times} == {"unmeasured"}
+    assert "2 head runs are not steady" in times[0].reason
+    assert times[0].reason.endswith("had its power cap changed from 700 to 500 W during the run")
+    losses = [j for j in result.judgements if j.metric == "loss"]
+    assert {j.verdict for j in losses} != {"unmeasured"}
+
+
 def test_arms_run_one_after_the_other_are_not_paired(store):
     record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, interleaved=False)
     result = judged(sides_of_arms(store, "gate", None, None))

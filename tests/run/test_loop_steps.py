@@ -94,24 +94,27 @@ def samples(tmp_path) -> list[StepSample]:
     return read_samples(tmp_path, [])[0]
 
 
-def test_a_step_accumulates_clips_sets_the_rate_updates_and_forgets_in_this_order(tmp_path):
+def test_a_step_sets_the_rate_accumulates_clips_updates_and_forgets_in_this_order(tmp_path):
     engine = RecordingEngine()
     train(tmp_path, engine, steps=1)
     assert engine.calls == [
+        ("lr", 0.1),
         ("microbatch", 1 / 3, False),
         ("microbatch", 1 / 3, False),
         ("microbatch", 1 / 3, True),
         ("clip", 1.0),
-        ("lr", 0.1),
         "step",
         "zero",
     ]
+    phases = samples(tmp_path)[0].phase_milliseconds
+    assert set(phases) == {"data", "microbatch", "clip", "update"}
+    assert sum(phases.values()) <= samples(tmp_path)[0].milliseconds
 
 
 def test_a_single_microbatch_is_the_last_and_is_not_scaled(tmp_path):
     engine = RecordingEngine()
     train(tmp_path, engine, steps=1, global_batch=2)
-    assert engine.calls[0] == ("microbatch", 1.0, True)
+    assert engine.calls[1] == ("microbatch", 1.0, True)
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_microbatches(tmp_path):
@@ -164,7 +167,7 @@ def test_the_time_of_a_step_contains_its_work_and_not_its_meters(tmp_path):
     loop = train(tmp_path, RecordingEngine(), steps=20)
     recorded = sum(sample.milliseconds for sample in samples(tmp_path))
     assert loop.cost.step_seconds * 1e3 == pytest.approx(recorded)
-    assert set(loop.cost.seconds) == {"cpu", "wire", "memory", "samples"}
+    assert set(loop.cost.seconds) == {"cpu", "device", "wire", "memory", "samples"}
 
 
 def test_every_sample_is_on_disk_before_the_next_step(tmp_path):

@@ -16,6 +16,7 @@ from bench.spec import (
     DtypeSpec,
     EngineSpec,
     LaunchSpec,
+    MeasureSpec,
     ModelSpec,
     RunSpec,
     TrainSpec,
@@ -54,6 +55,25 @@ def ddp_dtypes(**fields: object) -> RunSpec:
 
 
 POOL = {"nccl_ub": True, "double_buffer": True, "allocator": "max_pool"}
+
+LAUNCH = ("copy_engine", "nvls", "collnet", "ranks_per_device")
+
+
+def launched(**fields: object) -> RunSpec:
+    own = {name: fields.pop(name) for name in LAUNCH if name in fields}
+    spec = on_cuda(**fields)
+    return spec.model_copy(update={"launch": spec.launch.model_copy(update=own)})
+
+
+GRAPH = {"cuda_graph": True, "double_buffer": True, "allocator": "fixed_pool"}
+
+
+SIXTEEN = TrainSpec(global_batch=16)
+
+
+def graph(train: TrainSpec = SIXTEEN, **fields: object) -> RunSpec:
+    return on_cuda(**{**GRAPH, **fields}).model_copy(update={"train": train})
+
 
 PRECISION_AWARE = TrainSpec(optimizer="precision_aware_adamw")
 REMAINDERS = PRECISION_AWARE.model_copy(update={"store_remainders": True})
@@ -135,6 +155,42 @@ CASES = {
         on_cuda(nccl_ub=True),
         on_cuda(),
         "found double_buffer=False, allocator=storage_resize",
+        SERVER,
+    ),
+    "cuda-graph-needs-cuda": Case(engine(**GRAPH), engine(), "use cuda"),
+    "cuda-graph-needs-fixed-memory": Case(
+        graph(allocator="storage_resize", double_buffer=False),
+        graph(),
+        "needs double_buffer=True with an allocator that never moves buffers",
+        SERVER,
+    ),
+    "cuda-graph-keeps-the-host-out": Case(
+        graph(nan_check=True, transport="point_to_point"),
+        graph(transport="native"),
+        "nan_check=true (reads every gradient on the host), nor transport=point_to_point",
+        SERVER,
+    ),
+    "cuda-graph-hides-operations": Case(
+        graph(TrainSpec(global_batch=16, steps=5)),
+        graph(TrainSpec(global_batch=16, steps=6)),
+        "nothing would be replayed",
+        SERVER,
+    ),
+    "nccl-settings-need-cuda": Case(
+        RunSpec(launch=LaunchSpec(nvls="off", collnet="on")),
+        RunSpec(launch=LaunchSpec()),
+        "launch.nvls=off and launch.collnet=on speak to NCCL",
+    ),
+    "copy-engine-needs-windows": Case(
+        launched(copy_engine=True),
+        launched(copy_engine=True, **POOL),
+        "use engine mfsdp with nccl_ub=true",
+        SERVER,
+    ),
+    "nvls-needs-devices-of-their-own": Case(
+        launched(nvls="on", ranks_per_device=2),
+        launched(ranks_per_device=2),
+        "does not start with NVLS where ranks share a device",
         SERVER,
     ),
     "pool-slots-need-pool": Case(
@@ -325,3 +381,34 @@ def test_what_a_node_must_hold_is_its_share_of_the_ranks() -> None:
         resolve(spec, replace(LAPTOP, nodes=2))
     with pytest.raises(ConfigError, match=r"launch.nodes: 16 ranks cannot be spread evenly over 3"):
         resolve(spec.model_copy(update={"launch": LaunchSpec(ranks=16, nodes=3)}), SERVER)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (graph(TrainSpec(global_batch=16, optimizer="sgd")), "train.optimizer=sgd"),
+        (graph(nccl_ub=True), "NVIDIA/Megatron-LM#6154"),
+        (graph(nccl_ub=True, manual_registration=True, symmetric_registration=False), "manual_reg"),
+        (graph(recipe="mxfp8"), "recipe=mxfp8 (never captured)"),
+        (graph().model_copy(update={"model": ModelSpec(recompute="full")}), "recompute=full"),
+        (graph().model_copy(update={"measure": MeasureSpec(counts=True)}), "measure.counts cannot"),
+        (graph().model_copy(update={"measure": MeasureSpec(profile="torch")}), "measure.profile="),
+    ],
+)
+def test_what_a_graph_would_not_repeat_is_pruned_with_the_reason(run, said):
+    with pytest.raises(UnsupportedError) as refused:
+        resolve(run, SERVER)
+    assert refused.value.rule.startswith("cuda-graph-")
+    assert said in refused.value.reason
+
+
+def test_settings_of_nccl_become_its_variables_and_are_said_once():
+    launch = LaunchSpec(device="cuda", copy_engine=True, nvls="off", collnet="on")
+    assert launch.nccl_variables == {
+        "NCCL_CTA_POLICY": "2",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_COLLNET_ENABLE": "1",
+    }
+    twice = launch.model_copy(update={"env": {"NCCL_NVLS_ENABLE": "1"}})
+    with pytest.raises(ConfigError, match="NCCL_NVLS_ENABLE is '1' there, and '0' by"):
+        resolve_anywhere(RunSpec(launch=twice))

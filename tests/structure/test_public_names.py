@@ -5,11 +5,13 @@ from __future__ import annotations
 import mfsdp_core
 
 PUBLIC_NAMES = [
+    "CapturedStep",
     "DistributedDataParallelConfig",
     "FSDPDistributedIndex",
     "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
+    "annotated",
     "clip_grad_norm_",
     "errors",
     "export_state_dict",

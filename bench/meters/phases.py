@@ -1,0 +1,124 @@
+"""How long the parts of a step took: by the device's own events on CUDA, by the clock elsewhere.
+
+Nothing waits inside of a step. An event is recorded where a part begins, on the stream that the
+part is enqueued on, and read after the loss has reached the host, when the device has passed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+#: What the loop marks. `watch` splits a microbatch into its forward and its backward pass.
+PHASES = ("data", "microbatch", "forward", "backward", "clip", "update", "graph")
+
+
+class Stopwatch(Protocol):
+    """Points in time of a device."""
+
+    def note(self) -> Any:
+        """Now, in the order of what is enqueued."""
+
+    def milliseconds(self, earlier: Any, later: Any) -> float:
+        """Between two points that the device has passed."""
+
+
+class HostStopwatch:
+    """The clock of the host, which does the work itself."""
+
+    def note(self) -> float:
+        """Now."""
+        return perf_counter()
+
+    def milliseconds(self, earlier: float, later: float) -> float:
+        """Between two points."""
+        return (later - earlier) * 1e3
+
+
+class CudaStopwatch:
+    """Events on the current stream of a CUDA device."""
+
+    def note(self) -> torch.cuda.Event:
+        """When the device comes to what is enqueued next."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def milliseconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        """Between two events."""
+        return float(earlier.elapsed_time(later))
+
+
+class PhaseMeter:
+    """Parts of one step at a time: `begin`, `mark` per part, `end`, then `milliseconds`.
+
+    host_milliseconds: from `begin` until the host had enqueued the step; None where it computes the
+    step itself.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, *, is_device: bool) -> None:
+        self._stopwatch = stopwatch
+        self._is_device = is_device
+        self._notes: list[tuple[str, Any]] = []
+        self._running = False
+        self._began = 0.0
+        self.host_milliseconds: float | None = None
+
+    @classmethod
+    def of(cls, device: torch.device) -> PhaseMeter:
+        """For what is computed on `device`."""
+        if device.type == "cuda":
+            return cls(CudaStopwatch(), is_device=True)
+        return cls(HostStopwatch(), is_device=False)
+
+    def watch(self, model: nn.Module) -> None:
+        """Mark forward and backward passes through `model`, which the engine has been given."""
+
+        def forward(*_: Any) -> None:
+            self.mark("forward")
+
+        def backward(*_: Any) -> None:
+            self.mark("backward")
+
+        # First of all hooks and last of all, so that an engine's own are counted in.
+        model.register_forward_pre_hook(forward, prepend=True)
+        model.register_forward_hook(backward)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._notes.clear()
+        self._running = True
+        self._began = perf_counter()
+
+    def mark(self, name: str) -> None:
+        """A part begins, and the one before it ends."""
+        if self._running:
+            self._notes.append((name, self._stopwatch.note()))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is inside is one part: an event that a graph captures tells no time."""
+        self._running = False
+        try:
+            yield
+        finally:
+            self._running = True
+
+    def end(self) -> None:
+        """Everything is enqueued."""
+        self.mark("")
+        self._running = False
+        if self._is_device:
+            self.host_milliseconds = (perf_counter() - self._began) * 1e3
+
+    def milliseconds(self) -> dict[str, float]:
+        """By part, those of the same name added up. Only once the device has done the step."""
+        found: dict[str, float] = {}
+        for (name, start), (_, end) in zip(self._notes, self._notes[1:], strict=False):
+            found[name] = found.get(name, 0.0) + self._stopwatch.milliseconds(start, end)
+        return {name: round(time, 4) for name, time in found.items()}

@@ -1,0 +1,368 @@
+"""A step that a CUDA graph would repeat is let through, and any other is refused with the reason.
+
+On torch's fake process group and a CPU, which has no graphs: what is checked is what two recorded
+steps enqueue. `test_device.py` captures on a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mfsdp_core import CapturedStep, MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
+from mfsdp_core.replay import Recording, differences
+from mfsdp_core.streams import CudaStreams
+
+BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+POOLED = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
+
+
+@pytest.fixture(autouse=True)
+def fake_group():
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def sharded(**options):
+    blocks = nn.Sequential(*(Block() for _ in range(4)), nn.Linear(8, 8))
+    return fully_shard_model(blocks, fsdp_unit_modules=[Block], **(POOLED | options))
+
+
+def step_of(model, optimizer, *, microbatches=2, inside=lambda _loss: None):
+    def step(*batches):
+        total = torch.zeros(())
+        for index, batch in enumerate(batches):
+            with model.sync() if index == microbatches - 1 else model.no_sync():
+                loss = model(batch).square().mean()
+                loss.backward()
+                inside(loss.detach())
+                total = total + loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def captured(model, *, optimizer=None, **changes):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    fully_shard_optimizer(optimizer)
+    return CapturedStep(model, optimizer, step_of(model, optimizer, **changes))
+
+
+def run(step, calls=5, microbatches=2):
+    return [step(*[torch.full((2, 8), 1.0 + i)] * microbatches) for i in range(calls)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    list(
+        product(
+            STRATEGIES,
+            [
+                {},
+                {"mixed_precision_policy": BF16, "allocator": "max_pool"},
+                {"enable_fine_grained_param_gather": True},
+            ],
+        )
+    ),
+    ids=str,
+)
+def test_a_step_of_every_strategy_can_be_replayed(strategy, options):
+    step = captured(sharded(zero_dp_strategy=strategy, **options))
+    losses = run(step)
+    assert step.is_checked
+    assert not step.is_captured  # a CPU has no graphs
+    assert len(step._recordings[0].entries) > 100
+    assert len({float(loss) for loss in losses}) == 5  # outputs are not overwritten
+
+
+def test_a_step_is_checked_after_the_orders_are_known_and_not_before():
+    step = captured(sharded())
+    run(step, 3)
+    assert not step.is_checked
+    run(step, 1)
+    assert step.is_checked
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        (lambda loss: loss.item(), "_local_scalar_dense"),
+        (lambda loss: loss.tolist(), "Tensor.tolist"),
+        (lambda loss: loss.numpy(), "Tensor.numpy"),
+        (lambda loss: bool(loss > 0), "_local_scalar_dense"),
+        (lambda loss: torch.ones(2)[(loss > 0).expand(2)], "aten::index"),
+        (lambda loss: loss.nonzero(), "nonzero"),
+    ],
+)
+def test_a_step_that_reads_on_the_host_is_refused_where_it_does(inside, said):
+    step = captured(sharded(), inside=inside)
+    with pytest.raises(NotReplayableError, match="host reads memory") as refused:
+        run(step)
+    assert said in str(refused.value)
+    assert "test_captured_step.py:" in str(refused.value)
+
+
+def test_an_optimizer_that_counts_steps_on_the_host_is_refused():
+    model = sharded()
+    step = captured(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+    with pytest.raises(NotReplayableError, match="_local_scalar_dense"):
+        run(step)
+
+
+def test_an_optimizer_that_counts_on_the_device_is_let_through(monkeypatch):
+    """Torch has `capturable` for devices with graphs only; here it is told that a CPU is one."""
+    adam = sys.modules["torch.optim.adam"]
+    monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+    model = sharded()
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True, foreach=True)
+    step = captured(model, optimizer=optimizer)
+    run(step)
+    rate.fill_(0.05)  # a tensor may change
+    run(step, 1)
+
+
+def test_a_number_that_changes_from_step_to_step_is_refused_with_both_values():
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = captured(model, optimizer=optimizer)
+    run(step, 3)
+    optimizer.param_groups[0]["lr"] = 0.05
+    with pytest.raises(NotReplayableError, match=r"has -0\.05 where the step before had -0\.1"):
+        run(step, 1)
+
+
+def test_a_number_or_a_mode_that_changes_later_is_refused_and_reset_takes_it():
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = captured(model, optimizer=optimizer)
+    run(step)
+    optimizer.param_groups[0]["lr"] = 0.2
+    with pytest.raises(LifecycleError, match=r"param_groups\[0\]\['lr'\] was 0.1 .* found 0.2"):
+        run(step, 1)
+    step.reset()
+    run(step)
+    model.eval()
+    with pytest.raises(LifecycleError, match=r"model\.training was True"):
+        run(step, 1)
+
+
+def test_numbers_that_become_a_tensor_in_the_step_must_be_the_same_each_time():
+    run(captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(2.0))))
+    numbers = iter(range(100))
+    step = captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(next(numbers))))
+    with pytest.raises(NotReplayableError, match="a tensor of numbers, has"):
+        run(step)
+
+
+def test_memory_that_moves_is_refused():
+    model = sharded()
+    kept = []
+
+    def grow(_loss):
+        kept.append(torch.zeros(1 << 12))
+        if len(kept) > 1:
+            kept[-1].add_(kept[-2])
+
+    step = captured(model, inside=grow)
+    with pytest.raises(NotReplayableError, match="another address"):
+        run(step)
+
+
+def test_buffers_that_are_given_back_are_seen_to_move():
+    """What `cuda_graph_mode` refuses by name is what the check finds by itself."""
+    model = sharded(cuda_graph_mode=False, fsdp_double_buffer=False, allocator="temporary")
+    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    step = step_of(model, optimizer)
+    kept, recordings = [], []
+    for _ in range(4):
+        recording = Recording()
+        with model.streams.observed(recording), recording.watching():
+            step(torch.ones(2, 8), torch.ones(2, 8))
+        recordings.append(recording)
+        kept.append(torch.zeros(1 << 10))
+    entries = [entry for entry in recordings[-1].entries if entry.name == "all_gather of 1/0"]
+    assert entries
+    assert all(entry.operands[-1].made is not None for entry in entries)  # new memory each time
+
+
+def test_a_step_that_does_more_than_the_one_before_is_refused():
+    def add(loss):
+        for _ in range(add.times):
+            loss.add_(1)
+        add.times += 1
+
+    add.times = 0
+    with pytest.raises(NotReplayableError, match=r"in the step before|operations in one step"):
+        run(captured(sharded(), inside=add))
+
+
+def test_recordings_of_unequal_length_differ():
+    one, other = Recording(), Recording()
+    with one.watching():
+        torch.ones(2)
+    with other.watching():
+        torch.ones(2)
+        torch.ones(2)
+    assert differences(one, one) == []
+    assert differences(one, other) == ["there are 1 operations in one step and 2 in the next"]
+
+
+def test_other_inputs_are_refused_with_what_was_expected():
+    step = captured(sharded())
+    run(step, 1)
+    with pytest.raises(ConfigurationError, match=r"\(2, 8\).*found \['\(3, 8\)"):
+        step(torch.ones(3, 8), torch.ones(2, 8))
+    with pytest.raises(ConfigurationError, match="expected inputs"):
+        step(torch.ones(2, 8))
+
+
+def test_a_step_that_fails_is_no_step_and_the_check_still_comes():
+    fails = iter([False] * 4 + [True] + [False] * 100)  # two microbatches each: in the third step
+
+    def fail(_loss):
+        if next(fails):
+            raise KeyboardInterrupt
+
+    step = captured(sharded(), inside=fail)
+    run(step, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(step, 1)
+    run(step, 3)
+    assert not step.is_checked
+    run(step, 1)
+    assert step.is_checked
+
+
+def test_loading_optimizer_state_captures_anew():
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = captured(model, optimizer=optimizer)
+    run(step)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not step.is_checked
+    run(step)
+    assert step.is_checked
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fsdp_double_buffer": False}, "allocator='storage_resize' gives buffers back"),
+        ({"report_nan_in_param_grad": True}, "read gradients on the host"),
+        ({"check_for_nan_in_grad": True}, "read gradients on the host"),
+        ({"transport": "point_to_point"}, "messages from the host"),
+    ],
+)
+def test_what_reads_or_moves_is_refused_when_the_model_is_built(options, said):
+    with pytest.raises(ConfigurationError, match="cuda_graph_mode=True") as refused:
+        sharded(**options)
+    assert said in str(refused.value)
+
+
+def test_a_model_without_the_mode_is_refused():
+    model = sharded(cuda_graph_mode=False)
+    with pytest.raises(ConfigurationError, match="cuda_graph_mode=True"):
+        captured(model)
+
+
+def test_what_no_slot_serves_stays_where_it_is():
+    """The root has parameters of its own, for which there are no slots."""
+    placements = {one["placement"] for one in sharded().pool_plan["units"]}
+    assert placements <= {"pool", "persistent"}
+    loose = sharded(cuda_graph_mode=False)
+    loose.cuda_graph_mode = True  # as if nothing had been seen to
+    with pytest.raises(NotReplayableError, match="another address"):
+        run(captured(loose))
+
+
+def test_the_fifth_call_captures_and_events_are_published_again_at_every_replay():
+    model = sharded()
+    seen = []
+    published = []
+
+    class Twin(CudaStreams):
+        @contextmanager
+        def captured_stream(self):
+            yield
+
+        def capture(self, step):
+            step()  # a capture issues, and executes nothing
+            return lambda: published.append(1), torch.ones(())
+
+    step = captured(model)
+    step._streams = Twin(model.streams.device)
+    run(step, 4)
+    before = model.wire_log.sent_bytes
+    run(step, 1)
+    captured_bytes = model.wire_log.sent_bytes - before
+    assert step.is_captured
+    assert len(published) == 1
+    model.events.subscribe(seen.append, kinds=("collective",))
+    run(step, 3)
+    assert len(published) == 4
+    assert model.wire_log.sent_bytes == before + 4 * captured_bytes > before
+    assert {event.operation for event in seen} == {"all_gather", "reduce_scatter"}
+
+
+def test_graphs_are_asked_for_as_torch_has_them(monkeypatch):
+    """No CUDA here: the calls are bound to the signatures of torch's own classes."""
+    calls = []
+    real = torch.cuda.graph
+
+    class Graph:
+        def __init__(self, *args, **kwargs):
+            inspect.signature(real.__init__).bind(self, *args, **kwargs)
+            calls.append(kwargs["capture_error_mode"])
+
+        def __enter__(self):
+            calls.append("begin")
+
+        def __exit__(self, *_):
+            calls.append("end")
+
+    switched = []
+    monkeypatch.setattr("torch.cuda.graph", Graph)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", type("Twin", (), {"replay": lambda _self: None}))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _device: calls.append("synchronize"))
+    monkeypatch.setattr(
+        "torch.autograd.graph.set_override_stale_capture_stream", switched.append, raising=False
+    )
+    replay, outputs = CudaStreams(torch.device("cuda", 0)).capture(lambda: 7)
+    assert (replay(), outputs) == (None, 7)
+    assert calls == ["synchronize", "thread_local", "begin", "end"]
+    assert switched == [True, False]
+
+
+def test_what_a_backend_does_while_it_is_waited_for_is_not_a_part_of_the_step():
+    """gloo copies its results then, into memory of its own."""
+    recording = Recording()
+    with recording.watching():
+        recording.waiting(1)
+        torch.ones(2)
+        recording.waited(1)
+        torch.zeros(2)
+    assert [entry.name for entry in recording.entries] == ["wait", "aten::zeros"]

@@ -1,0 +1,110 @@
+"""Parts of a step: counted between events that are read once the device has passed them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from bench.meters.phases import CudaStopwatch, PhaseMeter
+
+
+class Device:
+    """Enqueued work takes the time it says; a point is known once the device has come to it."""
+
+    def __init__(self) -> None:
+        self.queued = 0.0
+        self.waits = 0
+
+    def work(self, milliseconds):
+        self.queued += milliseconds
+
+    def note(self):
+        return self.queued
+
+    def milliseconds(self, earlier, later):
+        self.waits += 1
+        return later - earlier
+
+
+def test_parts_of_the_same_name_add_up_and_nothing_is_read_inside_of_the_step():
+    device = Device()
+    meter = PhaseMeter(device, is_device=True)
+    for _ in range(2):  # the second step forgets the first
+        meter.begin()
+        for name, milliseconds in (("microbatch", 5), ("microbatch", 7), ("update", 2)):
+            meter.mark(name)
+            device.work(milliseconds)
+        meter.end()
+        assert device.waits % 3 == 0
+    assert device.waits == 0
+    assert meter.milliseconds() == {"microbatch": 12.0, "update": 2.0}
+    assert 0 < meter.host_milliseconds < 1000
+
+
+def test_a_watched_model_tells_its_forward_from_its_backward_pass():
+    device = Device()
+    meter = PhaseMeter(device, is_device=True)
+    model = nn.Linear(4, 4)
+    model.register_forward_pre_hook(lambda *_: device.work(10))  # as an engine gathers
+    model.register_forward_hook(lambda *_: device.work(20))
+    meter.watch(model)
+    model(torch.ones(1, 4))  # outside of a step nothing is noted
+    meter.begin()
+    meter.mark("microbatch")
+    model(torch.ones(1, 4))
+    device.work(40)
+    meter.mark("update")
+    meter.end()
+    assert meter.milliseconds() == {
+        "microbatch": 0.0,
+        "forward": 30.0,
+        "backward": 40.0,
+        "update": 0.0,
+    }
+
+
+def test_where_the_host_computes_the_step_itself_there_is_no_time_of_its_own():
+    meter = PhaseMeter.of(torch.device("cpu"))
+    meter.begin()
+    meter.end()
+    assert meter.host_milliseconds is None
+
+
+def test_events_are_asked_as_torch_has_them(monkeypatch):
+    """No CUDA here: the calls are bound to the signatures of torch's own class."""
+    real = torch.cuda.Event
+    seen = []
+
+    class Event:
+        def __init__(self, *args, **kwargs):
+            inspect.signature(real.__new__).bind(real, *args, **kwargs)
+            seen.append(kwargs)
+
+        def record(self, *args, **kwargs):
+            inspect.signature(real.record).bind(self, *args, **kwargs)
+
+        def elapsed_time(self, *args, **kwargs):
+            inspect.signature(real.elapsed_time).bind(self, *args, **kwargs)
+            return 1.5
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    watch = CudaStopwatch()
+    assert watch.milliseconds(watch.note(), watch.note()) == 1.5
+    assert seen == [{"enable_timing": True}] * 2
+
+
+@pytest.mark.gpu
+def test_a_part_takes_as_long_as_its_kernels_though_the_host_has_gone_on():
+    meter = PhaseMeter.of(torch.device("cuda", 0))
+    meter.begin()
+    meter.mark("slow")
+    torch.cuda._sleep(200_000_000)
+    meter.mark("quick")
+    meter.end()
+    assert meter.host_milliseconds < 20
+    torch.cuda.synchronize()
+    found = meter.milliseconds()
+    assert found["slow"] > 50 > found["quick"]
