@@ -3,6 +3,9 @@
 One copy by the rank that wants the bytes, instead of two through a socket by threads that have to
 be woken. Sums are those of `point_to_point`, to the last bit, taken stretch by stretch: what has
 just been read is added up while it lies in the cache, so reductions need next to no memory.
+
+Sums are taken when a peer is ready, at any time and on any thread of the process. They are part of
+the transport, as gloo's are: no dispatch mode sees them, and counts of operations stay exact.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from mfsdp_core.comm import peer_memory
 from mfsdp_core.comm.host_links import Addresses, Exchange, HostLinks
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator, sum_dtype, sum_in_order
 from mfsdp_core.comm.protocol import Done, PendingSum, Scratch, Summed
-from mfsdp_core.events import EventBus
+from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import Streams, Work
 
 #: Bytes that are read and added up at a time.
@@ -74,10 +77,17 @@ class SameHostCommunicator(PointToPointCommunicator):
     ) -> Sequence[Work]:
         def read(addresses: Addresses) -> None:
             for peer in others:
-                peer_memory.read(self._pids[peer], addresses[peer], incoming[peer])
+                self._read(peer, addresses[peer], incoming[peer])
 
         wanted = {peer: incoming[peer].nbytes for peer in others}
         return (self._links.post(tag, {peer: outgoing[peer] for peer in others}, wanted, read),)
+
+    def _read(self, peer: int, address: int, into: torch.Tensor) -> None:
+        peer_memory.read(self._pids[peer], address, into)
+        if self._events.wants("read"):
+            dtype = str(into.dtype).removeprefix("torch.")
+            event = Event("read", "read", dtype, into.nbytes, self.role, self.size, "")
+            self._events.publish(event)
 
     def _sum_slices(
         self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
@@ -107,6 +117,11 @@ class SameHostCommunicator(PointToPointCommunicator):
         stretches = self._acquire_stretches()
 
         def add_up(addresses: Addresses) -> None:
+            with torch._C._DisableTorchDispatch():
+                add_up_stretches(addresses)
+            then()
+
+        def add_up_stretches(addresses: Addresses) -> None:
             step = STRETCH_BYTES // mine.itemsize
             room = [stretch.view(mine.dtype) for stretch in stretches]
             for start in range(0, mine.numel(), step):
@@ -115,14 +130,13 @@ class SameHostCommunicator(PointToPointCommunicator):
                 for (peer, address), memory in zip(sorted(addresses.items()), room, strict=True):
                     received.append(memory[: own.numel()])
                     offset = start * mine.itemsize
-                    peer_memory.read(self._pids[peer], address + offset, received[-1])
+                    self._read(peer, address + offset, received[-1])
                 contributions = [*received[: self.rank], own, *received[self.rank :]]
                 total = sum_in_order(contributions, target)
                 if average:
                     total.div_(self.size)
                 if total is not target:
                     target.copy_(total)
-            then()
 
         offered = {peer: part for peer, part in enumerate(parts) if peer != self.rank}
         wanted = dict.fromkeys(offered, mine.nbytes)

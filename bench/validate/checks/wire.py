@@ -11,7 +11,7 @@ from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import POLICIES
 from bench.validate.checks.check_verdict import failed, not_applicable, passed
 from bench.validate.observation import Sent, StepSeen
-from bench.validate.wire_tap import ring_bytes
+from bench.validate.wire_tap import READ, ring_bytes
 from bench.verdict import CheckVerdict
 
 _GATHERS = ("all_gather", "broadcast")
@@ -86,7 +86,7 @@ def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[st
     found = []
     for one in sent:
         expected = wire if any(word in one.operation for word in _REDUCING) else compute
-        if one.operation in ("send", "alltoall_", "alltoall_base_"):
+        if one.operation in ("send", READ, "alltoall_", "alltoall_base_"):
             expected = f"{compute} or {wire}"
         found.append((one.operation, one.dtype, expected))
     return found
@@ -106,7 +106,9 @@ def order(evidence: CaseEvidence) -> CheckVerdict | None:
         first = evidence.seen[0].steps[step]
         for rank in list(evidence.ranks)[1:]:
             other = evidence.seen[rank].steps[step]
-            for ours, theirs in ((first.log, other.log), (first.sent, other.sent)):
+            # Reads are made when a peer is ready, which is not the same moment on all ranks.
+            sent = [[s for s in one.sent if s.operation != READ] for one in (first, other)]
+            for ours, theirs in ((first.log, other.log), sent):
                 index = _difference(ours, theirs)
                 count += len(ours)
                 if index is not None:
@@ -189,7 +191,10 @@ def groups(evidence: CaseEvidence) -> CheckVerdict | None:
         return None
     expected = 2 + (case.outer > 1)
     for rank, one in enumerate(evidence.seen):
-        used = {s.group for step in one.steps[1:] for s in payloads(step.sent)}
+        messages = [s for step in one.steps[1:] for s in payloads(step.sent)]
+        if any(s.operation == READ for s in messages):
+            return not_applicable(check, "reading a peer's memory needs no process group")
+        used = {s.group for s in messages}
         if len(used) != expected:
             finding = at(
                 1, rank=rank, expected=f"{expected} process groups in use",
