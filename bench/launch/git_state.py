@@ -10,18 +10,24 @@ from typing import Any
 _TIMEOUT_SECONDS = 20.0
 _HEX_DIGITS = 16
 
+_NO_CODE = tuple(
+    f":(exclude)*.{ending}" for ending in ("yaml", "yml", "md", "txt", "log", "csv", "html", "json")
+)
+
 
 def git_state(root: Path) -> dict[str, Any]:
     """`commit`, `dirty` and `dirty_hash` of the repository at `root`; None where git cannot say.
 
     dirty_hash covers the difference to the commit and the names and contents of untracked files
-    that git does not ignore; None for a clean tree.
+    that git does not ignore; None for a clean tree. Untracked files that are no code, as a sweep
+    file or a log that lies beside it, change nothing.
     """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return {"commit": None, "dirty": None, "dirty_hash": None}
     changes = _git(root, "diff", "HEAD", "--binary") or b""
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NO_CODE)
+    untracked = untracked or b""
     dirty = bool(changes or untracked)
     return {
         "commit": commit.decode().strip(),

@@ -52,20 +52,17 @@ def _outcome(workers: Workers, case: Case, device: str, seconds: float) -> CaseO
 
 
 def _failed(error: WorkersError) -> CaseOutcome:
-    """The rank that failed first by its kind: an exception says more than a death or a hang.
+    """The rank that failed first by its kind: a death is nobody else's doing, an exception may be.
 
-    Unless it is that of a rank which lost its peer.
+    A rank that raises lives on and answers, so nobody dies of it.
     """
     by_kind: dict[str, list[Failure]] = {}
     for failure in error.failures:
         by_kind.setdefault(failure.kind, []).append(failure)
-    own = [one for one in by_kind.get("raised", []) if not _is_of_a_peer(one.text)]
-    if own or ("raised" in by_kind and "died" not in by_kind):
-        first = min(by_kind["raised"], key=lambda f: (_is_of_a_peer(f.text), f.rank))
-        return CaseOutcome("raised", rank=first.rank, text=first.text, log=first.log)
-    if "died" in by_kind:
-        dead = by_kind["died"][0]
-        return CaseOutcome("died", rank=dead.rank, text=dead.text, log=dead.log)
+    for kind in ("died", "raised"):
+        if kind in by_kind:
+            first = min(by_kind[kind], key=lambda f: (_is_of_a_peer(f.text), f.rank))
+            return CaseOutcome(kind, rank=first.rank, text=first.text, log=first.log)
     silent = by_kind["hung"]
     refused = [
         f"rank {r} refused: {answer.reason}"

@@ -146,6 +146,8 @@ def test_the_state_of_a_repository_names_commit_and_changes(tmp_path: Path) -> N
     clean = git_state(tmp_path)
     assert len(clean["commit"]) == 40
     assert (clean["dirty"], clean["dirty_hash"]) == (False, None)
+    (tmp_path / "first.yaml").write_text("name: first\n")
+    assert git_state(tmp_path) == clean
 
     (tmp_path / "a.py").write_text("2\n")
     changed = git_state(tmp_path)
