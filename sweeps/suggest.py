@@ -10,7 +10,6 @@ _WORDS_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "fsdp": ("fsdp2", "mfsdp"),
     "fully_shard": ("fsdp2", "mfsdp"),
     "megatron": ("mfsdp",),
-    "megatron_fsdp": ("mfsdp",),
     "none": ("single",),
     "torch": ("single", "ddp", "fsdp2"),
     "distributed_data_parallel": ("ddp",),

@@ -16,7 +16,13 @@ from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "shape": {"hybrid": (None,)},
-    "launch": {"ranks_per_device": (1,), "nodes": (1,)},
+    "launch": {
+        "ranks_per_device": (1,),
+        "nodes": (1,),
+        "copy_engine": (False,),
+        "nvls": ("default",),
+        "collnet": ("default",),
+    },
     "measure": {"nccl": ("none",), "counts": (False,)},
     "engine": {
         "decoupled_grad": (False,),
@@ -28,6 +34,7 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "nan_check": (False,),
         "symmetric_registration": (True,),
         "manual_registration": (False,),
+        "cuda_graph": (False,),
     },
     "train": {
         "state_dtype": ("fp32",),

@@ -24,6 +24,7 @@ from mfsdp_core.streams import Streams, Work
 
 #: Bytes that are read and added up at a time.
 STRETCH_BYTES = 1 << 18
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class SameHostCommunicator(PointToPointCommunicator):
@@ -46,7 +47,7 @@ class SameHostCommunicator(PointToPointCommunicator):
         self._links = links
         self._pids = {peer.rank: peer.pid for peer in links.peers}
         self._scratch_name = f"(sums of {role})"
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = _NOTHING
         self._sums = 0
 
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
@@ -154,7 +155,7 @@ class SameHostCommunicator(PointToPointCommunicator):
         self._sums -= 1
         if not self._sums:
             self._scratch.release(self._scratch_name, self._memory)
-            self._memory = self._memory[:0]
+            self._memory = _NOTHING
 
 
 class _Sum:

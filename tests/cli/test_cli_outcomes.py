@@ -31,7 +31,7 @@ ALL_PRUNED = "name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_
 INTERRUPTED = """
 import os, signal, sys
 from bench.cli import arm_preparation
-def launch(resolved, folder, *, stop, on_step=None):
+def launch(resolved, folder, *, stop, on_step=None, **_):
     for _ in range({count}):
         os.kill(os.getpid(), signal.SIGINT)
     assert stop.wait(30)

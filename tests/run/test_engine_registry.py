@@ -109,6 +109,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         average_in_collective=True,
         transport="native",
         nan_check=True,
+        cuda_graph=True,
     )
     assert _switches(changed) == {
         "overlap_grad_reduce": False,
@@ -120,6 +121,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "disable_symmetric_registration": True,
         "manual_registration": True,
         "use_decoupled_grad": False,
+        "cuda_graph_mode": True,
         "fsdp_double_buffer": False,
         "allocator": "max_pool",
         "pool_slots": 3,

@@ -84,6 +84,11 @@ CASES = {
         engine("ddp", strategy="no_shard"),
         "engine ddp offers the strategy no_shard, not optim",
     ),
+    "engine-not-on-device": Case(
+        engine("megatron_fsdp"),
+        engine("mfsdp"),
+        "engine megatron_fsdp runs on cuda; found device cpu",
+    ),
     "single-has-one-rank": Case(
         engine("single"),
         engine("single").model_copy(update={"launch": LaunchSpec(ranks=1)}),
