@@ -4,7 +4,9 @@ Below autograd: a dispatch mode, which autograd's threads inherit. Python calls,
 grow and blocking calls: the interpreter's profile function, in every thread that dispatches.
 Waits for collectives: `Work.wait`, for as long as the counter counts; torch publishes no event for
 them. What the counter itself does is left out. Work that C++ does below an operation (the
-reductions inside of gloo, workspaces of a kernel) is not seen.
+reductions inside of gloo, workspaces of a kernel) is not seen. Nor is what `_LINKS` does, which
+reads the memory of peers when they are ready, at any time and on any thread: an exchange counts
+where it is posted, and where it is waited for.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ _COPIES_ELSEWHERE: Final = ("_copy", "_copy_in", "chunk_cat")
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear")
 _BLOCKING: Final = frozenset(("wait", "sleep", "synchronize", "_cuda_synchronize"))
 _HERE: Final = __file__
+#: The transport of mfsdp between ranks of one host, by its site.
+_LINKS: Final = "mfsdp_core/comm/host_links.py:"
+_POST, _WAIT = _LINKS + "HostLinks.post", _LINKS + "Exchange.wait"
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ class OperationCounter(TorchDispatchMode):
     def _watch_thread(self) -> None:
         self._local.watched = True
         self._local.inside = False
+        self._local.links = None
         sys.setprofile(self._profile)
 
     def _operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -200,6 +206,10 @@ class OperationCounter(TorchDispatchMode):
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if not self._active:
             sys.setprofile(None)
+        elif self._local.links is not None:
+            if event == "return" and frame is self._local.links:
+                self._local.links = None
+                self._linked(frame, argument)
         elif not self._local.inside and frame.f_code.co_filename != _HERE:
             if event == "call":
                 self._called(frame)
@@ -210,8 +220,28 @@ class OperationCounter(TorchDispatchMode):
 
     def _called(self, frame: FrameType) -> None:
         site, line = self._sites.of_frame(frame)
-        if is_of_engine(site):
+        if site.startswith(_LINKS):
+            self._local.links = frame
+        elif is_of_engine(site):
             self._found(("python call", "python_call", "", site), line).count += 1
+
+    def _linked(self, frame: FrameType, result: Any) -> None:
+        """The transport has been called from outside of it, and returns `result`."""
+        site, called = self._sites.of_code(frame.f_code), frame.f_locals
+        if frame.f_back is None or site not in (_POST, _WAIT):
+            return
+        caller, line = self._sites.of_frame(frame.f_back)
+        if site == _POST:
+            parts = list(called["outgoing"].values())
+            dtype = str(parts[0].dtype).removeprefix("torch.") if parts else ""
+            found = self._found(("exchange", "collective", dtype, caller), line)
+            found.bytes += sum(called["wanted_bytes"].values())
+            self._works[id(result)] = (result, self._products)
+        else:
+            found = self._found(("exchange", "wait", "", caller), line)
+            issued = self._works.pop(id(called["self"]), None)
+            found.exposed += issued is not None and issued[1] == self._products
+        found.count += 1
 
     def _called_c(self, frame: FrameType, function: Any) -> None:
         name = function.__name__
