@@ -6,7 +6,8 @@ From a trace in Chrome's format, as torch's profiler writes it, of one rank:
 
 On a GPU computing is every kernel and copy that is not NCCL's, and communication the kernels of
 NCCL, which also wait for other ranks. On a CPU computing is what torch's operations take on the
-thread that issues collectives, and communication the intervals that gloo reports.
+thread that issues collectives, and communication the intervals that gloo reports, or in which ranks
+of one host wait until they have read each other's memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 Interval = tuple[float, float]
 
 _NCCL = re.compile(r"nccl(?:Symk)?(?:Dev)?Kernel_?([A-Za-z]+)")
-_GLOO = re.compile(r"gloo:(\w+)")
+_GLOO = re.compile(r"(?:gloo|host_links):(\w+)")
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 

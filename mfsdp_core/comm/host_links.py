@@ -112,7 +112,11 @@ class Exchange:
             RuntimeError: a rank has died, does not answer within the group's time-out (both in
                 words that gloo uses as well), or does not run the same.
         """
-        self._links.wait(self)
+        if not torch.autograd.profiler._is_profiler_enabled:
+            self._links.wait(self)
+            return
+        with torch.profiler.record_function("host_links:exchange"):
+            self._links.wait(self)
 
 
 class HostLinks:

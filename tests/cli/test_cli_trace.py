@@ -27,8 +27,8 @@ def test_a_profiled_run_leaves_traces_and_what_was_exposed(cli):
     (record,) = ResultsStore.open(cli.folder / "results", create=False).records()
     assert not record.status.comparable_in_time
     found = record.environment["runtime"]["communication"]
-    # This package exchanges point to point on gloo.
-    assert found["recv"]["count"] > 10
+    # Ranks of one host read each other's memory, or exchange messages where they may not.
+    assert found["exchange" if "exchange" in found else "recv"]["count"] > 10
     assert 0 <= found["all"]["exposed_milliseconds"] <= found["all"]["milliseconds"]
     traces = sorted((cli.folder / "results" / "runs").rglob("trace.rank*.json"))
     assert [trace.name for trace in traces] == ["trace.rank0.json", "trace.rank1.json"]
