@@ -105,6 +105,7 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, transport="native", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
+    yield replace(base, transport="same_host", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True, transport="point_to_point")
     for model in ("tied", "cross_tied"):
         for allocator in POOLS:

@@ -106,7 +106,10 @@ def _other_row(one: Judgement) -> Row:
         change = quantity.signed_difference(one.change)
         tolerance = quantity.MISSING if one.tolerance is None else f"{one.tolerance:.1e}"
     elif metric.judge == "count" and one.base is not None and one.head is not None:
-        change, tolerance = f"{one.head - one.base:+,.0f}", "none"
+        more, tolerance = one.head - one.base, "none"
+        in_bytes = metric.unit == "bytes" and more
+        size = quantity.binary_bytes(abs(more))
+        change = f"{'+' if more > 0 else '-'}{size}" if in_bytes else f"{more:+,.0f}"
     else:
         change, tolerance = quantity.change(one.change, 2), tolerance_text(one)
         if one.interval is not None:
