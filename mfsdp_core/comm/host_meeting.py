@@ -7,7 +7,7 @@ import secrets
 import socket
 import struct
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -57,13 +57,8 @@ def _meet(group: dist.ProcessGroup) -> HostLinks | str:
         memory = torch.frombuffer(bytearray(token), dtype=torch.uint8)
         card = None
         if peer_memory.is_known():
-            door.bind(f"\0mfsdp-{os.getpid()}-{secrets.token_hex(8)}")
-            door.listen(group.size())
-            door.settimeout(_MEETING_SECONDS)
-            peer_memory.permit()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-            name, bell = door.getsockname(), urge_address()
-            card = _Card(boot, os.getpid(), name, bell, memory.data_ptr(), token)
+            with suppress(OSError):  # a sandbox without such sockets, or without /proc
+                card = _card(door, group.size(), memory.data_ptr(), token)
         cards: list[_Card | None] = _everywhere(card, group)
         peers: list[Peer] = []
         refusal = _greet(cards, group.rank(), peers)
@@ -78,12 +73,21 @@ def _meet(group: dist.ProcessGroup) -> HostLinks | str:
         return HostLinks(peers, _timeout_seconds(group))
 
 
+def _card(door: socket.socket, ranks: int, address: int, token: bytes) -> _Card:
+    door.bind(f"\0mfsdp-{os.getpid()}-{secrets.token_hex(8)}")
+    door.listen(ranks)
+    door.settimeout(_MEETING_SECONDS)
+    peer_memory.permit()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return _Card(boot, os.getpid(), door.getsockname(), urge_address(), address, token)
+
+
 def _greet(cards: list[_Card | None], own: int, peers: list[Peer]) -> str | None:
     """Connect to all ranks before `own` and read the tokens of all; what stands in the way."""
     mine = cards[own]
     for rank, card in enumerate(cards):
         if card is None or mine is None:
-            return "the system has no process_vm_readv"
+            return "the system has no process_vm_readv, or does not let processes meet"
         if card.boot != mine.boot:
             return f"ranks {own} and {rank} of the group run on different hosts"
         if rank == own:

@@ -209,3 +209,28 @@ def test_without_permission_gloo_carries_the_bytes_and_the_model_says_so(
         assert transports == {"inner": {"transport": kind, "reason": why}}
         assert why in message
         assert "Use 'auto'" in message
+
+
+def without_meeting() -> dict[str, dict[str, str]]:
+    """What `auto` takes where a sandbox keeps one rank from offering a link at all."""
+    met, host_meeting._met = host_meeting._met, type(host_meeting._met)()
+    offered = host_meeting._card
+
+    def refused(*_: Any) -> Any:
+        raise OSError(2, "No such file or directory: /proc/sys/kernel/random/boot_id")
+
+    if mesh(2)["dp"].get_local_rank() == 1:
+        host_meeting._card = refused
+    try:
+        toy = shard("linear_stack", "optim", 2)
+        toy.run_cycle(1)
+        return toy.model.transports
+    finally:
+        host_meeting._card, host_meeting._met = offered, met
+
+
+@pytest.mark.processes
+def test_where_one_rank_offers_no_link_gloo_carries_the_bytes(ranks: RankPool) -> None:
+    for transports in ranks.run(without_meeting):
+        assert transports["inner"]["transport"] == "point_to_point"
+        assert "does not let processes meet" in transports["inner"]["reason"]
