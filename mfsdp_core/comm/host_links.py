@@ -125,7 +125,8 @@ class HostLinks:
     def __init__(self, peers: list[Peer], timeout_seconds: float) -> None:
         self._peers = {peer.rank: peer for peer in peers}
         self._timeout_seconds = timeout_seconds
-        self._open: dict[int, Exchange] = {}
+        # By tag, oldest first. Tags come again, in another model as well, and nobody need wait.
+        self._open: dict[int, list[Exchange]] = {}
         self._early: dict[int, list[tuple[int, int, int]]] = {}
         for peer in peers:
             peer.socket.setblocking(False)
@@ -148,12 +149,12 @@ class HostLinks:
         outgoing: contiguous, unchanged until the exchange is over. run: on this thread or another.
         """
         with _host.lock:
-            exchange = self._open[tag] = Exchange(self, tag, outgoing, wanted_bytes, run)
+            exchange = Exchange(self, tag, outgoing, wanted_bytes, run)
+            self._open.setdefault(tag, []).append(exchange)
             for rank, part in outgoing.items():
                 self._send(self._peers[rank], _POSTED, tag, part.data_ptr(), part.nbytes)
-            for word in self._early.pop(tag, ()):
-                exchange.take(*word)
-            exchange.run()
+            for rank, address, size_bytes in self._early.pop(tag, ()):
+                self._understand(rank, _POSTED, tag, address, size_bytes)
             _host.progress()
             return exchange
 
@@ -166,7 +167,6 @@ class HostLinks:
                 if exchange.error is not None:
                     raise exchange.error
                 if exchange.is_over:
-                    self._open.pop(exchange.tag, None)
                     return
                 missing = [
                     peer
@@ -210,22 +210,30 @@ class HostLinks:
         except OSError:
             peer.is_gone = True
         words = len(peer.incoming) // _WORD.size
-        for kind, tag, address, size_bytes in _WORD.iter_unpack(
-            peer.incoming[: words * _WORD.size]
-        ):
-            self._understand(peer.rank, kind, tag, address, size_bytes)
+        whole = bytes(peer.incoming[: words * _WORD.size])
         del peer.incoming[: words * _WORD.size]
+        for kind, tag, address, size_bytes in _WORD.iter_unpack(whole):
+            self._understand(peer.rank, kind, tag, address, size_bytes)
 
     def _understand(self, rank: int, kind: int, tag: int, address: int, size_bytes: int) -> None:
-        exchange = self._open.get(tag)
+        """A word is for the oldest exchange of its tag that still lacks it from this rank."""
+        opened = self._open.get(tag, ())
         if kind == _READ:
+            exchange = next((one for one in opened if rank in one.unread), None)
             if exchange is not None:
                 exchange.unread.discard(rank)
-        elif exchange is None:
-            self._early.setdefault(tag, []).append((rank, address, size_bytes))
         else:
-            exchange.take(rank, address, size_bytes)
-            exchange.run()
+            exchange = next((one for one in opened if rank not in one.posted), None)
+            if exchange is None:
+                self._early.setdefault(tag, []).append((rank, address, size_bytes))
+            else:
+                exchange.take(rank, address, size_bytes)
+                exchange.run()
+        if exchange is not None and exchange.is_over:
+            # Running it may have posted another one and heard more: it can be gone already.
+            left = [one for one in self._open.pop(tag, ()) if one is not exchange]
+            if left:
+                self._open[tag] = left
 
     def _send(self, peer: Peer, *word: int) -> None:
         peer.outgoing += _WORD.pack(*word)

@@ -211,6 +211,26 @@ def test_without_permission_gloo_carries_the_bytes_and_the_model_says_so(
         assert "Use 'auto'" in message
 
 
+def again(theirs: HostLinks, ready: int) -> None:
+    offers = [offer(theirs, value) for value in (1.0, 2.0)]
+    os.read(ready, 1)
+    offers.append(offer(theirs, 3.0))
+    offers[-1][0].wait()
+    time.sleep(30)
+
+
+def test_what_nobody_waits_for_takes_nothing_from_what_comes_later_under_its_tag() -> None:
+    ready = os.pipe()
+    with other(lambda theirs: again(theirs, ready[0])) as (own, _):
+        offers = [offer(own, value) for value in (10.0, 20.0, 30.0)]
+        os.write(ready[1], b"!")
+        offers[-1][0].wait()
+        assert [float(found[0]) for _, found in offers] == [1.0, 2.0, 3.0]
+        assert own._open == {}
+    for end in ready:
+        os.close(end)
+
+
 def without_meeting() -> dict[str, dict[str, str]]:
     """What `auto` takes where a sandbox keeps one rank from offering a link at all."""
     met, host_meeting._met = host_meeting._met, type(host_meeting._met)()
