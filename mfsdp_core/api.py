@@ -102,8 +102,8 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     reads them there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour,
     in which a whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
     direct exchange with a local FP32 sum, `point_to_point` by messages or `same_host` by reading
-    the other ranks' memory; `auto` takes what is fastest of them on gloo and works, and
-    `model.transports` says which. allocator: who serves the buffers that come and go, one of
+    the other ranks' memory; `auto` takes one of the first two, and `model.transports` says which.
+    allocator: who serves the buffers that come and go, one of
     `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is what
     upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
     neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:

@@ -66,7 +66,7 @@ class MegatronFSDP(nn.Module):
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
-    transports: by group, what carries its bytes, and the reason.
+    transports: by group, what carries its bytes.
 
     A cycle is what lies between two `zero_grad_buffer` calls: one or more backward passes, one
     reduction where gradients are held whole, one optimizer step.

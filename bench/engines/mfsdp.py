@@ -137,9 +137,9 @@ class MfsdpEngine:
         registration: dict[str, Any] | None = self._model.buffer_registration
         return registration
 
-    def transports(self) -> dict[str, dict[str, str]]:
+    def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, and why no better transport does."""
-        transports: dict[str, dict[str, str]] = self._model.transports
+        transports: dict[str, str] = self._model.transports
         return transports
 
     def ledger(self) -> LedgerView:

@@ -19,11 +19,11 @@ class AxisCommunicators:
     gather: Communicator
     outer: Communicator | None
 
-    def transports(self) -> dict[str, dict[str, str]]:
-        """By role of the group: what carries its bytes, and why no better transport does."""
+    def transports(self) -> dict[str, str]:
+        """By role of the group: what carries its bytes."""
         named = {"inner": self.inner, "gather": self.gather, "outer": self.outer}
         return {
-            name: {"transport": one.transport, "reason": one.reason}
+            name: one.transport
             for name, one in named.items()
             if one is not None and (name != "gather" or one is not self.inner)
         }

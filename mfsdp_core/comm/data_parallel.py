@@ -25,9 +25,6 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.streams import Streams
 
-#: Ranks whose sum is the same in any order.
-_ANY_ORDER = 2
-
 
 @dataclass(frozen=True)
 class DataParallelAxes:
@@ -118,11 +115,9 @@ class DataParallelAxes:
     ) -> AxisCommunicators:
         """One per purpose; all publish to `events`. Collective.
 
-        `auto` on gloo: ranks of one host that may read each other's memory do (`same_host`), others
-        exchange directly where gradients are scattered (`point_to_point`). Where they are
-        all-reduced, `native` stays: of a direct exchange between hosts the second half cannot
-        overlap with the backward pass, and sums of more than two ranks would change in their last
-        bits.
+        `auto` on gloo exchanges directly where gradients are scattered (`point_to_point`). Where
+        they are all-reduced, `native` stays: the second half of a direct exchange cannot overlap
+        with the backward pass, and sums of more than two ranks would change in their last bits.
 
         Raises:
             ConfigurationError: `same_host` was asked for, and some group cannot.
@@ -132,23 +127,18 @@ class DataParallelAxes:
             role = self.role_prefix + role
             scatters = axis.reduction is not Collective.ALL_REDUCE
             automatic = transport == "auto" and dist.get_backend(group) == "gloo"
-            reason = "sums of so many ranks would change in their last bits"
-            if transport == "same_host" or (automatic and (scatters or group.size() <= _ANY_ORDER)):
+            if transport == "same_host":
                 links = _links(group, streams)
                 if isinstance(links, HostLinks):
                     return SameHostCommunicator(group, role, events, streams, scratch, links=links)
-                reason = links
-            if transport == "same_host" and group.size() > 1:
-                raise ConfigurationError(
-                    f"transport='same_host' on the ranks of group {role}: {reason}. Use 'auto', "
-                    "which takes it where it works."
-                )
-            found = TorchCommunicator(group, role, events, streams)
+                if group.size() > 1:
+                    raise ConfigurationError(
+                        f"transport='same_host' on the ranks of group {role}: {links}. Use 'auto', "
+                        "which sends messages."
+                    )
             if transport == "point_to_point" or (automatic and scatters):
-                found = PointToPointCommunicator(group, role, events, streams, scratch)
-            if automatic and group.size() > 1:
-                found.reason = reason
-            return found
+                return PointToPointCommunicator(group, role, events, streams, scratch)
+            return TorchCommunicator(group, role, events, streams)
 
         inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner

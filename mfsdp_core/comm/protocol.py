@@ -56,7 +56,7 @@ class Communicator(Protocol):
 
     Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
     `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
-    `role` the group. transport: what carries the bytes; reason: why no better one does.
+    `role` the group. transport: what carries the bytes.
     takes_scratch: reductions hold as much memory of their own as arrives, while they are under way.
     """
 
@@ -64,7 +64,6 @@ class Communicator(Protocol):
     rank: int
     role: str
     transport: str
-    reason: str
     takes_scratch: bool
 
     def meet(self, bucket: str) -> None:

@@ -56,7 +56,6 @@ class TorchCommunicator:
         self.rank = group.rank()
         self._group = group
         self.role = role
-        self.reason = ""
         self._events = events
         self._streams = streams
         self._meetings = Meetings(group)

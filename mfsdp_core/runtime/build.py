@@ -264,7 +264,7 @@ class _GroupFactory:
             if axes is not None
         }
 
-    def transports(self) -> dict[str, dict[str, str]]:
+    def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, experts' included; see `AxisCommunicators`."""
         return {
             prefix + role: entry

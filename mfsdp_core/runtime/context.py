@@ -91,7 +91,7 @@ class ShardedContext:
         self.marked_last = False
         self.allocators = allocators
         self.user_buffers: UserBuffers | None = None
-        self.transports: dict[str, dict[str, str]] = {}
+        self.transports: dict[str, str] = {}
         self._calls = CallBook()
         self._forward_order = params.gathered["forward"]
         self._backward_order = params.gathered["backward"]

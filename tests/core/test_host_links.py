@@ -175,40 +175,39 @@ def test_ranks_that_may_not_read_each_other_say_why(changes: dict[str, Any], wan
     assert wanted in str(host_meeting._greet([card(), card(**changes)], 0, []))
 
 
-def without_permission(strategy: str) -> tuple[dict[str, dict[str, str]], str]:
-    """What `auto` takes and `same_host` says where one rank may not read."""
+def refusal(broken: str, failure: Callable[..., Any]) -> str:
+    """What `same_host` says where one rank cannot do what `broken` names."""
     group = mesh(2)["dp"].get_group()
     met, host_meeting._met = host_meeting._met, type(host_meeting._met)()
-    read = peer_memory.read
-
-    def forbidden(pid: int, address: int, into: torch.Tensor) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
+    module = peer_memory if hasattr(peer_memory, broken) else host_meeting
+    works = getattr(module, broken)
     if group.rank() == 1:
-        peer_memory.read = forbidden
+        setattr(module, broken, failure)
     try:
-        toy = shard("linear_stack", strategy, 2)
-        toy.run_cycle(1)
         with pytest.raises(ConfigurationError) as error:
-            shard("linear_stack", strategy, 2, transport="same_host")
-        return toy.model.transports, str(error.value)
+            shard("linear_stack", "optim_grads_params", 2, transport="same_host")
+        return str(error.value)
     finally:
-        peer_memory.read = read
+        setattr(module, broken, works)
         host_meeting._met = met
 
 
+def forbidden(*_: Any) -> Any:
+    raise PermissionError(1, "Operation not permitted")
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("strategy", "kind"), [("optim_grads_params", "point_to_point"), ("no_shard", "native")]
-)
-def test_without_permission_gloo_carries_the_bytes_and_the_model_says_so(
-    ranks: RankPool, strategy: str, kind: str
-) -> None:
+def test_ranks_that_may_not_read_each_other_refuse_with_the_reason(ranks: RankPool) -> None:
     why = "rank 1 may not read the memory of rank 0 of the group: [Errno 1] Operation not permitted"
-    for transports, message in ranks.run(without_permission, strategy):
-        assert transports == {"inner": {"transport": kind, "reason": why}}
+    for message in ranks.run(refusal, "read", forbidden):
         assert why in message
         assert "Use 'auto'" in message
+
+
+@pytest.mark.processes
+def test_a_sandbox_that_lets_no_link_be_offered_is_a_refusal_on_all_ranks(ranks: RankPool) -> None:
+    for message in ranks.run(refusal, "_card", forbidden):
+        assert "does not let processes meet" in message
 
 
 def again(theirs: HostLinks, ready: int) -> None:
@@ -229,28 +228,3 @@ def test_what_nobody_waits_for_takes_nothing_from_what_comes_later_under_its_tag
         assert own._open == {}
     for end in ready:
         os.close(end)
-
-
-def without_meeting() -> dict[str, dict[str, str]]:
-    """What `auto` takes where a sandbox keeps one rank from offering a link at all."""
-    met, host_meeting._met = host_meeting._met, type(host_meeting._met)()
-    offered = host_meeting._card
-
-    def refused(*_: Any) -> Any:
-        raise OSError(2, "No such file or directory: /proc/sys/kernel/random/boot_id")
-
-    if mesh(2)["dp"].get_local_rank() == 1:
-        host_meeting._card = refused
-    try:
-        toy = shard("linear_stack", "optim", 2)
-        toy.run_cycle(1)
-        return toy.model.transports
-    finally:
-        host_meeting._card, host_meeting._met = offered, met
-
-
-@pytest.mark.processes
-def test_where_one_rank_offers_no_link_gloo_carries_the_bytes(ranks: RankPool) -> None:
-    for transports in ranks.run(without_meeting):
-        assert transports["inner"]["transport"] == "point_to_point"
-        assert "does not let processes meet" in transports["inner"]["reason"]

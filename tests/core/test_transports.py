@@ -179,7 +179,7 @@ def test_all_transports_log_the_same_and_agree(ranks: RankPool, strategy: str) -
 def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(
     ranks: RankPool, strategy: str
 ) -> None:
-    kind = TorchCommunicator if strategy == "no_shard" else SameHostCommunicator
+    kind = TorchCommunicator if strategy == "no_shard" else PointToPointCommunicator
     assert ranks.run(default_transport, strategy) == [kind.__name__] * 4
 
 
