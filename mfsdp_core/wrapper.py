@@ -33,7 +33,7 @@ from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies
+from mfsdp_core.state.module_copy import COMPUTES_AS, allow_copies
 from mfsdp_core.state.owner import OWNER
 
 
@@ -132,7 +132,7 @@ class MegatronFSDP(nn.Module):
             for managed in group.parameters:
                 setattr(managed.sharded, OWNER, owner)
                 if not managed.part.is_cut:
-                    setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
+                    setattr(managed.sharded, COMPUTES_AS, (managed.raw.dtype, managed.part.shape))
                 mark(managed, self.dist_index)
                 raw: Any = managed.raw
                 raw.get_main_grad = _MainGradient(group, managed.raw)

@@ -15,17 +15,16 @@ from typing import Any
 from bench.testing.call import Call
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
-from bench.validate.cases import Case
+from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.script import script
 from bench.validate.injection import Control
 from bench.validate.line_coverage import CoverageFile, joined, traced
+from bench.validate.matrix import AnyCase
 from bench.validate.mutants import Mutant, write
 from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
-
-AnyCase = Case | ProgramCase
 
 #: What a case takes at most on a machine with nothing else to do; most take less than one.
 _CASE_SECONDS = 10.0
@@ -47,6 +46,8 @@ def cover(
             call = Call.of(rank.run, (case, "cpu"))
             if isinstance(case, ProgramCase):
                 call = Call.of(program_rank.run, (script(case.program), case.engine))
+            elif isinstance(case, ContractCase):
+                call = Call.of(check, (case.module,))
             start = time.monotonic()
             try:
                 lines = workers.run(traced, call, seconds=_TRACED_SECONDS, ranks=case.ranks)
