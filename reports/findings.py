@@ -48,6 +48,11 @@ class Findings:
         return cell is self.reference or any(change.base is cell for change in self.changes)
 
     @property
+    def is_about_training(self) -> bool:
+        """Whether any cell trains, or none is there to tell."""
+        return not self.cells or bool(_training(self.cells))
+
+    @property
     def measured(self) -> tuple[Cell, ...]:
         """Cells with at least one run whose time counts."""
         return tuple(cell for cell in self.cells if cell.n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from bench.derive.metrics import BUS_BANDWIDTH
 from reports.plots.style import CYCLE, DASHES, MARKERS, drawing, label, svg
@@ -84,7 +85,8 @@ def _panel(
     axes.set_yscale("log")
     sizes = sorted({size for points in own.values() for size, _ in points})
     axes.set_xticks(sizes, [quantity.binary_bytes(size) for size in sizes])
-    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
     axes.set_title(operation, loc="left")
     axes.set_ylabel("bus bandwidth (GB/s)")

@@ -21,7 +21,7 @@ _BEST = "Bold: the best of its column among cells with a time."
 
 def cells_section(findings: Findings) -> Section | None:
     """Every cell with a finished run; None where nothing was to be trained."""
-    if findings.cells and all(cell.resolved.collective is not None for cell in findings.cells):
+    if not findings.is_about_training:
         return None
     if not findings.finished:
         return Section("cells", "Cells", (Paragraph("No cell has a finished run."),))

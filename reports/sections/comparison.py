@@ -25,8 +25,7 @@ from reports.views.reference import RULE
 
 def comparison(findings: Findings) -> Section | None:
     """Speed and memory against the reference; None for collectives without arms."""
-    trained = [cell for cell in findings.measured if cell.resolved.collective is None]
-    if findings.measured and not trained and not findings.changes:
+    if not findings.is_about_training and not findings.changes:
         return None
     blocks: list[Block] = []
     if not findings.measured:
