@@ -144,7 +144,7 @@ def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]
         order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
         is_whole = len(args) < 3 and kwargs.get("dim") is None  # noqa: PLR2004 - tensor, order
         return is_whole and (len(args) == 1 if name == "sum" else order not in (inf, -inf, None))
-    if name.startswith(("_foreach_", "_fused_")):
+    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")):
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]
         return all(_alike(row) for row in zip(*lists, strict=False))
     is_known = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils import prune
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import LifecycleError
@@ -255,7 +255,7 @@ def added(way: tuple[str, str]) -> tuple[list[str], bool]:
         refusal(lambda: setattr(module, "more", nn.Parameter(torch.zeros(2))), LifecycleError),
         refusal(lambda: setattr(module.blocks[0], "lora", nn.Linear(2, 2)), LifecycleError),
         refusal(lambda: module.blocks.append(nn.Linear(2, 2)), LifecycleError),
-        refusal(lambda: weight_norm(module.head), LifecycleError),
+        refusal(lambda: prune.identity(module.head, "weight"), LifecycleError),
     ]
     module.empty = nn.ModuleList()
     messages.append(refusal(lambda: module.empty.append(nn.Linear(2, 2)), LifecycleError))
