@@ -21,6 +21,7 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.parameter_marks import (
+    MainGradient,
     ParamAndGradBuffer,
     ParameterNames,
     RawParameters,
@@ -136,7 +137,7 @@ class MegatronFSDP(nn.Module):
                     setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
                 mark(managed, self.dist_index)
                 raw: Any = managed.raw
-                raw.get_main_grad = _MainGradient(group, managed.raw)
+                raw.get_main_grad = MainGradient(group, managed.raw)
                 if group.gradients is not None:
                     raw.overwrite_main_grad = not group.gradients.holds_whole
         parameters = [managed for group in self._groups() for managed in group.parameters]
@@ -416,13 +417,7 @@ class MegatronFSDP(nn.Module):
             "AveragedModel(model.module), copy its state_dict(), or shard a second module."
         )
 
-    def __reduce_ex__(self, _protocol: Any) -> Any:
-        """Refuse to be pickled, as `torch.save(model)` asks.
-
-        Raises:
-            LifecycleError: always.
-        """
-        refuse_pickling()
+    __reduce_ex__ = refuse_pickling
 
     @torch.no_grad()
     def load_state_dict(
@@ -495,16 +490,3 @@ class MegatronFSDP(nn.Module):
 
     def _groups(self) -> list[ParameterGroup]:
         return [group for unit in self._units() for group in unit.groups]
-
-
-class _MainGradient:
-    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
-
-    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
-        self._gradients = group.gradients
-        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
-
-    def __call__(self) -> torch.Tensor:
-        if self._gradients is None:
-            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
-        return self._gradients.target(self._index)

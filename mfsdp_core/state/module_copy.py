@@ -40,7 +40,7 @@ def allow_copies(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter
         parameter.__deepcopy__ = partial(_copy_shard, parameter)  # type: ignore[method-assign]
 
 
-def refuse_pickling(_protocol: object = None) -> NoReturn:
+def refuse_pickling(*_arguments: object) -> NoReturn:
     """What pickle meets in a sharded model.
 
     Raises:
