@@ -145,3 +145,21 @@ class ParamAndGradBuffer:
                 " Shard it with nccl_ub=True and manual_registration=True, or remove the call."
             )
         self._user_buffers.register()
+
+
+class MainGradient:
+    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
+
+    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
+        self._gradients = group.gradients
+        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
+
+    def __call__(self) -> torch.Tensor:
+        """The parameter's part of the buffer.
+
+        Raises:
+            LifecycleError: the parameter is frozen.
+        """
+        if self._gradients is None:
+            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
+        return self._gradients.target(self._index)

@@ -21,6 +21,7 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.parameter_marks import (
+    MainGradient,
     ParamAndGradBuffer,
     ParameterNames,
     RawParameters,
@@ -32,8 +33,9 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
+from mfsdp_core.state.later_parameters import refuse_later_parameters
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies
+from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies, refuse_pickling
 from mfsdp_core.state.owner import OWNER
 
 
@@ -135,7 +137,7 @@ class MegatronFSDP(nn.Module):
                     setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
                 mark(managed, self.dist_index)
                 raw: Any = managed.raw
-                raw.get_main_grad = _MainGradient(group, managed.raw)
+                raw.get_main_grad = MainGradient(group, managed.raw)
                 if group.gradients is not None:
                     raw.overwrite_main_grad = not group.gradients.holds_whole
         parameters = [managed for group in self._groups() for managed in group.parameters]
@@ -143,6 +145,7 @@ class MegatronFSDP(nn.Module):
         allow_copies(
             (unit.module for unit in self._units()), (managed.sharded for managed in parameters)
         )
+        refuse_later_parameters(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -414,6 +417,8 @@ class MegatronFSDP(nn.Module):
             "AveragedModel(model.module), copy its state_dict(), or shard a second module."
         )
 
+    __reduce_ex__ = refuse_pickling
+
     @torch.no_grad()
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -485,16 +490,3 @@ class MegatronFSDP(nn.Module):
 
     def _groups(self) -> list[ParameterGroup]:
         return [group for unit in self._units() for group in unit.groups]
-
-
-class _MainGradient:
-    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
-
-    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
-        self._gradients = group.gradients
-        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
-
-    def __call__(self) -> torch.Tensor:
-        if self._gradients is None:
-            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
-        return self._gradients.target(self._index)
