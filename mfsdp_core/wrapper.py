@@ -25,6 +25,7 @@ from mfsdp_core.parameter_marks import (
     ParameterNames,
     RawParameters,
     mark,
+    mark_for_kernels,
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import group_dtypes
@@ -134,10 +135,7 @@ class MegatronFSDP(nn.Module):
                 if not managed.part.is_cut:
                     setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
                 mark(managed, self.dist_index)
-                raw: Any = managed.raw
-                raw.get_main_grad = _MainGradient(group, managed.raw)
-                if group.gradients is not None:
-                    raw.overwrite_main_grad = not group.gradients.holds_whole
+                mark_for_kernels(managed, group)
         parameters = [managed for group in self._groups() for managed in group.parameters]
         describe_modules(holder for managed in parameters for holder, _ in managed.holders)
         allow_copies(
@@ -485,16 +483,3 @@ class MegatronFSDP(nn.Module):
 
     def _groups(self) -> list[ParameterGroup]:
         return [group for unit in self._units() for group in unit.groups]
-
-
-class _MainGradient:
-    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
-
-    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
-        self._gradients = group.gradients
-        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
-
-    def __call__(self) -> torch.Tensor:
-        if self._gradients is None:
-            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
-        return self._gradients.target(self._index)
