@@ -85,7 +85,7 @@ class MXFP8Quantizer(Quantizer):
 class QuantizedTensor(torch.Tensor):
     """A tensor whose values are codes and scales; everything that computes with it decodes it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _quantizer: Quantizer
 
     @staticmethod
@@ -93,7 +93,9 @@ class QuantizedTensor(torch.Tensor):
         cls: Any, shape: Any, dtype: torch.dtype, device: Any = None, **fields: Any
     ) -> QuantizedTensor:
         """A tensor around what is in `fields`."""
-        made = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
+        made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=dtype, device=device
+        )
         vars(made).update(fields)
         return made
 
@@ -113,8 +115,14 @@ class QuantizedTensor(torch.Tensor):
         """The values of the rows."""
         raise NotImplementedError
 
+    def columns(self) -> Tensor:
+        """What a backward pass multiplies by."""
+        raise NotImplementedError
+
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any, kwargs: Any = None
+    ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0].detach()
         plain = [a.dequantize() if isinstance(a, QuantizedTensor) else a for a in args]

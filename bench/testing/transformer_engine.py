@@ -288,7 +288,7 @@ def installed() -> Iterator[ModuleType]:
     before = {name: sys.modules.get(name) for name in names}
     for name in names:
         sys.modules[name] = made = ModuleType(name)
-        made.__path__ = []  # type: ignore[attr-defined]
+        made.__path__ = []
         vars(made).update({k: v for k, v in vars(own).items() if not k.startswith("_")})
     try:
         yield sys.modules["transformer_engine.pytorch"]
