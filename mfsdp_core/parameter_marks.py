@@ -45,24 +45,11 @@ def mark(managed: ManagedParameter, index: FSDPDistributedIndex) -> None:
 def mark_for_kernels(managed: ManagedParameter, group: ParameterGroup) -> None:
     """What fused layers read on a parameter, see [Note: fused weight gradients]."""
     raw: Any = managed.raw
-    raw.get_main_grad = _MainGradient(group, managed.raw)
+    raw.get_main_grad = MainGradient(group, managed.raw)
     if group.gradients is not None:
         raw.overwrite_main_grad = not group.gradients.holds_whole
         raw.grad_added_to_main_grad = False
         raw.zero_out_wgrad = len(managed.holders) > 1
-
-
-class _MainGradient:
-    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
-
-    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
-        self._gradients = group.gradients
-        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
-
-    def __call__(self) -> torch.Tensor:
-        if self._gradients is None:
-            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
-        return self._gradients.target(self._index)
 
 
 def _slice(managed: ManagedParameter) -> slice:
@@ -169,3 +156,21 @@ class ParamAndGradBuffer:
                 " Shard it with nccl_ub=True and manual_registration=True, or remove the call."
             )
         self._user_buffers.register()
+
+
+class MainGradient:
+    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
+
+    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
+        self._gradients = group.gradients
+        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
+
+    def __call__(self) -> torch.Tensor:
+        """The parameter's part of the buffer.
+
+        Raises:
+            LifecycleError: the parameter is frozen.
+        """
+        if self._gradients is None:
+            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
+        return self._gradients.target(self._index)

@@ -33,8 +33,9 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
+from mfsdp_core.state.later_parameters import refuse_later_parameters
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies
+from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies, refuse_pickling
 from mfsdp_core.state.owner import OWNER
 
 
@@ -141,6 +142,7 @@ class MegatronFSDP(nn.Module):
         allow_copies(
             (unit.module for unit in self._units()), (managed.sharded for managed in parameters)
         )
+        refuse_later_parameters(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -411,6 +413,8 @@ class MegatronFSDP(nn.Module):
             "the wrapper of a sharded model cannot be copied. Copy the module in it, as in "
             "AveragedModel(model.module), copy its state_dict(), or shard a second module."
         )
+
+    __reduce_ex__ = refuse_pickling
 
     @torch.no_grad()
     def load_state_dict(

@@ -32,6 +32,7 @@ from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
+from mfsdp_core.shard.uneven_shard import with_cut
 
 _OTHER_GRADIENT = (
     "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
@@ -355,4 +356,7 @@ class ParameterGroup:
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
         part = self.parameters[index].part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
-        return as_dtensor(local, part.whole_shape, self._mesh, placements)
+        shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
+        layout = self.plan.layout
+        slices = layout.slices if self._shards_optimizer else 0
+        return with_cut(shard, [layout.local_rows(index, i).rows for i in range(slices)])
