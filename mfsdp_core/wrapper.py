@@ -25,6 +25,7 @@ from mfsdp_core.parameter_marks import (
     ParameterNames,
     RawParameters,
     mark,
+    mark_for_kernels,
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import group_dtypes
@@ -32,8 +33,9 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
+from mfsdp_core.state.later_parameters import refuse_later_parameters
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import COMPUTES_AS, allow_copies
+from mfsdp_core.state.module_copy import COMPUTES_AS, allow_copies, refuse_pickling
 from mfsdp_core.state.owner import OWNER
 
 
@@ -134,15 +136,13 @@ class MegatronFSDP(nn.Module):
                 if not managed.part.is_cut:
                     setattr(managed.sharded, COMPUTES_AS, (managed.raw.dtype, managed.part.shape))
                 mark(managed, self.dist_index)
-                raw: Any = managed.raw
-                raw.get_main_grad = _MainGradient(group, managed.raw)
-                if group.gradients is not None:
-                    raw.overwrite_main_grad = not group.gradients.holds_whole
+                mark_for_kernels(managed, group)
         parameters = [managed for group in self._groups() for managed in group.parameters]
         describe_modules(holder for managed in parameters for holder, _ in managed.holders)
         allow_copies(
             (unit.module for unit in self._units()), (managed.sharded for managed in parameters)
         )
+        refuse_later_parameters(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -414,6 +414,8 @@ class MegatronFSDP(nn.Module):
             "AveragedModel(model.module), copy its state_dict(), or shard a second module."
         )
 
+    __reduce_ex__ = refuse_pickling
+
     @torch.no_grad()
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -485,16 +487,3 @@ class MegatronFSDP(nn.Module):
 
     def _groups(self) -> list[ParameterGroup]:
         return [group for unit in self._units() for group in unit.groups]
-
-
-class _MainGradient:
-    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
-
-    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
-        self._gradients = group.gradients
-        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
-
-    def __call__(self) -> torch.Tensor:
-        if self._gradients is None:
-            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
-        return self._gradients.target(self._index)

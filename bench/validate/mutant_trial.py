@@ -91,8 +91,8 @@ def _properties(case: AnyCase) -> set[tuple[str, object]]:
     return set(dataclasses.asdict(case).items())
 
 
-def _ranks_of_its_kind(case: AnyCase) -> tuple[bool, int]:
-    return not isinstance(case, ContractCase), case.ranks
+def _ranks_of_its_kind(case: AnyCase) -> tuple[int, bool]:
+    return case.ranks, not isinstance(case, ContractCase)
 
 
 class Trials:

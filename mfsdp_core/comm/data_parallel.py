@@ -127,15 +127,14 @@ class DataParallelAxes:
             role = self.role_prefix + role
             scatters = axis.reduction is not Collective.ALL_REDUCE
             automatic = transport == "auto" and dist.get_backend(group) == "gloo"
-            if transport == "same_host":
+            if transport == "same_host" and group.size() > 1:
                 links = _links(group, streams)
                 if isinstance(links, HostLinks):
                     return SameHostCommunicator(group, role, events, streams, scratch, links=links)
-                if group.size() > 1:
-                    raise ConfigurationError(
-                        f"transport='same_host' on the ranks of group {role}: {links}. Use 'auto', "
-                        "which sends messages."
-                    )
+                raise ConfigurationError(
+                    f"transport='same_host' on the ranks of group {role}: {links}. Use 'auto', "
+                    "which sends messages."
+                )
             if transport == "point_to_point" or (automatic and scatters):
                 return PointToPointCommunicator(group, role, events, streams, scratch)
             return TorchCommunicator(group, role, events, streams)
@@ -151,6 +150,6 @@ class DataParallelAxes:
 
 
 def _links(group: dist.ProcessGroup, streams: Streams) -> HostLinks | str:
-    if group.size() == 1 or dist.get_backend(group) != "gloo" or streams.device.type != "cpu":
-        return "it needs several ranks, gloo and CPU tensors"
+    if dist.get_backend(group) != "gloo" or streams.device.type != "cpu":
+        return "it needs gloo and CPU tensors"
     return links_of(group)

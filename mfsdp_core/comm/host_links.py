@@ -206,7 +206,7 @@ class HostLinks:
             else:
                 peer.is_gone = True
         except BlockingIOError:
-            return
+            pass  # the last reading was full, and there was no more
         except OSError:
             peer.is_gone = True
         words = len(peer.incoming) // _WORD.size

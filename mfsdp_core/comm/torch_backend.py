@@ -41,10 +41,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class TorchCommunicator:
-    """A `Communicator` over one process group. `role` names it in events (see `Event`).
-
-    reason: why it is this one, where `auto` would have preferred another.
-    """
+    """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
 
     transport = "native"
     takes_scratch = False

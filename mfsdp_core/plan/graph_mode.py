@@ -17,14 +17,15 @@ def check_graph_mode(config: ShardingConfig, arguments: Mapping[str, Any]) -> No
     """
     allocation = config.allocation
     registration = allocation.registration
+    transport = config.reduction.transport
     reasons = {
         f"allocator={allocation.allocator!r} gives buffers back and gets others; use "
         "fsdp_double_buffer=True (or maxpool_double_buffer=True)": allocation.pool is None,
         "report_nan_in_param_grad and check_for_nan_in_grad read gradients on the host; look at "
         "the loss between steps instead": config.checks.each_parameter
         or config.checks.before_reduction,
-        "transport='point_to_point' exchanges messages from the host; use 'native'": (
-            config.reduction.transport == "point_to_point"
+        f"transport={transport!r} exchanges messages from the host; use 'native'": (
+            transport in ("point_to_point", "same_host")
         ),
         "weight_codec: recipes were never captured": (
             arguments["mixed_precision_policy"].weight_codec is not None

@@ -19,10 +19,12 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.memory.allocators import BucketAllocator
+from mfsdp_core.precision.transformer_engine import initial_values, marks_of
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.hooked_weights import HookedWeights
+from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor
@@ -30,6 +32,7 @@ from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
+from mfsdp_core.shard.uneven_shard import with_cut
 
 _OTHER_GRADIENT = (
     "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
@@ -154,6 +157,8 @@ class ParameterGroup:
         self._cast_key = spec.key_or_none("grad_cast")
         if isinstance(weights, HookedWeights):
             self._adopt_hooked(weights)
+        elif isinstance(weights, PrimaryWeights):
+            self._adopt_primary(weights)
         else:
             self._adopt_parameters()
 
@@ -316,6 +321,16 @@ class ParameterGroup:
         vars(managed.raw).update({k: v for k, v in marks.items() if not hasattr(managed.raw, k)})
         managed.watch()
 
+    @torch.no_grad()
+    def _adopt_primary(self, weights: PrimaryWeights) -> None:
+        """The same for weights that Transformer Engine keeps as codes."""
+        for index, managed in enumerate(self.parameters):
+            self.load_part(index, initial_values(managed.names[0], managed.raw))
+        weights.adopt()
+        for index, local in self._enumerate(weights.main):
+            self._make_sharded(index, local, marks_of(self.parameters[index].raw))
+            self.parameters[index].watch()
+
     def _make_sharded(self, index: int, local: torch.Tensor, marks: Mapping[str, Any]) -> None:
         """The shard that the user sees. marks: attributes of the parameter, which it gets too."""
         managed = self.parameters[index]
@@ -341,4 +356,7 @@ class ParameterGroup:
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
         part = self.parameters[index].part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
-        return as_dtensor(local, part.whole_shape, self._mesh, placements)
+        shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
+        layout = self.plan.layout
+        slices = layout.slices if self._shards_optimizer else 0
+        return with_cut(shard, [layout.local_rows(index, i).rows for i in range(slices)])

@@ -3,8 +3,8 @@
 [Note: changed weights] Between passes the weights belong to the user, who may change them in place,
 and the compute weights of all ranks must follow. Autograd counts changes of the DTensor and of its
 local tensor, on every rank alike, whatever the values are; and, since `.data` is the same as
-`.detach()` here, those that go through it. Not counted is what updates a list of DTensors at once
-(`torch._foreach_mul_`): call `install_optimized_model_weights()` after it.
+`.detach()` here, those that go through it. What updates a list of DTensors at once
+(`torch._foreach_mul_`) is counted by `UnevenShard`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.shard.dtensor import gather_full
+from mfsdp_core.shard.uneven_shard import UnevenShard
 
 
-class ShardedWeight(DTensor):
-    """See [Note: changed weights]. Everything that is computed from it is a plain DTensor."""
+class ShardedWeight(UnevenShard):
+    """See [Note: changed weights]. What is computed from it counts no changes."""
 
     _local_tensor: torch.Tensor
 
@@ -52,37 +52,11 @@ class ShardedWeight(DTensor):
         with torch.no_grad():
             self._local_tensor.copy_(cast(DTensor, value)._local_tensor)
 
-    def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
-        """The whole weight, with all rows in their order, see [Note: uneven shards]. Collective."""
-        del grad_placements  # there is no gradient
-        whole: torch.Tensor = _Gathered.apply(self)
-        return whole
-
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A parameter of its own: a DTensor over new memory, unknown to any model."""
         copied = nn.Parameter(copy.deepcopy(self.detach(), memo), requires_grad=self.requires_grad)
         memo[id(self)] = copied
         return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """As a DTensor, which is what torch can load."""
-        return self.detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
-
-
-class _Gathered(torch.autograd.Function):
-    """`gather_full`, without a gradient, and not silently so."""
-
-    @staticmethod
-    def forward(_context: Any, shard: DTensor) -> torch.Tensor:
-        return gather_full(shard)
-
-    @staticmethod
-    def backward(_context: Any, _gradient: torch.Tensor) -> Any:
-        raise LifecycleError(
-            "a gradient came to full_tensor() of a sharded parameter, which gets gradients from "
-            "the model's forward alone. Compute what depends on weights in the forward of the "
-            "module that holds them, or under torch.no_grad()."
-        )
 
 
 def sharded_weight(shard: DTensor, *, requires_grad: bool) -> nn.Parameter:

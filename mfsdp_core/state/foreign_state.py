@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.errors import StateDictError
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
 from mfsdp_core.shard.dtensor import as_dtensor, local_tensor
+from mfsdp_core.shard.uneven_shard import cut_like
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.local_step import ELEMENTWISE
 
@@ -94,7 +95,7 @@ def _like(local: torch.Tensor, parameter: DTensor) -> DTensor:
         local, tuple(parameter.shape), parameter.device_mesh, tuple(parameter.placements)
     )
     describe_like(shard, parameter)
-    return shard
+    return cut_like(shard, parameter)  # type: ignore[no-any-return]
 
 
 def _found(value: torch.Tensor) -> str:

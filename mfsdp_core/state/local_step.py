@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
 
 from mfsdp_core.shard.dtensor import local_tensor
+from mfsdp_core.shard.uneven_shard import cut_like
 from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
@@ -212,7 +213,7 @@ class _Swapped:
         is_shard = isinstance(value, torch.Tensor) and value.shape == self._local.shape
         if not is_shard or name == "step":
             return value
-        return DTensor.from_local(
+        state = DTensor.from_local(
             value,
             parameter.device_mesh,
             parameter.placements,
@@ -220,6 +221,7 @@ class _Swapped:
             shape=parameter.shape,
             stride=parameter.stride(),
         )
+        return cut_like(state, parameter)
 
 
 def _own(value: Any, *, is_first: bool) -> Any:

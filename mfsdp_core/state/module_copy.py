@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -22,19 +22,34 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.runtime.hooks import is_runtime_hook
 from mfsdp_core.shard.chunk import offsets_of, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor
+from mfsdp_core.shard.uneven_shard import cut_like
 
 #: Attribute of a shard: dtype and shape in which its module computes; a sharded scalar is one row.
 COMPUTES_AS = "_mfsdp_computes_as"
 #: Attribute of a copied module that gathers for its own calls.
 _GATHERS = "_mfsdp_gathers"
+_OVERRIDDEN = ("__deepcopy__", "__reduce_ex__")
 
 
 def allow_copies(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:
     """Let `copy.deepcopy` copy the units and the root of a sharded model, and its shards."""
     for module in modules:
         module.__deepcopy__ = partial(_copy_module, module)  # type: ignore[assignment]
+        module.__reduce_ex__ = refuse_pickling  # type: ignore[method-assign]
     for parameter in parameters:
         parameter.__deepcopy__ = partial(_copy_shard, parameter)  # type: ignore[method-assign]
+
+
+def refuse_pickling(*_arguments: object) -> NoReturn:
+    """What pickle meets in a sharded model.
+
+    Raises:
+        LifecycleError: always.
+    """
+    raise LifecycleError(
+        "a sharded model cannot be pickled: a rank holds a part of it, and its hooks belong to "
+        "this process. Save model.state_dict() with torch.distributed.checkpoint."
+    )
 
 
 def _copy_shard(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
@@ -43,7 +58,7 @@ def _copy_shard(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
     assert isinstance(shard, DTensor)
     local = local_tensor(shard).clone(memory_format=torch.preserve_format)
     fresh = as_dtensor(local, tuple(shard.shape), shard.device_mesh, tuple(shard.placements))
-    copied = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+    copied = nn.Parameter(cut_like(fresh, shard), requires_grad=parameter.requires_grad)
     offsets = offsets_of(parameter)
     assert offsets is not None
     remember_offsets(copied, offsets)
@@ -60,11 +75,11 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         LifecycleError: the module is running, or a weight is cut by tensor parallelism.
     """
     _check_copyable(module)
-    override = vars(module).pop("__deepcopy__")
+    overrides = {name: vars(module).pop(name) for name in _OVERRIDDEN if name in vars(module)}
     try:
         copied: nn.Module = copy.deepcopy(module, memo)
     finally:
-        vars(module)["__deepcopy__"] = override
+        vars(module).update(overrides)
     vars(copied)["__deepcopy__"] = partial(_copy_module, copied)
     for hooks in (copied._forward_pre_hooks, copied._forward_hooks):
         for number in [n for n, hook in hooks.items() if is_runtime_hook(hook)]:

@@ -96,9 +96,7 @@ def estimate_sequential(
     Raises:
         ValueError: as `estimate_paired`.
     """
-    before, after = _logs(base), _logs(head)
-    if not before or len(before) != len(after):
-        raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
+    before, after = _blocks(base, head)
     differences = tuple(b - a for a, b in zip(before, after, strict=True))
     sequence = ConfidenceSequence(differences)
     return SequentialEstimate(
@@ -123,9 +121,7 @@ def estimate_paired(
     Raises:
         ValueError: no block, different lengths, or a value that is not positive and finite.
     """
-    before, after = _logs(base), _logs(head)
-    if not before or len(before) != len(after):
-        raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
+    before, after = _blocks(base, head)
     differences = [b - a for a, b in zip(before, after, strict=True)]
     typical = subset_means(differences)
     return RatioEstimate(
@@ -165,6 +161,15 @@ def estimate_unpaired(
         alpha=alpha,
         typical=typical,
     )
+
+
+def _blocks(
+    base: Sequence[float], head: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    before, after = _logs(base), _logs(head)
+    if not before or len(before) != len(after):
+        raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
+    return before, after
 
 
 def _logs(values: Sequence[float]) -> tuple[float, ...]:

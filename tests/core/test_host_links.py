@@ -15,7 +15,16 @@ import torch
 
 from bench.launch.blame import Failure
 from mfsdp_core.comm import host_meeting, peer_memory
-from mfsdp_core.comm.host_links import Addresses, Exchange, HostLinks, Peer, urge_address
+from mfsdp_core.comm.host_links import (
+    _POSTED,
+    _RECEIVE_BYTES,
+    _WORD,
+    Addresses,
+    Exchange,
+    HostLinks,
+    Peer,
+    urge_address,
+)
 from mfsdp_core.errors import ConfigurationError
 from oracle.ranks import RankPool, mesh
 from oracle.sharded import shard
@@ -228,3 +237,16 @@ def test_what_nobody_waits_for_takes_nothing_from_what_comes_later_under_its_tag
         assert own._open == {}
     for end in ready:
         os.close(end)
+
+
+def test_words_that_fill_a_reading_exactly_are_understood_at_once() -> None:
+    here, there = socket.socketpair()
+    own = HostLinks([Peer(1, os.getpid(), here, b"")], 1.0)
+    try:
+        words = b"".join(_WORD.pack(_POSTED, tag, 0, 0) for tag in range(_RECEIVE_BYTES))
+        there.sendall(words[:_RECEIVE_BYTES])
+        own.drain(own.peers[0])
+        assert len(own._early) == _RECEIVE_BYTES // _WORD.size
+    finally:
+        own.close()
+        there.close()

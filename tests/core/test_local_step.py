@@ -180,7 +180,7 @@ def after_a_step_that_raises() -> list[bool]:
     return [
         all(one is other for one, other in zip(held, [*parameters, plain], strict=True)),
         {k: type(v) for k, v in optimizer.state[parameters[0]].items()} == before,
-        before["exp_avg"] is DTensor,
+        issubclass(before["exp_avg"], DTensor),
         len(optimizer.state) == len(held),
         plain.grad is not None,
         all(p.grad is not None for p in parameters),

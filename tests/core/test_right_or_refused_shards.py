@@ -1,60 +1,199 @@
-"""Shards beside the model: whole tensors made of them, and parameters without elements."""
+"""Computing with sharded weights and gradients: as with whole tensors, or refused."""
 
 from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, beside, own_batch, refusal
+from oracle.beside_torch import WAYS, beside, distance, own_batch, refusal
 from oracle.models import Block, loss
-from oracle.ranks import RankPool
+from oracle.ranks import RankPool, two_axes
 
 pytestmark = pytest.mark.processes
 
 
 class Uneven(nn.Module):
-    """Whose parameters' rows lie on one rank, or not in halves; some have no elements."""
+    """Whose parameters' rows lie on one rank, or not in halves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, 11)
         self.block = Block(width=11, hidden=5)
         self.scale = nn.Parameter(torch.randn(3))
-        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.scalar = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.block(self.first(x)) * self.scale.sum() + self.empty.sum()
-        return y
+        return self.block(self.first(x)) * self.scale.sum() * self.scalar
 
 
-def whole(way: tuple[str, str]) -> tuple[float, bool, str]:
-    """Gradient error, whether `full_tensor` is the weight, and what is said of its gradient."""
+class Hollow(nn.Module):
+    """With parameters that have no elements, in the root and in a unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(width=8, hidden=5)
+        self.block.none = nn.Parameter(torch.empty(0))
+        self.empty = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) + self.empty.sum()
+
+
+def _saved(tensor: Tensor) -> Tensor:
+    """What comes back from a file: this rank's rows."""
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    if not isinstance(tensor, DTensor):
+        return loaded
+    assert torch.equal(loaded._local_tensor, tensor._local_tensor)
+    return tensor
+
+
+COMPUTED: dict[str, Callable[[Tensor], Any]] = {
+    "full": lambda t: t.full_tensor() if isinstance(t, DTensor) else t,
+    "replicas": lambda t: (
+        t.redistribute(placements=[Replicate()] * t.device_mesh.ndim) if _is_shard(t) else t
+    ),
+    "mean": lambda t: t.mean(),
+    "mean of magnitudes": lambda t: t.detach().abs().mean(),
+    "mean of squares": lambda t: (t.data * t).mean(),
+    "std": lambda t: t.std(),
+    "largest": lambda t: t.abs().max(),
+    "inf norm": lambda t: torch.linalg.vector_norm(t, float("inf")),
+    "norm": lambda t: t.norm(),
+    "sum": lambda t: t.sum(),
+    "sum of rows": lambda t: t.sum(0),
+    "mean of rows": lambda t: t.mean(0),
+    "product": lambda t: t @ t.mT.contiguous() if t.ndim > 1 and not _is_shard(t) else None,
+    "close": lambda t: torch.isclose(t, t + 1e-12).all(),
+    "has NaN": lambda t: bool(t.isnan().any()),
+    "median": lambda t: t.median(),
+    "centred": lambda t: t - t.mean(),
+    "normalised": lambda t: t / t.norm(),
+    "softmax": lambda t: t.softmax(0) if t.ndim else t,
+    "in another dtype": lambda t: t.float().std(),
+    "cumulated": lambda t: t.cumsum(0) if t.ndim else t,
+    "saved": _saved,
+    "foreach": lambda t: torch._foreach_norm([t, t], float("inf"))[1],
+    "foreach sum": lambda t: torch._foreach_add([t, t], [t, t])[1].mean(),
+    "distance": lambda t: torch.dist(t, t * 2),
+}
+
+
+def _is_shard(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and any(p.is_shard() for p in tensor.placements)
+
+
+def computed(way: tuple[str, str]) -> dict[str, float]:
+    """By computation, the largest error on all weights and their gradients."""
     pair = beside(Uneven, way)
     for module in pair.both:
+        loss(module(own_batch(0, 4, 8))).backward()
+    return worst_errors(pair.plain, pair.model)
+
+
+def computed_on_two_axes(outer_strategy: int) -> dict[str, float]:
+    axes, group = two_axes()
+    torch.manual_seed(3)
+    plain = Uneven().double()
+    model = fully_shard_model(
+        copy.deepcopy(plain),
+        device_mesh=axes,
+        dp_outer_dim="outer",
+        dp_shard_dim="inner",
+        hybrid_fsdp_group=group,
+        fsdp_unit_modules=[Block],
+        zero_dp_strategy="optim_grads_params",
+        outer_dp_sharding_strategy=outer_strategy,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    loss(model(torch.ones(4, 8, dtype=torch.float64))).backward()
+    return worst_errors(plain, model)
+
+
+def worst_errors(plain: nn.Module, model: nn.Module) -> dict[str, float]:
+    worst: dict[str, float] = dict.fromkeys(COMPUTED, 0.0)
+    sharded = {n.removeprefix("module."): p for n, p in model.named_parameters()}
+    for name, parameter in plain.named_parameters():
+        gradient = sharded[name].grad
+        assert gradient is not None
+        for shard, whole in (
+            (sharded[name].detach(), parameter.detach()),
+            (gradient, gather_full(gradient)),
+        ):
+            for what, function in COMPUTED.items():
+                # A sharded scalar is a tensor of one row.
+                if what in {"std", "in another dtype", "softmax"} and parameter.numel() == 1:
+                    continue
+                error = _error(function(shard), function(whole))
+                worst[what] = max(worst[what], error)
+    return worst
+
+
+def _error(found: Any, wanted: Any) -> float:
+    if isinstance(found, DTensor):
+        found = found.full_tensor()
+    if not isinstance(found, Tensor) or not isinstance(wanted, Tensor):
+        return float(found is not None and wanted is not None and found != wanted)
+    return distance(found.double(), wanted.double())
+
+
+def refused(way: tuple[str, str]) -> list[str]:
+    """What is said where a whole tensor would be changed, or a gradient be lost."""
+    pair = beside(Uneven, way)
+    weight = pair.model.module.scale
+
+    def penalty() -> None:
+        (loss(pair.model(own_batch(0, 4, 8))) + weight.full_tensor().norm()).backward()
+
+    return [
+        refusal(lambda: weight.detach()[0].fill_(0.0), LifecycleError),
+        refusal(lambda: weight.detach().view(-1).zero_(), LifecycleError),
+        refusal(lambda: nn.init.constant_(weight.data[:2], 0.0), LifecycleError),
+        refusal(penalty, LifecycleError),
+    ]
+
+
+def hollow(way: tuple[str, str]) -> float:
+    pair = beside(Hollow, way)
+    for module in pair.both:
         loss(module(own_batch(0))).backward()
-    error = pair.worst_gradient()
-    wanted = dict(pair.plain.named_parameters())
-    equal = []
-    for name, found in pair.model.named_parameters():
-        value = found.full_tensor() if isinstance(found, DTensor) else found
-        equal.append(torch.equal(value.detach(), wanted[name.removeprefix("module.")].detach()))
-    pair.model.zero_grad()
-
-    def penalised() -> None:
-        penalty = pair.model.module.scale.full_tensor().norm()
-        (loss(pair.model(own_batch(0))) + penalty).backward()
-
-    return error, all(equal), refusal(penalised, LifecycleError)
+    return pair.worst_gradient()
 
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_whole_weights_are_right_and_give_no_gradient_silently(
+def test_parameters_without_elements_take_part(ranks: RankPool, way: tuple[str, str]) -> None:
+    assert max(ranks.run(hollow, way)) < 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_statistics_of_weights_and_gradients_are_those_of_whole_tensors(
     ranks: RankPool, way: tuple[str, str]
 ) -> None:
-    for error, is_equal, said in ranks.run(whole, way):
-        assert error < 1e-12
-        assert is_equal
-        assert "from the model's forward alone" in said
+    for errors in ranks.run(computed, way):
+        assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
+
+
+@pytest.mark.parametrize("outer_strategy", [0, 1])
+def test_statistics_are_right_on_two_axes(ranks: RankPool, outer_strategy: int) -> None:
+    for errors in ranks.run(computed_on_two_axes, outer_strategy):
+        assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
+
+
+def test_what_the_shard_would_not_follow_is_refused(ranks: RankPool) -> None:
+    for part, view, slice_, penalty in ranks.run(refused, WAYS[3]):
+        assert "that the shard does not follow" in part
+        assert "that the shard does not follow" in view
+        assert "that the shard does not follow" in slice_
+        assert "from the model's forward alone" in penalty

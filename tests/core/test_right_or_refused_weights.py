@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import prune
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import LifecycleError
@@ -39,6 +40,11 @@ def multiplied(module: nn.Module) -> None:
 def multiplied_by_data(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.data.mul_(0.5)
+
+
+def multiplied_all_at_once(module: nn.Module) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_(list(module.parameters()), 0.5)
 
 
 def clamped_by_data(module: nn.Module) -> None:
@@ -81,6 +87,7 @@ def changed_later_by_data(module: nn.Module) -> None:
 CHANGES: tuple[Callable[[nn.Module], None], ...] = (
     multiplied,
     multiplied_by_data,
+    multiplied_all_at_once,
     clamped_by_data,
     set_anew,
     swapped,
@@ -240,6 +247,30 @@ def converted(way: tuple[str, str]) -> list[str]:
     return messages
 
 
+def added(way: tuple[str, str]) -> tuple[list[str], bool]:
+    """What is said of new parameters and modules; and whether the model runs with frozen ones."""
+    pair = beside(Chain, way)
+    module = pair.model.module
+    messages = [
+        refusal(lambda: setattr(module, "more", nn.Parameter(torch.zeros(2))), LifecycleError),
+        refusal(lambda: setattr(module.blocks[0], "lora", nn.Linear(2, 2)), LifecycleError),
+        refusal(lambda: module.blocks.append(nn.Linear(2, 2)), LifecycleError),
+        refusal(lambda: prune.identity(module.head, "weight"), LifecycleError),
+    ]
+    module.empty = nn.ModuleList()
+    messages.append(refusal(lambda: module.empty.append(nn.Linear(2, 2)), LifecycleError))
+    module.blocks = nn.ModuleList(module.blocks)
+    module.frozen = nn.Linear(2, 2).requires_grad_(False)
+    loss(pair.model(own_batch(0))).backward()
+    return messages, all(p.grad is not None for p in pair.model.parameters() if p.requires_grad)
+
+
+def pickled(way: tuple[str, str]) -> list[str]:
+    model = beside(Chain, way).model
+    parts = (model, model.module, model.module.blocks[0])
+    return [refusal(lambda p=part: torch.save(p, io.BytesIO()), LifecycleError) for part in parts]
+
+
 class ChangesItself(Chain):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -344,8 +375,19 @@ def test_casts_after_sharding_are_refused(ranks: RankPool, way: tuple[str, str])
         assert "head.weight was changed in place while its module ran" in inside
 
 
-def test_what_is_made_of_a_sharded_weight_is_a_plain_dtensor(ranks: RankPool) -> None:
-    assert ranks.run(saved_and_copied, WAYS[3]) == [["DTensor"] * 4] * 4
+def test_what_is_made_of_a_sharded_weight_is_no_weight_of_the_model(ranks: RankPool) -> None:
+    assert ranks.run(saved_and_copied, WAYS[3]) == [["UnevenShard"] * 4] * 4
+
+
+def test_what_is_added_after_sharding_is_refused_unless_it_is_frozen(ranks: RankPool) -> None:
+    for messages, is_run in ranks.run(added, WAYS[3]):
+        assert all("after sharding" in message for message in messages), messages
+        assert is_run
+
+
+def test_a_sharded_model_is_not_pickled(ranks: RankPool) -> None:
+    for messages in ranks.run(pickled, WAYS[3]):
+        assert all("cannot be pickled" in message for message in messages), messages
 
 
 def test_complex_weights_keep_their_imaginary_part_or_are_refused(ranks: RankPool) -> None:

@@ -1,0 +1,198 @@
+"""Shards that are cut elsewhere than torch would cut them: computing with them is right or refused.
+
+[Note: computing with uneven shards] torch works out from the shape alone which rows a rank has. On
+shards that the flat layout has cut otherwise its `mean()` is NaN, `full_tensor()` raises or hangs,
+and `std()` gathers the wrong rows. What treats every element, or every row, by itself is left to
+torch, and so are sums and norms. Anything else gets whole tensors, which are gathered for it: all
+ranks must call it. What would change or alias such a whole tensor in place is refused, since the
+shard would not follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.shard.dtensor import gather_full, without_offset
+
+_CUT = "_mfsdp_cut"
+
+#: Rows of every rank, in the order of their slices.
+Cut = tuple[int, ...]
+
+_ROW_BY_ROW = frozenset(
+    (
+        *("alias", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
+        *("exponential_", "fill_", "full_like", "log_normal_", "normal_", "ones_like", "random_"),
+        *("sum", "uniform_", "zero_", "zeros_like", "_to_copy"),
+    )
+)
+
+
+class UnevenShard(DTensor):
+    """See [Note: computing with uneven shards]. Without a cut it is a plain DTensor."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override] # torch annotates it without the function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operation of torch.
+
+        Raises:
+            LifecycleError: one that would lose what it writes.
+        """
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+        is_uneven = any(cut_of(tensor) is not None for tensor in tensors)
+        if not is_uneven or _is_row_by_row(func, args, kwargs, tensors):
+            result = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
+            _count_changes(func, args)
+            if isinstance(result, (list, tuple)) and isinstance(args[0], (list, tuple)):
+                return [cut_like(one, source) for one, source in zip(result, args[0], strict=True)]
+            return cut_like(result, next((t for t in tensors if cut_of(t) is not None), args[0]))
+        schema = func._schema
+        if schema.is_mutable or any(result.alias_info is not None for result in schema.returns):
+            raise LifecycleError(
+                f"{func} on a sharded tensor of shape {tuple(tensors[0].shape)}, whose rows are "
+                f"{cut_of(tensors[0])} by rank, would change or return a part of it that the shard "
+                "does not follow. Compute with gather_full(tensor), and write values with "
+                "load_state_dict() or into to_local()."
+            )
+        mesh = tensors[0].device_mesh
+        whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
+        return tree_map(
+            lambda result: (
+                DTensor.from_local(result, mesh, [Replicate()] * mesh.ndim, run_check=False)
+                if isinstance(result, torch.Tensor)
+                else result
+            ),
+            func(*whole_args, **whole_kwargs),
+        )
+
+    def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
+        """The whole tensor, with all rows in their order. Collective."""
+        del grad_placements  # there is no gradient
+        whole: torch.Tensor = _Gathered.apply(self)
+        return whole
+
+    def redistribute(
+        self, device_mesh: Any = None, placements: Any = None, **options: Any
+    ) -> DTensor:
+        """As torch does it, or replicated over the whole mesh. Collective.
+
+        Raises:
+            LifecycleError: other placements, which torch would cut at other rows.
+        """
+        wanted = tuple(placements or ())
+        if cut_of(self) is None or wanted == self.placements:
+            return super().redistribute(device_mesh, placements, **options)
+        if len(wanted) != self.device_mesh.ndim or not all(p.is_replicate() for p in wanted):
+            raise LifecycleError(
+                f"redistribute() of an uneven shard to {wanted}: expected replicas. Make them, and "
+                "cut those: distribute_tensor(gather_full(tensor), mesh, placements)."
+            )
+        return DTensor.from_local(self.full_tensor(), self.device_mesh, wanted, run_check=False)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a DTensor, which is what torch can load."""
+        return without_offset(self).requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+
+def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
+    """The same shard as an `UnevenShard`, with `cut` where that is not how torch cuts its rows."""
+    rows = sum(cut)
+    chunk = -(-rows // max(1, len(cut)))
+    even = tuple(max(0, min(chunk, rows - index * chunk)) for index in range(len(cut)))
+    shard.__class__ = UnevenShard
+    if tuple(cut) != even or (shard.device_mesh.ndim > 1 and len(set(cut)) > 1):
+        setattr(shard, _CUT, tuple(cut))
+    return shard
+
+
+def cut_of(tensor: object) -> Cut | None:
+    """The rows of each rank, where torch would get them wrong."""
+    found: Cut | None = getattr(tensor, _CUT, None)
+    return found
+
+
+class _Gathered(torch.autograd.Function):
+    """`gather_full`, without a gradient and not silently so."""
+
+    @staticmethod
+    def forward(_context: Any, shard: DTensor) -> torch.Tensor:
+        return gather_full(shard)
+
+    @staticmethod
+    def backward(_context: Any, _gradient: torch.Tensor) -> Any:
+        raise LifecycleError(
+            "a gradient came to full_tensor() of a sharded parameter, which is reduced over ranks "
+            "and gets gradients from the model's forward alone. Compute what depends on weights in "
+            "the forward of the module that holds them, or under torch.no_grad()."
+        )
+
+
+def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
+    """Whether torch gets it right, since each rank needs its own rows alone."""
+    name = func._schema.name.removeprefix("aten::")
+    if name in {"linalg_vector_norm", "norm", "_foreach_norm", "sum"}:
+        order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+        is_whole = len(args) < 3 and kwargs.get("dim") is None  # noqa: PLR2004 - tensor, order
+        return is_whole and (len(args) == 1 if name == "sum" else order not in (inf, -inf, None))
+    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")):
+        lists = [one for one in args if isinstance(one, (list, tuple)) and one]
+        return all(_alike(row) for row in zip(*lists, strict=False))
+    is_known = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags
+    return is_known and _alike(tensors)
+
+
+def _alike(tensors: Iterable[object]) -> bool:
+    """Whether all shards among them have the same rows, and the rest is the same for every row."""
+    among = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    first = next((tensor for tensor in among if cut_of(tensor) is not None), None)
+    if first is None:
+        return True
+    for tensor in among:
+        if not all(p.is_replicate() or p.is_partial() for p in tensor.placements):
+            fits = tensor.shape == first.shape and tensor.placements == first.placements
+            if not fits or cut_of(tensor) != cut_of(first):
+                return False
+        elif tensor.ndim >= first.ndim and tensor.ndim and tensor.shape[-first.ndim] != 1:
+            return False
+    return True
+
+
+def _count_changes(func: Any, args: Any) -> None:
+    """Count a change in place of many tensors at once, which autograd does not count."""
+    if func._schema.is_mutable and func._schema.name.startswith("aten::_foreach_"):
+        torch.autograd.graph.increment_version([tensor._local_tensor for tensor in args[0]])
+
+
+def cut_like(result: Any, source: Any) -> Any:
+    """Note on a result that it is cut as `source` is, and changes where it does."""
+    if not isinstance(result, DTensor) or not isinstance(source, UnevenShard):
+        return result
+    if (result.shape, result.placements) == (source.shape, source.placements):
+        result.__class__ = UnevenShard
+        setattr(result, _CUT, cut_of(source))
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """A subclass of DTensor as a DTensor over the same memory, which torch computes with."""
+    if not isinstance(value, UnevenShard):
+        return value
+    return DTensor(value._local_tensor, value._spec, requires_grad=value.requires_grad)
+
+
+def _whole(value: Any) -> Any:
+    if not isinstance(value, DTensor):
+        return value
+    if any(isinstance(placement, Partial) for placement in value.placements):
+        return value.full_tensor()
+    return gather_full(value)
