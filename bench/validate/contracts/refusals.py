@@ -26,7 +26,6 @@ _GRAPHS = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "na
 
 #: Error, words, arguments.
 _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
-    (CapabilityNotBuiltError, "keep_fp8_transpose_cache", {"keep_fp8_transpose_cache": True}),
     (ConfigurationError, "mixed_precision_policy", {"mixed_precision_policy": torch.float32}),
     (ConfigurationError, "on_double_reduction='x'", {"on_double_reduction": "x"}),
     (ConfigurationError, "nested_units='x'", {"nested_units": "x"}),
