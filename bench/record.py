@@ -46,8 +46,9 @@ def shortened(numbers: Sequence[int]) -> str:
 class StepSample:
     """One optimizer step as one rank saw it. One line of `steps.node<K>.jsonl`.
 
-    step: 1-based. milliseconds: wall time of the step, data loading included. loss: mean over this
-    rank's microbatches, before the update. grad_norm: global, before clipping (same on all ranks).
+    step: 1-based. milliseconds: wall time of the step, data loading included; of a collective, the
+    time of one operation among others. loss: mean over this rank's microbatches, before the update;
+    None where nothing is trained. grad_norm: global, before clipping (same on all ranks).
     tokens: consumed by this rank. wire_bytes: bytes this rank sent by the ring convention (gather
     and scatter (n-1)/n of the full buffer, all-reduce twice that). rss_bytes: resident set after
     the step. device_peak_bytes: the device allocator's peak so far, None on CPU.
@@ -56,11 +57,12 @@ class StepSample:
     CUDA (`bench.meters.phases`). host_milliseconds: until the host had enqueued the step, None on
     CPU. device: what this rank read of its device behind the step: allocator's bytes and retries,
     and where it is known clocks (MHz), power, temperature and reasons of throttling.
+    latency_milliseconds: of a collective that the host waits for, until it knows that it is done.
     """
 
     step: int
     milliseconds: float
-    loss: float
+    loss: float | None
     grad_norm: float | None
     learning_rate: float
     tokens: int
@@ -71,6 +73,7 @@ class StepSample:
     phase_milliseconds: dict[str, float] | None = None
     host_milliseconds: float | None = None
     device: dict[str, Any] | None = None
+    latency_milliseconds: float | None = None
 
 
 class RunStatus(BaseModel):
@@ -129,6 +132,8 @@ class RunSummary(BaseModel):
     counts: what one step does, over all ranks, by metric (`bench.derive.counts.COUNTED`).
     phase_milliseconds: parts of a step, on the rank that took longest. host_milliseconds: on that
     rank, until the step was enqueued.
+    latency_milliseconds_median, algorithm_bytes_per_second, bus_bytes_per_second: of a collective
+    (`bench.derive.bandwidth`), whose step is one operation.
     `notes` says in words what was withheld and why.
     """
 
@@ -155,6 +160,9 @@ class RunSummary(BaseModel):
     cpu_milliseconds_by_thread: dict[str, float] = {}
     phase_milliseconds: dict[str, float] = {}
     host_milliseconds_median: float | None = None
+    latency_milliseconds_median: float | None = None
+    algorithm_bytes_per_second: float | None = None
+    bus_bytes_per_second: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -280,8 +288,9 @@ class RunRecord:
     @property
     def losses(self) -> list[float]:
         """Loss per step, averaged over the ranks that have the step (only steps all ranks have)."""
-        if not self.steps:
-            return []
-        ranks = list(self.steps.values())
-        count = min(len(samples) for samples in ranks)
-        return [sum(samples[i].loss for samples in ranks) / len(ranks) for i in range(count)]
+        found = []
+        for ranks in zip(*self.steps.values(), strict=False):
+            losses = [sample.loss for sample in ranks if sample.loss is not None]
+            if len(losses) == len(ranks):
+                found.append(sum(losses) / len(losses))
+        return found

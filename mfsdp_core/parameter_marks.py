@@ -16,6 +16,7 @@ from torch import nn
 from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.precision.transformer_engine import marks_of
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import Residency
@@ -36,9 +37,19 @@ def mark(managed: ManagedParameter, index: FSDPDistributedIndex) -> None:
     sharded.__fsdp_param__ = raw.__fsdp_param__ = True
     blank = torch.empty(managed.part.shape, dtype=raw.dtype, device="meta")
     sharded.orig_param = nn.Parameter(blank, requires_grad=raw.requires_grad)
-    vars(sharded.orig_param).update(vars(raw))
+    vars(sharded.orig_param).update(marks_of(raw))
     sharded.megatron_fsdp_dist_index = index
     sharded.megatron_fsdp_slice = _slice(managed)
+
+
+def mark_for_kernels(managed: ManagedParameter, group: ParameterGroup) -> None:
+    """What fused layers read on a parameter, see [Note: fused weight gradients]."""
+    raw: Any = managed.raw
+    raw.get_main_grad = MainGradient(group, managed.raw)
+    if group.gradients is not None:
+        raw.overwrite_main_grad = not group.gradients.holds_whole
+        raw.grad_added_to_main_grad = False
+        raw.zero_out_wgrad = len(managed.holders) > 1
 
 
 def _slice(managed: ManagedParameter) -> slice:

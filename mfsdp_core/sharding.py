@@ -27,7 +27,6 @@ from mfsdp_core.plan.config import (
     ScheduleConfig,
     ShardingConfig,
     parse_sharding,
-    refuse_not_built,
 )
 from mfsdp_core.plan.graph_mode import check_graph_mode
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
@@ -74,7 +73,6 @@ class ShardingRequest:
         Raises:
             ConfigurationError: see `fully_shard_model`.
         """
-        refuse_not_built(arguments)
         policy = arguments["mixed_precision_policy"]
         if not isinstance(policy, MixedPrecisionPolicy):
             raise ConfigurationError(
@@ -272,7 +270,8 @@ def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
     checks = GradientChecks(
         arguments["report_nan_in_param_grad"], arguments["check_for_nan_in_grad"]
     )
-    config = dataclasses.replace(config, checks=checks)
+    keeps = arguments["keep_fp8_transpose_cache"]
+    config = dataclasses.replace(config, checks=checks, keeps_transposes=keeps)
     if arguments["cuda_graph_mode"]:
         check_graph_mode(config, arguments)
         # What no slot serves, such as buckets of the root, must stay where it is as well.

@@ -21,11 +21,11 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.parameter_marks import (
-    MainGradient,
     ParamAndGradBuffer,
     ParameterNames,
     RawParameters,
     mark,
+    mark_for_kernels,
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import group_dtypes
@@ -136,10 +136,7 @@ class MegatronFSDP(nn.Module):
                 if not managed.part.is_cut:
                     setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
                 mark(managed, self.dist_index)
-                raw: Any = managed.raw
-                raw.get_main_grad = MainGradient(group, managed.raw)
-                if group.gradients is not None:
-                    raw.overwrite_main_grad = not group.gradients.holds_whole
+                mark_for_kernels(managed, group)
         parameters = [managed for group in self._groups() for managed in group.parameters]
         describe_modules(holder for managed in parameters for holder, _ in managed.holders)
         allow_copies(

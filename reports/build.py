@@ -16,6 +16,7 @@ from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
 from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
+from reports.sections.collectives import collectives_section
 from reports.sections.communication import communication_section
 from reports.sections.comparison import comparison
 from reports.sections.counts import counts_section
@@ -56,6 +57,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     targets_section,
     _arms,
     cells_section,
+    collectives_section,
     comparison,
     parity_section,
     switches_section,

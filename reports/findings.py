@@ -19,7 +19,9 @@ from reports.views.sweep_view import SweepView, base_arm
 
 @dataclass(frozen=True)
 class Findings:
-    """`changes`: cells against `reference`, or against the first arm of the same cell.
+    """Of runs that train, and of collectives by themselves, which are compared by arms alone.
+
+    `changes`: cells against `reference`, or against the first arm of the same cell.
 
     Where sweeps have arms and no reference was named, arms are compared within their cell, and
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
@@ -46,14 +48,19 @@ class Findings:
         return cell is self.reference or any(change.base is cell for change in self.changes)
 
     @property
+    def is_about_training(self) -> bool:
+        """Whether any cell trains, or none is there to tell."""
+        return not self.cells or bool(_training(self.cells))
+
+    @property
     def measured(self) -> tuple[Cell, ...]:
         """Cells with at least one run whose time counts."""
         return tuple(cell for cell in self.cells if cell.n)
 
     @property
     def finished(self) -> tuple[Cell, ...]:
-        """Cells with at least one run whose loss and memory count."""
-        return tuple(cell for cell in self.cells if cell.finished)
+        """Cells that train, with at least one run whose loss and memory count."""
+        return tuple(cell for cell in _training(self.cells) if cell.finished)
 
     @property
     def planned(self) -> int:
@@ -73,11 +80,12 @@ def find(
         UsageError: `reference_name` is no cell that was measured.
     """
     cells = tuple(cell for sweep in sweeps for cell in sweep.cells)
+    trained = _training(cells)
     within = {} if reference_name else _bases(sweeps)
-    alone = cells if reference_name else [cell for cell in cells if cell.name not in within]
+    alone = cells if reference_name else [cell for cell in trained if cell.name not in within]
     reference = choose_reference(alone, reference_name, lambda cell: cell.n > 0)
     changes, elsewhere = _changes(cells, reference, within)
-    groups = tuple(parity_groups(cells))
+    groups = tuple(parity_groups(trained))
     rows: dict[str, ParityRow] = {row.cell.name: row for group in groups for row in group.rows}
     return Findings(
         sweeps=tuple(sweeps),
@@ -89,10 +97,14 @@ def find(
         within_policy=_within_policy(groups, set(within)),
         parity=groups,
         flags=tuple(tradeoff_flags(changes, rows)),
-        memory_metric=memory_metric([cell for cell in cells if cell.n]),
+        memory_metric=memory_metric([cell for cell in trained if cell.n]),
         targets=tuple(targets),
         store=store,
     )
+
+
+def _training(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.resolved.collective is None]
 
 
 def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tuple[Change, ...]:
@@ -133,6 +145,8 @@ def _changes(
     for cell in cells:
         base = within.get(cell.name, reference)
         if base is None or base is cell or not (base.n and cell.n):
+            continue
+        if (base.resolved.collective is None) != (cell.resolved.collective is None):
             continue
         if hardware_key(cell.measured[0].record) == hardware_key(base.measured[0].record):
             changes.append(change_between(base, cell))

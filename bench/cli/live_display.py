@@ -124,16 +124,18 @@ class _LiveRuns:
 
 
 def numbers_text(run: LiveRun) -> str:
-    """`98.2 ms per step, 5,210 tokens/s, loss 6.1234, memory 512.0 MiB`; empty without a step."""
+    """`98.2 ms per step, 5,210 tokens/s, loss 6.1234, memory 512.0 MiB`; empty without a step.
+
+    Of a run that trains nothing the time and the memory.
+    """
     if run.milliseconds is None:
         return ""
     memory = "device memory" if run.on_device else "memory"
-    return (
-        f"{quantity.significant(run.milliseconds, 3)} ms per step, "
-        f"{quantity.significant(run.tokens_per_second, 4)} tokens/s, "
-        f"loss {quantity.significant(run.loss, 5)}, "
-        f"{memory} {quantity.binary_bytes(run.memory_bytes)}"
-    )
+    parts = [f"{quantity.significant(run.milliseconds, 3)} ms per step"]
+    if run.loss is not None:
+        parts.append(f"{quantity.significant(run.tokens_per_second, 4)} tokens/s")
+        parts.append(f"loss {quantity.significant(run.loss, 5)}")
+    return ", ".join((*parts, f"{memory} {quantity.binary_bytes(run.memory_bytes)}"))
 
 
 class PlainLines:

@@ -49,11 +49,12 @@ def read_live_run(folder: Path, ranks: int, steps: int) -> LiveRun:
     milliseconds = median(recent)
     device = [one.device_peak_bytes for one in last if one.device_peak_bytes is not None]
     tokens = sum(one.tokens for one in last)
+    losses = [one.loss for one in last if one.loss is not None]
     return LiveRun(
         newest,
         milliseconds,
-        tokens / milliseconds * 1e3 if milliseconds else None,
-        sum(one.loss for one in last) / len(last),
+        tokens / milliseconds * 1e3 if tokens and milliseconds else None,
+        sum(losses) / len(losses) if losses else None,
         max(device or [one.rss_bytes for one in last]),
         bool(device),
         "the ranks to write their records" if newest >= steps else "",

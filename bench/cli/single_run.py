@@ -24,6 +24,9 @@ from sweeps.settings import shown_value
 _NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("step_milliseconds_median", "step, median", lambda n: f"{quantity.significant(n)} ms"),
     ("step_milliseconds_p90", "step, 90th percentile", lambda n: f"{quantity.significant(n)} ms"),
+    ("latency_milliseconds_median", "latency, median", lambda n: f"{quantity.significant(n)} ms"),
+    ("algorithm_bytes_per_second", "algorithm bandwidth", quantity.gigabytes_per_second),
+    ("bus_bytes_per_second", "bus bandwidth", quantity.gigabytes_per_second),
     ("tokens_per_second", "tokens/s", quantity.significant),
     ("tflops_per_second_per_device", "TFLOP/s per device", quantity.significant),
     ("mfu", "MFU", quantity.share),
@@ -107,14 +110,16 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         (
             "batch",
             f"{train.global_batch} sequences of {train.seq_len} tokens, micro batch"
-            f" {train.micro_batch}",
+            f" {train.micro_batch}"
+            if resolved.collective is None
+            else "none",
         ),
         (
             "ranks",
             f"{launch.ranks} on {launch.device}, "
             f"{quantity.counted(launch.threads_per_rank, 'thread')} each",
         ),
-        ("steps", f"{len(record.losses)} of {train.steps}"),
+        ("steps", f"{min(map(len, record.steps.values()), default=0)} of {train.steps}"),
     ]
     if record.placement is not None:
         nodes = record.placement.ranks_by_node.items()

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from bench.derive.counts import COUNTED
 from bench.record import RunRecord, RunSummary
 
-Unit = Literal["ms", "tokens/s", "bytes", "loss", "share", "count", ""]
+Unit = Literal["ms", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
 Direction = Literal["lower_is_better", "higher_is_better", "both"]
 Requirement = Literal["required", "advisory", "off"]
 LossMode = Literal["spread", "bitwise"]
@@ -73,6 +73,17 @@ def _derived(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
     return of
 
 
+def _gigabytes_per_second(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
+    """A rate of the run's summary, in 10^9 bytes per second as nccl-tests print it."""
+    of = _derived(name)
+
+    def in_gigabytes(record: RunRecord, summary: RunSummary) -> float | None:
+        value = of(record, summary)
+        return None if value is None else value / 1e9
+
+    return in_gigabytes
+
+
 def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
     on_cpu = (record.memory or {}).get("cpu_allocator_peak_bytes")
     if isinstance(on_cpu, int | float) and not isinstance(on_cpu, bool):
@@ -121,6 +132,32 @@ CPU_TIME = Metric(
 )
 """Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
 than wall time; it does not see waiting."""
+LATENCY = Metric(
+    "latency",
+    "latency (ms)",
+    "ms",
+    _derived("latency_milliseconds_median"),
+    judge="interval",
+    rule=Rule("advisory", 0.02, _LESS),
+    column=False,
+)
+"""Of one collective that the host waits for."""
+ALGORITHM_BANDWIDTH = Metric(
+    "algorithm_bandwidth",
+    "algorithm GB/s",
+    "GB/s",
+    _gigabytes_per_second("algorithm_bytes_per_second"),
+    column=False,
+)
+BUS_BANDWIDTH = Metric(
+    "bus_bandwidth",
+    "bus GB/s",
+    "GB/s",
+    _gigabytes_per_second("bus_bytes_per_second"),
+    judge="interval",
+    rule=Rule("off", 0.02, "higher_is_better"),
+    column=False,
+)
 TFLOPS = Metric("tflops", "TFLOP/s per device", "", _derived("tflops_per_second_per_device"))
 MFU = Metric("mfu", "MFU", "share", _derived("mfu"), missing=_why_no_mfu)
 LOSS = Metric(
@@ -195,7 +232,7 @@ COUNTS: tuple[Metric, ...] = tuple(
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
 
-UNASKED: tuple[Metric, ...] = (CPU_TIME, *COUNTS)
+UNASKED: tuple[Metric, ...] = (CPU_TIME, LATENCY, *COUNTS)
 """Judged where they were measured; where they were not, only a policy that names them asks."""
 
 METRICS: list[Metric] = [
@@ -210,6 +247,9 @@ METRICS: list[Metric] = [
     GRAD_NORM,
     *MEMORY_PEAKS,
     WIRE_BYTES,
+    LATENCY,
+    ALGORITHM_BANDWIDTH,
+    BUS_BANDWIDTH,
     *COUNTS,
 ]
 """In the order in which tables show them."""

@@ -19,7 +19,26 @@ from torch import Tensor, nn
 from bench.spec import ResolvedRun
 
 
-class Engine(Protocol):
+class Reported(Protocol):
+    """What a record says of whatever was measured."""
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Bytes on this rank by category of `bench.meters.memory`; unknown ones are absent."""
+        ...
+
+    def pool_plan(self) -> dict[str, Any] | None:
+        """Buckets that come and go and the pools they sit in; None where there is no such thing.
+
+        Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
+        """
+        ...
+
+    def code_path(self) -> str:
+        """The file of the implementation under test, as proof of what was measured."""
+        ...
+
+
+class Engine(Reported, Protocol):
     """One data-parallel rank of a training implementation."""
 
     def forward_backward(
@@ -47,17 +66,6 @@ class Engine(Protocol):
         """Used by the next `optimizer_step`."""
         ...
 
-    def memory_by_category(self) -> dict[str, int]:
-        """Bytes on this rank by category of `bench.meters.memory`; unknown ones are absent."""
-        ...
-
-    def pool_plan(self) -> dict[str, Any] | None:
-        """Buckets that come and go and the pools they sit in; None where there is no such thing.
-
-        Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
-        """
-        ...
-
     def wire_bytes(self) -> int | None:
         """Bytes this rank has sent since it was built (`RingBytes` convention); None if unknown."""
         ...
@@ -73,8 +81,32 @@ class Engine(Protocol):
         """Write weights and optimizer state to `folder`, which does not exist yet. Collective."""
         ...
 
-    def code_path(self) -> str:
-        """The file of the implementation under test, as proof of what was measured."""
+
+class Waitable(Protocol):
+    """An operation that was issued."""
+
+    def wait(self) -> object:
+        """Let the current stream wait for its end; on a CPU return afterwards."""
+        ...
+
+
+class Collective(Reported, Protocol):
+    """One rank's part of an operation that is timed by itself. All methods are collective."""
+
+    def start(self) -> Waitable:
+        """Issue the operation once."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return once the device has done everything."""
+        ...
+
+    def check(self) -> None:
+        """Run it once on values whose result is known; raises where the result is another."""
+        ...
+
+    def close(self) -> None:
+        """Give back what must go before the process group."""
         ...
 
 

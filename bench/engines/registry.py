@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import nn
 
-from bench.engines.protocol import Engine, EngineFactory
+from bench.engines.protocol import Collective, Engine, EngineFactory
 from bench.errors import ConfigError
 from bench.spec import EngineRow, ResolvedRun, known_engine
 
@@ -22,6 +23,12 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
         ConfigError: nobody offers the engine, or its factory is not where its row says.
     """
     return engine_factory(known_engine(resolved.engine.name))(model, resolved, device)
+
+
+def build_collective(resolved: ResolvedRun, device: torch.device) -> Collective:
+    """The operation of a run without a model. Needs an initialised default process group."""
+    factory = cast("Callable[..., Collective]", engine_factory(known_engine(resolved.engine.name)))
+    return factory(resolved, device)
 
 
 def engine_factory(row: EngineRow) -> EngineFactory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bench.resolve.collective_rules import buffer_bytes_of_all_ranks
 from bench.resolve.engine_rules import outer_needs_inner_sharding
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
@@ -77,13 +78,15 @@ def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
     """
     if run.launch.device != "cpu" or outer_needs_inner_sharding(run, machine):
         return None
-    needed, nodes = state_bytes_of_all_ranks(run), run.launch.nodes
+    buffers, nodes = buffer_bytes_of_all_ranks(run), run.launch.nodes
+    needed = state_bytes_of_all_ranks(run) if buffers is None else buffers
     if needed is None or needed <= machine.memory_bytes * nodes:
         return None
+    what = "weights, gradients and optimizer state" if buffers is None else "its buffers"
     where = f"{nodes} nodes with {{}} each are given" if nodes > 1 else "this machine has {}"
     return (
-        f"{run.model_name} needs at least {_gib(needed)} for weights, gradients and optimizer"
-        f" state on {run.launch.ranks} CPU ranks; {where.format(_gib(machine.memory_bytes))}"
+        f"{run.model_name} needs at least {_gib(needed)} for {what}"
+        f" on {run.launch.ranks} CPU ranks; {where.format(_gib(machine.memory_bytes))}"
     )
 
 

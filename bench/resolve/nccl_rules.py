@@ -71,11 +71,13 @@ def copy_engine_needs_windows(run: ResolvedRun, _machine: Machine) -> str | None
     """The copy engine gathers what lies in symmetric windows; other gathers stay kernels."""
     setting = run.engine.setting
     registered = setting("nccl_ub") and setting("symmetric_registration")
+    registered = registered or setting("registration") == "symmetric"
     if not run.launch.copy_engine or registered:
         return None
     return (
         "launch.copy_engine gathers what is registered as symmetric windows: use engine mfsdp with"
-        " nccl_ub=true and symmetric_registration=true, or leave it out"
+        " nccl_ub=true and symmetric_registration=true (engine collective: registration=symmetric),"
+        " or leave it out"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.errors import UnsupportedError
+from bench.resolve.collective_rules import check_collective
 from bench.resolve.dtype_policy import resolve_dtypes
 from bench.resolve.engine_rules import resolve_engine
 from bench.resolve.environment_names import check_environment
@@ -10,8 +11,8 @@ from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
 from bench.resolve.rules import RULES
-from bench.resolve.validity import check_spec
-from bench.spec import ResolvedRun, RunSpec, known_engine
+from bench.resolve.validity import check_launch, check_spec
+from bench.spec import CollectiveSettings, ResolvedDtypes, ResolvedRun, RunSpec, known_engine
 
 
 def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
@@ -35,6 +36,8 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     Raises:
         ConfigError: the spec is wrong on every machine.
     """
+    if isinstance(spec.engine.settings, CollectiveSettings):
+        return _resolve_collective(spec, spec.engine.settings)
     shape = resolve_shape(spec.model)
     check_environment(spec.launch.env)
     check_nccl_environment(spec)
@@ -52,4 +55,25 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         data_parallel=data_parallel,
         factory=spec.model.factory,
         microbatches=spec.train.global_batch // (data_parallel * spec.train.micro_batch),
+    )
+
+
+def _resolve_collective(spec: RunSpec, settings: CollectiveSettings) -> ResolvedRun:
+    """One operation instead of a model: elements have one dtype, on the wire and off it."""
+    check_environment(spec.launch.env)
+    check_nccl_environment(spec)
+    check_collective(spec, settings)
+    check_launch(spec)
+    dtype = spec.dtypes.compute
+    return ResolvedRun(
+        shape=None,
+        recompute="none",
+        data=spec.data,
+        engine=resolve_engine(spec),
+        dtypes=ResolvedDtypes(compute=dtype, main_params=None, main_grads=dtype, grad_comm=dtype),
+        train=evidence_steps(spec),
+        launch=spec.launch,
+        measure=spec.measure,
+        data_parallel=spec.launch.ranks,
+        microbatches=1,
     )

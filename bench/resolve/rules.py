@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.resolve import (
+    collective_rules,
     device_rules,
     dtype_rules,
     engine_rules,
@@ -48,6 +49,12 @@ RULES: tuple[Rule, ...] = (
     Rule("gather-precision-without-recipe", recipe_rules.gather_precision_without_recipe),
     Rule("recompute-inside-of-a-unit", recipe_rules.recompute_inside_of_a_unit),
     Rule("dtypes-not-in-engine", dtype_rules.dtypes_not_in_engine),
+    Rule("collective-needs-ranks", collective_rules.collective_needs_ranks),
+    Rule("collective-is-only-timed", collective_rules.collective_is_only_timed),
+    Rule("transport-has-no-broadcast", collective_rules.transport_has_no_broadcast),
+    Rule("same-host-needs-a-host", collective_rules.same_host_needs_a_host),
+    Rule("registration-needs-nccl", collective_rules.registration_needs_nccl),
+    Rule("copy-engine-only-gathers", collective_rules.copy_engine_only_gathers),
     Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),
     Rule("nccl-ub-needs-sum", nccl_rules.nccl_ub_needs_sum),
     Rule("nccl-ub-needs-pool", nccl_rules.nccl_ub_needs_pool),

@@ -18,10 +18,19 @@ def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> N
         ConfigError: numbers that are not finite, a batch that does not divide, a warm-up longer
             than the run, a vocabulary too small for text, axes that do not fit.
     """
-    _check_finite(spec)
     _check_batch(spec, data_parallel)
     _check_warmup(spec)
     _check_data(spec, shape)
+    check_launch(spec)
+
+
+def check_launch(spec: RunSpec) -> None:
+    """Refuse ranks that nodes or axes do not divide.
+
+    Raises:
+        ConfigError: also for numbers that are not finite.
+    """
+    _check_finite(spec)
     _check_nodes(spec)
     _check_outer(spec)
 

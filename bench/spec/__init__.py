@@ -22,13 +22,14 @@ from bench.spec.engine_row import (
     EngineRow,
     EngineSettings,
 )
-from bench.spec.engine_table import MegatronFsdpSettings, MfsdpSettings
+from bench.spec.engine_table import CollectiveSettings, MegatronFsdpSettings, MfsdpSettings
 from bench.spec.model import HybridShape, ModelShape, ModelSpec, RopeScaling
 from bench.spec.names import (
     BLOCK_LETTERS,
     HYBRID_NAMES,
     POOLS,
     AllocatorName,
+    CollectiveName,
     DataKind,
     DeviceType,
     DtypeName,
@@ -39,6 +40,7 @@ from bench.spec.names import (
     Profile,
     RecipeName,
     Recompute,
+    RegistrationName,
     StrategyName,
     TransportName,
 )
@@ -60,6 +62,8 @@ __all__ = [
     "SHARED_SETTINGS",
     "STRATEGIES",
     "AllocatorName",
+    "CollectiveName",
+    "CollectiveSettings",
     "DataKind",
     "DataSpec",
     "DeviceType",
@@ -83,6 +87,7 @@ __all__ = [
     "Profile",
     "RecipeName",
     "Recompute",
+    "RegistrationName",
     "ResolvedDtypes",
     "ResolvedRun",
     "RopeScaling",

@@ -64,7 +64,7 @@ class EngineRow:
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed beside it. colour: in
     figures, as `#0072B2`; None takes the next free one. established: a yardstick that the numerics
-    of others may be judged by.
+    of others may be judged by. trains: whether it trains a model; else it is timed by itself.
     """
 
     name: str
@@ -84,6 +84,7 @@ class EngineRow:
     torch_code: tuple[str, ...] = ()
     colour: str | None = None
     established: bool = False
+    trains: bool = True
 
     def __post_init__(self) -> None:
         if not self.strategies:

@@ -10,12 +10,19 @@ value is an `EngineRow` in a module that loads no torch.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
 from bench.spec.engine_row import STRATEGIES, DtypePolicies, EngineRow, EngineSettings
-from bench.spec.names import AllocatorName, GatherPrecisionName, RecipeName, TransportName
+from bench.spec.names import (
+    AllocatorName,
+    CollectiveName,
+    GatherPrecisionName,
+    RecipeName,
+    RegistrationName,
+    TransportName,
+)
 
 
 class MfsdpSettings(EngineSettings):
@@ -68,6 +75,22 @@ class MegatronFsdpSettings(EngineSettings):
     fine_grained_gather: bool | None = None
     decoupled_grad: bool = False
     nan_check: bool = False
+
+
+class CollectiveSettings(EngineSettings):
+    """One collective over all ranks, of elements of `dtypes.compute`.
+
+    size_bytes: of the whole buffer, as nccl-tests count: the output of an all_gather, the input of
+    a reduce_scatter. registration: of its memory with NCCL. transport: what carries the bytes, the
+    backend or a transport of the core. operations: one after the other in a step, whose time is
+    divided by them.
+    """
+
+    operation: CollectiveName = "all_gather"
+    size_bytes: int = Field(default=1 << 20, ge=1)
+    registration: RegistrationName = "plain"
+    transport: Literal["native", "point_to_point", "same_host"] = "native"
+    operations: int = Field(default=20, ge=1)
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on
@@ -157,5 +180,19 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         state="core",
         code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
         colour="#D55E00",
+    ),
+    EngineRow(
+        name="collective",
+        factory="bench.engines.collective:build",
+        summary="one collective operation by itself",
+        settings=CollectiveSettings,
+        strategies=("no_shard",),
+        code=(
+            "bench/engines/collective.py",
+            "mfsdp_core/comm/**/*.py",
+            "mfsdp_core/streams.py",
+        ),
+        colour="#CC79A7",
+        trains=False,
     ),
 )

@@ -17,6 +17,9 @@ DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
 #: Allocators whose slots exist from the start.
 POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
+CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+#: Memory of torch's allocator, of NCCL's and registered with it, or registered as windows.
+RegistrationName = Literal["plain", "registered", "symmetric"]
 TransportName = Literal["auto", "native", "point_to_point", "same_host"]
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]

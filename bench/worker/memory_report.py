@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from bench.derive.timeline import attributed, peak
-from bench.engines.protocol import Engine
+from bench.engines.protocol import Reported
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.record import MemoryTimeline
@@ -15,7 +15,7 @@ from bench.worker.place import Place
 
 
 def memory_report(
-    engine: Engine,
+    engine: Reported,
     place: Place,
     profile: MemoryProfile | None,
     timeline: MemoryTimeline | None = None,

@@ -23,6 +23,7 @@ from bench.store.atomic import write_json_atomically
 from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, snapshot_name, trace_name
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
+from bench.worker.collective import measure_collective
 from bench.worker.counting import count_steps, gathered, is_compiled
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
@@ -31,12 +32,18 @@ from bench.worker.runtime_report import runtime_report
 
 
 def run_rank(run_dir: Path) -> None:
-    """Train as `run_dir/spec.json` says, on the place that the environment gives this process."""
+    """Train, or time a collective, as `run_dir/spec.json` says.
+
+    On the place that the environment gives this process.
+    """
     resolved = read_spec(run_dir)
     torch.set_num_threads(resolved.launch.threads_per_rank)
     place = Place.from_environment(resolved)
     with process_group(place, resolved):
-        _train(resolved, place, run_dir)
+        if resolved.collective is not None:
+            measure_collective(resolved, resolved.collective, place, run_dir)
+        else:
+            _train(resolved, place, run_dir)
 
 
 def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import torch
 
-from bench.engines.protocol import Engine
+from bench.engines.protocol import Reported
 from bench.meters.cost import MeterCost
 from bench.spec import ResolvedRun
 from bench.worker.place import Place, backend
 
 
 def runtime_report(
-    engine: Engine, resolved: ResolvedRun, place: Place, cost: MeterCost | None = None
+    engine: Reported, resolved: ResolvedRun, place: Place, cost: MeterCost | None = None
 ) -> dict[str, Any]:
     """Facts of this process; `meters` (their cost over the whole run) once the run has ended.
 

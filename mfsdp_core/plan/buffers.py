@@ -12,7 +12,8 @@ compute_shard    I       compute      model      parameter FLAT, the outer axis 
 payload_shard    S or I  of payload   model      per payload of encoded weights; I where the
                                                  optimizer is FLAT
 payload          S       of payload   gather,    the same, where weights are gathered at all
-                                      or use
+                                      or use,    while modules compute with them
+                                      or model
 main_weights     O       main_params  model      main and compute dtypes differ, or weights are
                                                  encoded, or a shard of FLAT parameters serves as
                                                  both, or the weight has gather hooks
@@ -26,7 +27,8 @@ grad_cast        O       main_params  step       trainable, the main gradient ha
 
 Transports take scratch memory besides (role `peer_slices`), which depends on them alone. A weight
 with gather hooks has a `compute_weights` of no elements: its hooks say at its first gather what is
-gathered, into `payload`s that are there as long as compute weights would be.
+gathered, into `payload`s that are there as long as compute weights would be. The same holds for
+weights that modules compute with as codes.
 [Note: one copy] of `runtime/weight_buffers.py` says what the missing rows share storage with.
 """
 
@@ -211,7 +213,7 @@ def _weights(
     inner, outer = of.strategy.inner, of.strategy.outer
     comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
     hooked = of.plan.is_hooked
-    full = (0, 0) if hooked else of.whole
+    full = (0, 0) if hooked or of.plan.primary else of.whole
     yield of.row("compute_weights", full, dtypes.compute, "use" if comes_and_goes else "model")
     collects = inner.gathers_every_use and outer.shards_optimizer
     if collects and not encoded:
@@ -221,7 +223,10 @@ def _weights(
         size = payload.slice_elements
         yield Buffer("payload_shard", payload.dtype, *source, size, "model", payload.name)
         if inner.weight_refresh is not Collective.NONE:
-            yield Buffer("payload", payload.dtype, *of.whole, size, payload.lifetime, payload.name)
+            lasts: Lifetime = payload.lifetime
+            if lasts == "use" and not comes_and_goes:
+                lasts = "model"
+            yield Buffer("payload", payload.dtype, *of.whole, size, lasts, payload.name)
     serves_as_both = inner.gathers_every_use and not collects
     if encoded or hooked or not dtypes.shares_weights or serves_as_both:
         yield of.row("main_weights", of.owned, dtypes.main_params)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
@@ -88,6 +87,7 @@ class ShardingConfig:
     """Everything that decides behaviour, apart from modules, meshes and dtypes.
 
     bucketing: parameters of a unit travel together; without it each one has a bucket of its own.
+    keeps_transposes: of weights that Transformer Engine keeps as codes, between uses.
     """
 
     strategy: Strategy
@@ -96,29 +96,7 @@ class ShardingConfig:
     allocation: AllocationConfig = field(default_factory=AllocationConfig)
     bucketing: bool = True
     checks: GradientChecks = GradientChecks()
-
-
-#: Arguments of the drop-in interface whose capability is not built: default, and what it would be.
-NOT_BUILT: dict[str, tuple[object, str]] = {
-    "keep_fp8_transpose_cache": (False, "FP8 parameters"),
-}
-
-
-def refuse_not_built(arguments: Mapping[str, object]) -> None:
-    """Refuse every argument of `NOT_BUILT` that differs from its default.
-
-    Raises:
-        CapabilityNotBuiltError: names all such arguments.
-    """
-    asked = [
-        f"{name}={arguments[name]!r} ({capability})"
-        for name, (default, capability) in NOT_BUILT.items()
-        if name in arguments and arguments[name] is not default and arguments[name] != default
-    ]
-    if asked:
-        raise CapabilityNotBuiltError(
-            f"not built in this version: {', '.join(asked)}. Leave the arguments at their defaults."
-        )
+    keeps_transposes: bool = False
 
 
 def parse_sharding(

@@ -30,6 +30,7 @@ from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.recipes import CODES, VALUES, Codes, QuantisedWeights, most_in_a_slice
 from mfsdp_core.precision.codec import BucketCodec, Shard
+from mfsdp_core.shard.flat_buffer import MatrixRows, matrix_rows
 
 Grid = torch.Tensor
 
@@ -65,20 +66,6 @@ class Float8Reference(QuantisedWeights):
     def for_bucket(self, shard: Shard) -> BucketCodec:
         """The codec of one bucket, which keeps its scales."""
         return _Bucket(self, shard)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The rows of matrix `index` in a range of slices. where: in a flat tensor of that range."""
-
-    index: int
-    first_row: int
-    columns: int
-    where: slice
-
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """View [rows, columns]."""
-        return flat[self.where].view(-1, self.columns)
 
 
 class _Bucket:
@@ -121,7 +108,7 @@ class _Bucket:
                 scales = self._scales[codes.payload]
             else:
                 scales = self._received(gathered[codes.scales])
-            for part in _parts(layout, 0, layout.slices):
+            for part in matrix_rows(layout, 0, layout.slices):
                 if values is None:
                     found = part.of(gathered[codes.payload])
                 else:
@@ -131,16 +118,16 @@ class _Bucket:
                 part.of(weights).copy_(numbers * scale)
 
     def _quantised(
-        self, part: _Part, values: torch.Tensor, scales: list[Grid], codes: Codes
+        self, part: MatrixRows, values: torch.Tensor, scales: list[Grid], codes: Codes
     ) -> torch.Tensor:
         """Codes of the rows of `part` in `values`, uint8."""
         scale = _spread(scales[part.index], codes.block, part, part.of(values))
         scaled = (part.of(values).float() / scale).clamp_(-LARGEST, LARGEST)
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
 
-    def _own(self) -> Iterator[_Part]:
+    def _own(self) -> Iterator[MatrixRows]:
         shard = self._shard
-        return _parts(shard.layout, shard.first_slice, shard.slices)
+        return matrix_rows(shard.layout, shard.first_slice, shard.slices)
 
     def _scales_of(self, values: torch.Tensor, codes: Codes) -> list[Grid]:
         """Scales of all blocks; of blocks in rows of other ranks only where no scale travels."""
@@ -182,16 +169,6 @@ class _Bucket:
         return found
 
 
-def _parts(layout: Layout, first_slice: int, slices: int) -> Iterator[_Part]:
-    low, high = first_slice * layout.slice_elements, (first_slice + slices) * layout.slice_elements
-    for index, slot in enumerate(layout.slots):
-        start, end = max(slot.offset, low), min(slot.end, high)
-        if start < end:
-            columns = prod(slot.shape[1:])
-            first_row = (start - slot.offset) // columns
-            yield _Part(index, first_row, columns, slice(start - low, end - low))
-
-
 def _grid(shape: tuple[int, ...], block: tuple[int | None, int | None]) -> tuple[int, int]:
     """Blocks of a matrix along its rows and its columns."""
     extents = shape[0], prod(shape[1:])
@@ -200,7 +177,7 @@ def _grid(shape: tuple[int, ...], block: tuple[int | None, int | None]) -> tuple
 
 
 def _enter_maxima(
-    grid: Grid, block: tuple[int | None, int | None], part: _Part, values: torch.Tensor
+    grid: Grid, block: tuple[int | None, int | None], part: MatrixRows, values: torch.Tensor
 ) -> None:
     """Write the largest magnitudes of `values` into the blocks that they lie in."""
     width = block[1] or part.columns
@@ -215,7 +192,7 @@ def _enter_maxima(
 
 
 def _spread(
-    grid: Grid, block: tuple[int | None, int | None], part: _Part, values: torch.Tensor
+    grid: Grid, block: tuple[int | None, int | None], part: MatrixRows, values: torch.Tensor
 ) -> torch.Tensor:
     """The number of its block for every element of `values`."""
     of_rows = grid[_block_rows(block, part, values)]
@@ -223,7 +200,7 @@ def _spread(
 
 
 def _block_rows(
-    block: tuple[int | None, int | None], part: _Part, values: torch.Tensor
+    block: tuple[int | None, int | None], part: MatrixRows, values: torch.Tensor
 ) -> torch.Tensor:
     rows = torch.arange(part.first_row, part.first_row + len(values), device=values.device)
     return rows // block[0] if block[0] is not None else torch.zeros_like(rows)

@@ -32,8 +32,9 @@ from mfsdp_core.plan.grouping import (
 )
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.plan.strategy import Strategy
-from mfsdp_core.precision.codec import PLAIN
+from mfsdp_core.precision.codec import PLAIN, Codec
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.precision.transformer_engine import PrimaryCodec, check_primary, is_primary
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.experts import is_expert
@@ -47,6 +48,7 @@ from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup, move_parameters
+from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.usage import Usage
@@ -113,7 +115,7 @@ def build_context(
     units = [Unit(name, child, index=None) for name, child in unit_modules]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
-    managed_facts = [_manage(found, environment, config.strategy) for found in collected]
+    managed_facts = [_manage(found, environment, config.strategy, policy) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
     slices = {
         kind: environment.axes(is_expert=kind).coordinate().sub_shards(config.strategy)
@@ -282,9 +284,17 @@ class _GroupFactory:
             axes.coordinate(),
             dtypes,
             self._dense_ranks,
-            codec=(self._policy.weight_codec if plan.is_encoded else None) or PLAIN,
+            codec=self._codec(plan, members, axes),
             decoupled=self._config.reduction.decoupled,
         )
+
+    def _codec(
+        self, plan: BucketPlan, members: list[ManagedParameter], axes: DataParallelAxes
+    ) -> Codec:
+        if plan.primary:
+            keeps = self._config.keeps_transposes
+            return PrimaryCodec([managed.raw for managed in members], axes.data_group, keeps)
+        return (self._policy.weight_codec if plan.is_encoded else None) or PLAIN
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""
@@ -323,6 +333,8 @@ class _GroupFactory:
     ) -> WeightBuffers:
         communicators = self._communicators[axes.role_prefix]
         events = self._environment.events
+        if spec.plan.primary:
+            return PrimaryWeights(spec, communicators, self.allocators, events=events)
         if not spec.plan.is_hooked:
             on_move = partial(move_parameters, members)
             return WeightBuffers(
@@ -397,17 +409,55 @@ def _is_hooked(found: _Found, environment: Environment, strategy: Strategy) -> b
     return True
 
 
+def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisionPolicy) -> str:
+    """The kind of codes that a parameter is kept as; "" for plain values.
+
+    Raises:
+        ConfigurationError: without main weights, which codes are made of after every step.
+        CapabilityNotBuiltError: beside tensor parallelism, or for meta tensors.
+    """
+    name, raw = found.names[0], found.raw
+    quantises = any(getattr(m, "primary_weights_in_fp8", False) for m in found.holders.values())
+    if quantises and raw.is_meta:
+        raise CapabilityNotBuiltError(
+            f"{name} of Transformer Engine's quantized_model_init() is on the meta device. That is "
+            "not built: make the model on its device."
+        )
+    if not is_primary(raw):
+        return ""
+    check_primary(name, raw)
+    if environment.dense.tensor_group is not None:
+        raise CapabilityNotBuiltError(
+            f"{name} is kept as codes by Transformer Engine. That is not built with tp_dim: make "
+            "the model outside of quantized_model_init()."
+        )
+    if policy.main_params_dtype is None:
+        raise ConfigurationError(
+            f"{name} is kept as codes by Transformer Engine, and main_params_dtype=None leaves no "
+            "weights for the optimizer. Use MixedPrecisionPolicy(main_params_dtype=torch.float32)."
+        )
+    return type(raw).__name__
+
+
 def _manage(
-    found: _Found, environment: Environment, strategy: Strategy
+    found: _Found, environment: Environment, strategy: Strategy, policy: MixedPrecisionPolicy
 ) -> tuple[ManagedParameter, ParameterFacts]:
     raw = found.raw
-    hooked = _is_hooked(found, environment, strategy)
+    primary = _primary_kind(found, environment, policy)
+    hooked = not primary and _is_hooked(found, environment, strategy)
     expert = is_expert(found.names, raw, has_expert_mesh=environment.experts is not None)
     axes = environment.axes(is_expert=expert)
     part = tensor_part(found.names[0], raw, axes.tensor_group)
     holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
     names, owner = tuple(found.names), nearest_common_unit(found.chains)
     facts = ParameterFacts(
-        names, (owner,), part.shape, dtype_name(raw.dtype), raw.requires_grad, expert, hooked
+        names,
+        (owner,),
+        part.shape,
+        dtype_name(raw.dtype),
+        raw.requires_grad,
+        expert,
+        hooked,
+        primary,
     )
     return ManagedParameter(names, holders, raw, part), facts

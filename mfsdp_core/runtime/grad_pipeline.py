@@ -4,11 +4,20 @@
 complete early waits for its predecessors; what no backward pass completed is zero-filled and
 reduced in the same order at its end. Ranks that skip different parameters therefore still issue
 the same collectives in the same order.
+
+[Note: fused weight gradients] A kernel of a fused layer writes a weight's gradient into the memory
+of `get_main_grad()`: over what is there where the parameter has `overwrite_main_grad` set, which is
+where every microbatch is reduced, and on top of it elsewhere. It sets `grad_added_to_main_grad`,
+which is there from the start, since Transformer Engine looks for it, and returns a tensor without
+meaning as the gradient, so that autograd reports the parameter. Where a weight is tied, that tensor
+has zeros (`zero_out_wgrad`): autograd adds what other modules return, and the sum is taken besides.
+`main_grad`, which the layer sets on the parameter, is dropped: it would keep the bucket's memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -72,14 +81,19 @@ class GradPipeline:
     def take(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter, *, is_last: bool
     ) -> None:
-        """Take the gradient that autograd has just finished for the raw parameter `index`."""
-        if getattr(raw, "grad_added_to_main_grad", False):
-            raw.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        """Take the gradient that autograd has just finished for the raw parameter `index`.
+
+        See [Note: fused weight gradients].
+        """
+        marks: Any = raw
+        by_kernel = getattr(raw, "grad_added_to_main_grad", False)
+        if by_kernel:
+            marks.grad_added_to_main_grad = False
             buffers.written(index)
-        else:
-            gradient = local_gradient(raw)
-            if gradient is not None:
-                buffers.accumulate(index, gradient, is_last=is_last)
+            vars(raw).pop("main_grad", None)
+        gradient = local_gradient(raw)
+        if gradient is not None and (not by_kernel or getattr(raw, "zero_out_wgrad", False)):
+            buffers.accumulate(index, gradient, is_last=is_last)
         raw.grad = None
         unit.missing.discard(id(raw))
         self._used.add(id(raw))

@@ -28,7 +28,7 @@ import torch
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import PendingSum
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.errors import GradAlreadyReducedError, NonFiniteGradientError
+from mfsdp_core.errors import GradAlreadyReducedError, LifecycleError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
@@ -39,6 +39,8 @@ from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.runtime.outer_reduction import OuterReduction
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
+
+_NO_BACKWARD = -1
 
 
 class GradientState(Enum):
@@ -94,6 +96,8 @@ class GradientBuffers:
         self._events = events
         self._filled: set[int] = set()
         self._scaled: set[int] = set()
+        # What kernels write now, by tensor, with the further memory that they were given for it.
+        self._handed_out: dict[int, list[torch.Tensor]] = {}
         self._landed = False
         self._bucket: FullBuffer | None = None
         self._pending: Reduction | None = None
@@ -174,27 +178,40 @@ class GradientBuffers:
     def target(self, index: int) -> torch.Tensor:
         """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
 
-        They must overwrite it where gradients are reduced per microbatch and add elsewhere.
+        They must overwrite it where gradients are reduced per microbatch and add elsewhere. What a
+        pass writes a second time, over what is there, it gets other memory for; see `written`.
         """
         self._check_open()
+        in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
         if self._whole is None:
-            return self._open_bucket().tensor(index)
-        view = self._whole.tensor(index)
-        if index not in self._filled:
-            view.zero_()
-            self._filled.add(index)
-        if index in self._scaled:
-            view.div_(self._scale)
-            self._scaled.discard(index)
+            view = self._open_bucket().tensor(index)
+            if in_backward and (index in self._filled or index in self._handed_out):
+                view = torch.empty_like(view)
+                self._handed_out.setdefault(index, []).append(view)
+        else:
+            view = self._whole.tensor(index)
+            if index not in self._filled:
+                view.zero_()
+                self._filled.add(index)
+            if index in self._scaled:
+                view.div_(self._scale)
+                self._scaled.discard(index)
+        if in_backward:
+            self._handed_out.setdefault(index, [])
         return view
 
     def written(self, index: int) -> None:
         """A kernel wrote the gradient of tensor `index` into `target` itself."""
+        again = self._handed_out.pop(index, [])
+        view = (self._whole or self._open_bucket()).tensor(index)
+        filled = self._whole is None and index in self._filled
+        for more in again:
+            view.add_(more, alpha=self._scale if filled else 1.0)
         if self._guard is not None:
-            self._guard.check_parameter(index, self.target(index))
+            self._guard.check_parameter(index, view)
         if self._whole is None:
-            if self._scale != 1.0:
-                self._open_bucket().tensor(index).mul_(self._scale)
+            if self._scale != 1.0 and not filled:
+                view.mul_(self._scale)
             self._filled.add(index)
 
     def accumulate(self, index: int, gradient: torch.Tensor, *, is_last: bool = False) -> None:
@@ -227,7 +244,19 @@ class GradientBuffers:
         self._filled.add(index)
 
     def issue(self) -> None:
-        """Start the reduction of what has been accumulated; missing gradients count as zero."""
+        """Start the reduction of what has been accumulated; missing gradients count as zero.
+
+        Raises:
+            LifecycleError: a kernel asked for its target, and never said that it had written it.
+        """
+        if self._handed_out:
+            index = min(self._handed_out)
+            self._handed_out.clear()
+            raise LifecycleError(
+                f"a kernel asked for get_main_grad() of tensor {index} of {self._name} in this "
+                "backward pass, and no gradient followed. Expected grad_added_to_main_grad = True "
+                "on the parameter, and any tensor of its shape as its gradient."
+            )
         if self._whole is None:
             self._issue_bucket(self._open_bucket())
         else:
@@ -272,11 +301,13 @@ class GradientBuffers:
         self.drop_bucket()
         self._filled.clear()
         self._scaled.clear()
+        self._handed_out.clear()
         self._landed = False
         self.state = GradientState.ACCUMULATING
 
     def drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
+        self._handed_out.clear()
         if self.has_open_bucket:
             self._allocator.release(self._open_key)
             self._bucket = None

@@ -28,8 +28,7 @@ from mfsdp_core.memory.allocators import BufferKey
 from mfsdp_core.plan.buffers import Lifetime
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.bucket import BucketSpec
-from mfsdp_core.runtime.weight_buffers import Residency, WeightBuffers
-from mfsdp_core.shard.flat_buffer import FullBuffer
+from mfsdp_core.runtime.weight_buffers import Residency, WeightBuffers, moves_nothing
 from mfsdp_core.shard.gather_hooks import (
     POST,
     GatherRequest,
@@ -51,9 +50,8 @@ class HookedWeights(WeightBuffers):
         request: GatherRequest,
         events: EventBus,
     ) -> None:
-        super().__init__(spec, communicators, allocators, on_move=_moves_nothing, events=events)
+        super().__init__(spec, communicators, allocators, on_move=moves_nothing, events=events)
         self._request = request
-        self._sources = self._parts = {}
         self._keys: list[BufferKey] = []
         self._inner: list[BufferKey] = []
         self._inputs: list[torch.Tensor] = []
@@ -176,7 +174,3 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A view that every backend sends: gloo knows no 8-bit floats."""
     is_small_float = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
     return tensor.view(torch.uint8) if is_small_float else tensor
-
-
-def _moves_nothing(full: FullBuffer | None) -> None:
-    del full

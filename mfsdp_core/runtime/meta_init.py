@@ -28,6 +28,9 @@ _NAMES_SHOWN = 8
 
 def move_real_tensors(module: nn.Module, device: torch.device) -> None:
     """`module.to(device)` that leaves what is on the meta device where it is."""
+    tensors = (*module.parameters(), *module.buffers())
+    if all(tensor.is_meta or tensor.device == device for tensor in tensors):
+        return  # some kinds of tensors lose their attributes on the way
     module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 

@@ -19,10 +19,12 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.memory.allocators import BucketAllocator
+from mfsdp_core.precision.transformer_engine import initial_values, marks_of
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.hooked_weights import HookedWeights
+from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor
@@ -160,6 +162,8 @@ class ParameterGroup:
         self._cast_key = spec.key_or_none("grad_cast")
         if isinstance(weights, HookedWeights):
             self._adopt_hooked(weights)
+        elif isinstance(weights, PrimaryWeights):
+            self._adopt_primary(weights)
         else:
             self._adopt_parameters()
 
@@ -321,6 +325,16 @@ class ParameterGroup:
         managed.raw = weights.start(managed.sharded)
         vars(managed.raw).update({k: v for k, v in marks.items() if not hasattr(managed.raw, k)})
         managed.watch()
+
+    @torch.no_grad()
+    def _adopt_primary(self, weights: PrimaryWeights) -> None:
+        """The same for weights that Transformer Engine keeps as codes."""
+        for index, managed in enumerate(self.parameters):
+            self.load_part(index, initial_values(managed.names[0], managed.raw))
+        weights.adopt()
+        for index, local in self._enumerate(weights.main):
+            self._make_sharded(index, local, marks_of(self.parameters[index].raw))
+            self.parameters[index].watch()
 
     def _make_sharded(self, index: int, local: torch.Tensor, marks: Mapping[str, Any]) -> None:
         """The shard that the user sees. marks: attributes of the parameter, which it gets too."""

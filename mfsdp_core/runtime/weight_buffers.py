@@ -102,7 +102,7 @@ class WeightBuffers:
         self._outer = communicators.outer
         self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
         self._lasting = allocators.lasting
-        stays = self._persistent or spec.plan.is_hooked
+        stays = self._persistent or spec.plan.is_hooked or spec.plan.primary
         self._allocator = allocators.lasting if stays else allocators.weights
         self._on_move = on_move
         self._events = events
@@ -115,6 +115,8 @@ class WeightBuffers:
         self._is_whole = spec.strategy.inner.weight_refresh is Collective.NONE
         self._serves_both = self._names["forward"] == self._names["backward"]
         self._work: list[Pending] = []
+        self._sources: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, torch.Tensor] = {}
         self._direction: Direction = "forward"
         self._outer_stale = False
         self.state = Residency.READY
@@ -153,7 +155,6 @@ class WeightBuffers:
         table, inner = self._spec.buffers, self._spec.strategy.inner
         start, end = table.owned
         initial = self.full.data[start:end]
-        self._sources: dict[str, torch.Tensor] = {}
         for payload in self._encoded:
             key = self._spec.key("payload_shard", payload)
             self._sources[payload] = self._lasting.acquire(key)
@@ -354,3 +355,8 @@ class WeightBuffers:
                 bucket=self._spec.name,
             )
         )
+
+
+def moves_nothing(full: FullBuffer | None) -> None:
+    """For weights that have no full buffer."""
+    del full

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -47,3 +49,28 @@ class SliceBuffer:
         shape = self.layout.slots[index].shape
         flat = self.data[local.start : local.start + local.elements]
         return flat.view(local.rows, *shape[1:]) if shape else flat.view(local.rows)
+
+
+@dataclass(frozen=True)
+class MatrixRows:
+    """The rows of matrix `index` in a range of slices. where: in a flat tensor of that range."""
+
+    index: int
+    first_row: int
+    columns: int
+    where: slice
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """View [rows, columns]."""
+        return flat[self.where].view(-1, self.columns)
+
+
+def matrix_rows(layout: Layout, first_slice: int, slices: int) -> Iterator[MatrixRows]:
+    """What a range of slices holds of every matrix, those that it holds nothing of left out."""
+    low, high = first_slice * layout.slice_elements, (first_slice + slices) * layout.slice_elements
+    for index, slot in enumerate(layout.slots):
+        start, end = max(slot.offset, low), min(slot.end, high)
+        if start < end:
+            columns = prod(slot.shape[1:])
+            first_row = (start - slot.offset) // columns
+            yield MatrixRows(index, first_row, columns, slice(start - low, end - low))

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.derive.metrics import LOSS, MEMORY, METRICS, STEP_TIME, THROUGHPUT, Metric
+from bench.derive.metrics import (
+    BUS_BANDWIDTH,
+    LOSS,
+    MEMORY,
+    METRICS,
+    STEP_TIME,
+    THROUGHPUT,
+    Metric,
+)
 from reports.views.cells import Cell
 
 
@@ -19,9 +27,9 @@ class Change:
     """Head against base; fractions (0.05 is +5 %), None where a side has no number.
 
     time_change: head time / base time - 1. throughput_change: head tokens/s / base tokens/s - 1.
-    throughput_ratio: head tokens/s / base tokens/s. loss_difference: final losses,
-    (head - base) / |base|. memory_change is of `memory_metric`. others: of `other_metrics`, by
-    name.
+    throughput_ratio: head tokens/s / base tokens/s; of collectives, of bus bandwidths.
+    loss_difference: final losses, (head - base) / |base|. memory_change is of `memory_metric`.
+    others: of `other_metrics`, by name.
     """
 
     base: Cell
@@ -57,6 +65,8 @@ def other_metrics() -> list[Metric]:
 def change_between(base: Cell, head: Cell) -> Change:
     """Compare medians over the runs of both cells."""
     throughput = _ratio(base, head, THROUGHPUT)
+    if throughput is None:
+        throughput = _ratio(base, head, BUS_BANDWIDTH)
     metric = memory_metric([base, head])
     return Change(
         base=base,

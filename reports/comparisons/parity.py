@@ -113,10 +113,16 @@ def tolerance_for(resolved: ResolvedRun) -> Tolerance:
 
 
 def losses(record: RunRecord) -> list[float]:
-    """Mean loss over ranks of step 1, 2, ...; ends at the first step that a rank lacks."""
-    return [
-        sum(sample.loss for sample in ranks) / len(ranks) for ranks in common_steps(record.steps)
-    ]
+    """Mean loss over ranks of step 1, 2, ...; ends at the first step that a rank lacks.
+
+    Empty where nothing is trained.
+    """
+    found = []
+    for ranks in common_steps(record.steps):
+        values = [sample.loss for sample in ranks if sample.loss is not None]
+        if len(values) == len(ranks):
+            found.append(sum(values) / len(values))
+    return found
 
 
 def relative_differences(head: Sequence[float], base: Sequence[float]) -> list[float]:

@@ -69,10 +69,10 @@ class CellSamples:
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
-    dtypes explain. interleaved: the blocks were run in turn with the other arm's. not_steady:
-    finished runs without a time. why_not_steady: reasons of those, each once. timing: by block, for
-    interleaved runs. counts: what a step of one of the runs did, None if none counted. nodes: of a
-    cluster, of all runs.
+    dtypes explain. tokens_per_step: of a collective, bytes. interleaved: the blocks were run in
+    turn with the other arm's. not_steady: finished runs without a time. why_not_steady: reasons of
+    those, each once. timing: by block, for interleaved runs. counts: what a step of one of the runs
+    did, None if none counted. nodes: of a cluster, of all runs.
     """
 
     name: str
@@ -129,7 +129,7 @@ def cell_samples(
         hardware=hardware_key(record),
         code=record.status.code,
         commit=str(git.get("commit") or "") if isinstance(git, Mapping) else "",
-        tokens_per_step=float(record.resolved.tokens_per_step),
+        tokens_per_step=float(record.resolved.work_per_step),
         values=values,
         curves=tuple(LossCurve.of(losses(run.record)) for run in counted),
         loss_bound=tolerance_for(record.resolved).bound,

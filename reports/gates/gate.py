@@ -184,6 +184,8 @@ def _ratio(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
 
 
 def _loss(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
+    if not any(curve.values for curve in (*pair.base.curves, *pair.head.curves)):
+        return _unmeasured(pair, metric, rule, "nothing is trained, so there is no loss")
     bound = pair.head.loss_bound if rule.tolerance is None else rule.tolerance
     found = judge_loss(pair.base.curves, pair.head.curves, rule.mode, bound)
     first, last = pair.base.curves[0].values, pair.head.curves[0].values

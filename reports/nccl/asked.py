@@ -30,19 +30,22 @@ def wishes_of(resolved: ResolvedRun) -> list[Wish]:
     """What a run asked for that NCCL may silently leave undone."""
     launch, setting = resolved.launch, resolved.engine.setting
     symmetric = bool(setting("nccl_ub") and setting("symmetric_registration"))
+    symmetric = symmetric or setting("registration") == "symmetric"
+    own = (_named_by_nccl(resolved),) if resolved.collective else _WEIGHTS_AND_GRADIENTS
     found = []
     if launch.copy_engine:
         gathers = ("AllGather",)
         found.append(Wish("copy-engine gathers", gathers, _by((Verdict.COPY_ENGINE,))))
     if symmetric:
-        operations = ("ReduceScatter",) if launch.copy_engine else _WEIGHTS_AND_GRADIENTS
+        operations = tuple(o for o in own if not (launch.copy_engine and o == "AllGather"))
         # Symmetric windows are what the copy engine works on, and newer NCCL prefers it by itself.
         verdicts = (Verdict.SYMMETRIC, Verdict.COPY_ENGINE, Verdict.HIERARCHICAL_CE)
-        found.append(Wish("symmetric kernels", operations, _by(verdicts)))
+        if operations:
+            found.append(Wish("symmetric kernels", operations, _by(verdicts)))
     if launch.nvls == "on":
-        found.append(Wish("NVLS (NVLink SHARP)", _WEIGHTS_AND_GRADIENTS, _uses_nvls))
+        found.append(Wish("NVLS (NVLink SHARP)", own, _uses_nvls))
     if launch.collnet == "on":
-        found.append(Wish("CollNet (SHARP)", _WEIGHTS_AND_GRADIENTS, _uses_collnet))
+        found.append(Wish("CollNet (SHARP)", own, _uses_collnet))
     return found
 
 
@@ -56,7 +59,7 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
                 "measure.nccl: evidence"
             )
             continue
-        rows = [row for row in steady_rows(audit) if row.operation in wish.operations]
+        rows = [row for row in steady_rows(resolved, audit) if row.operation in wish.operations]
         lacking = [row for row in rows if not wish.is_met(row)]
         if not rows:
             operations = " or ".join(wish.operations)
@@ -66,10 +69,17 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
     return found
 
 
-def verdict_text(audit: Audit) -> str:
-    """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC; AllReduce REGULAR`."""
+def verdict_text(resolved: ResolvedRun, audit: Audit) -> str:
+    """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC; AllReduce REGULAR`.
+
+    Of a collective, the verdict and its kernels.
+    """
+    rows = steady_rows(resolved, audit)
+    if resolved.collective is not None:
+        own_texts = (f"{row.verdict} {', '.join(row.kernels)}".strip() for row in rows)
+        return "; ".join(dict.fromkeys(own_texts)) or "no line about a kernel"
     found: dict[str, dict[Verdict, int]] = {}
-    for row in steady_rows(audit):
+    for row in rows:
         if row.operation in _WEIGHTS_AND_GRADIENTS or row.operation == "AllReduce":
             own = found.setdefault(row.operation, {})
             for verdict, size in row.bytes_by_verdict.items():
@@ -85,10 +95,24 @@ def verdict_text(audit: Audit) -> str:
     return "; ".join(texts) or "no line about a kernel"
 
 
-def steady_rows(audit: Audit) -> list[Row]:
-    """Rows behind a registration, where there was one, else all."""
+def steady_rows(resolved: ResolvedRun, audit: Audit) -> list[Row]:
+    """Rows behind a registration, where there was one, else all.
+
+    Of a collective those of its operation and size: barriers and agreements are smaller.
+    """
     after = [row for row in audit.rows if row.phase == "after"]
-    return after or list(audit.rows)
+    rows = after or list(audit.rows)
+    if resolved.collective is None:
+        return rows
+    own = [row for row in rows if row.operation == _named_by_nccl(resolved)]
+    largest = max((row.size_bytes for row in own), default=0)
+    return [row for row in own if row.size_bytes == largest]
+
+
+def _named_by_nccl(resolved: ResolvedRun) -> str:
+    """`AllGather` for a run of all_gather."""
+    operation = "" if resolved.collective is None else resolved.collective.operation
+    return operation.title().replace("_", "")
 
 
 def _by(verdicts: tuple[Verdict, ...]) -> Callable[[Row], bool]:

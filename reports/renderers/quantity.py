@@ -73,6 +73,13 @@ def binary_bytes(value: float | None) -> str:
     return f"{scaled:.0f} B" if unit == 0 else f"{scaled:.1f} {_BINARY_UNITS[unit]}"
 
 
+def gigabytes_per_second(bytes_per_second: float | None) -> str:
+    """A bandwidth in 10^9 bytes per second, as nccl-tests print it: 12.41 GB/s."""
+    if bytes_per_second is None:
+        return MISSING
+    return f"{significant(bytes_per_second / 1e9)} GB/s"
+
+
 def amount(value: float | None, unit: str) -> str:
     """A metric's value in its unit, which the column's title names."""
     if unit == "bytes":

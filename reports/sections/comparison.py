@@ -23,8 +23,10 @@ from reports.renderers.folding import folded
 from reports.views.reference import RULE
 
 
-def comparison(findings: Findings) -> Section:
-    """Speed and memory against the reference."""
+def comparison(findings: Findings) -> Section | None:
+    """Speed and memory against the reference; None for collectives without arms."""
+    if not findings.is_about_training and not findings.changes:
+        return None
     blocks: list[Block] = []
     if not findings.measured:
         blocks.append(Paragraph("No cell was measured, so there is nothing to compare."))
@@ -110,8 +112,9 @@ def _figures(findings: Findings) -> list[Block]:
         )
         figures.append(Figure("memory", memory_figure(findings.finished), caption))
     metric = findings.memory_metric
-    if findings.measured and metric is not None:
-        svg = throughput_figure(findings.measured, metric, looks(findings.cells))
+    trained = [cell for cell in findings.measured if cell.resolved.collective is None]
+    if trained and metric is not None:
+        svg = throughput_figure(trained, metric, looks(findings.cells))
         caption = f"Throughput against {metric.title}; up and to the left is better."
         figures.append(Figure("throughput-memory", svg, caption))
     return figures

@@ -12,6 +12,7 @@ from reports.findings import Findings
 from reports.gates.target_verdicts import targets_sentence
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section
+from reports.sections.collectives import best_bandwidths
 from reports.sections.nccl import proofs
 from reports.sections.switches import switch_sentences
 from reports.views.machine import (
@@ -85,6 +86,8 @@ def _runs_per_cell(findings: Findings) -> str:
 def _workload(record: RunRecord) -> str:
     resolved = record.resolved
     train = resolved.train
+    if resolved.collective is not None:
+        return f"collectives, {resolved.collective.operations} per step, {train.steps} steps"
     return (
         f"{_model(resolved)}, "
         f"{train.global_batch} sequences x {train.seq_len} tokens, {resolved.data.kind} data, "
@@ -135,6 +138,7 @@ def _sentences(findings: Findings) -> list[str]:
         sentences.append(targets_sentence(findings.targets))
     if not findings.measured:
         sentences.append("Nothing was measured: there is no time to compare.")
+    sentences.extend(filter(None, [best_bandwidths(findings)]))
     sentences.extend(_fastest_of_each(findings))
     sentences.extend(_of_arms(c) for c in findings.changes if c.base is not findings.reference)
     sentences.extend(_parity_sentences(findings))

@@ -57,7 +57,7 @@ def proofs(findings: Findings) -> dict[str, Proof]:
             continue
         audits = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
         audit = next((one.audit for one in audits if one.audit is not None), None)
-        text = "no log" if audit is None else verdict_text(audit)
+        text = "no log" if audit is None else verdict_text(cell.resolved, audit)
         found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
     return found
 

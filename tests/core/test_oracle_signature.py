@@ -14,7 +14,7 @@ from torch import nn
 
 import mfsdp_core
 from mfsdp_core import MixedPrecisionPolicy
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, UnitSelectionError
+from mfsdp_core.errors import ConfigurationError, UnitSelectionError
 
 SHARED_DEFAULTS: dict[str, Any] = {
     "device_mesh": None,
@@ -72,43 +72,6 @@ WRAPPER_METHODS = (
     "reset_mixed_precision_policy",
     "mixed_precision_context",
 )
-# Arguments whose capability does not exist yet, each with a value that asks for it.
-NOT_BUILT: dict[str, Any] = {
-    "keep_fp8_transpose_cache": True,
-}
-BUILT = {
-    "cuda_graph_mode",
-    "nccl_ub",
-    "disable_symmetric_registration",
-    "enable_fine_grained_param_gather",
-    "init_model_with_meta_device",
-    "fsdp_double_buffer",
-    "fsdp_db_use_persist_buf_on_alloc_fail",
-    "maxpool_double_buffer",
-    "dp_outer_dim",
-    "tp_dim",
-    "hybrid_fsdp_group",
-    "hybrid_fsdp_expt_group",
-    "expt_device_mesh",
-    "expt_fsdp_group_ag",
-    "outer_dp_sharding_strategy",
-    "device_mesh",
-    "dp_shard_dim",
-    "fsdp_group_ag",
-    "fsdp_unit_modules",
-    "zero_dp_strategy",
-    "device",
-    "mixed_precision_policy",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "sync_model_each_microbatch",
-    "preproc_state_dict_for_dcp_ckpt",
-    "average_in_collective",
-    "disable_bucketing",
-    "use_decoupled_grad",
-    "calculate_per_token_loss",
-    "report_nan_in_param_grad",
-}
 
 
 def defaults_of(function: Any) -> dict[str, Any]:
@@ -172,21 +135,6 @@ def test_signatures_equal_those_of_the_installed_package(name: str) -> None:
     theirs = inspect.signature(getattr(upstream(), name)).parameters
     ours = inspect.signature(getattr(mfsdp_core, name)).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
-
-
-def test_every_argument_is_either_built_or_refused() -> None:
-    assert BUILT | set(NOT_BUILT) == set(SHARED_DEFAULTS)
-    assert not BUILT & set(NOT_BUILT)
-
-
-@pytest.mark.parametrize("argument", NOT_BUILT)
-def test_an_argument_that_is_not_built_is_refused_by_name_before_anything_else(
-    argument: str,
-) -> None:
-    with pytest.raises(
-        CapabilityNotBuiltError, match=f"{argument}.*not built|not built.*{argument}"
-    ):
-        mfsdp_core.fully_shard_model(nn.Linear(2, 2), **{argument: NOT_BUILT[argument]})
 
 
 @pytest.mark.parametrize("strategy", [4, -1, "zero3", True, 1.0, None])

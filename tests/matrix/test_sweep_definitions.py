@@ -8,6 +8,7 @@ import pytest
 
 import sweeps
 from bench.resolve import Machine, resolve
+from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import RunSpec
 from sweeps.definition import load_sweep
@@ -259,3 +260,38 @@ def test_hybrid_mode_and_mesh_shape_are_axes(outer_size: int, outer: str):
     )
     run = resolve(spec, LAPTOP)
     assert (run.engine.outer_size, run.engine.outer_strategy) == (outer_size, outer)
+
+
+def test_communication_runs_everything_on_eight_gpus_that_can_run_there():
+    device = CudaDevice("NVIDIA H100 80GB HBM3", capability=(9, 0))
+    server = Machine(cpu_count=64, memory_bytes=2**40, cuda_devices=(device,) * 8)
+    plan = make_plan(load_sweep(FOLDER / "communication.yaml"), server)
+    assert {cell.rule for cell in plan.pruned} == {"copy-engine-only-gathers"}
+    asked = [
+        (c.resolved.collective.operation, c.labels["memory"], c.resolved.measure.nccl)
+        for c in plan.cells
+    ]
+    everywhere = {"plain", "registered", "symmetric"}
+    assert {memory for name, memory, _ in asked if name == "all_gather"} == {
+        *everywhere,
+        "copy_engine",
+    }
+    assert {memory for name, memory, _ in asked if name == "broadcast"} == everywhere
+    assert sum(log == "evidence" for *_, log in asked) * 2 == len(asked)
+
+
+def test_its_twin_on_a_cpu_prunes_what_needs_nccl_and_runs_every_transport():
+    plan = plan_of("communication_cpu")
+    assert {cell.rule for cell in plan.pruned} == {
+        "registration-needs-nccl",
+        "transport-has-no-broadcast",
+    }
+    runs = {(c.resolved.collective.operation, c.resolved.collective.transport) for c in plan.cells}
+    assert len(runs) == 3 * 3 + 1
+
+
+def test_published_points_are_targets_that_a_machine_without_gpus_prunes():
+    plan = plan_of("communication_published")
+    assert not plan.cells
+    assert len(plan.pruned) == 7
+    assert len(load_sweep(FOLDER / "communication_published.yaml").targets) == 7

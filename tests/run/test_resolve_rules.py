@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def launched(**fields: object) -> RunSpec:
     own = {name: fields.pop(name) for name in LAUNCH if name in fields}
     spec = on_cuda(**fields)
     return spec.model_copy(update={"launch": spec.launch.model_copy(update=own)})
+
+
+def collective(measure: MeasureSpec | None = None, **settings: object) -> RunSpec:
+    own = {
+        name: settings.pop(name)
+        for name in ("ranks", "device", "copy_engine", "nodes")
+        if name in settings
+    }
+    return RunSpec(
+        engine=EngineSpec(name="collective", **settings),
+        launch=LaunchSpec(**own),
+        measure=measure or MeasureSpec(),
+    )
 
 
 GRAPH = {"cuda_graph": True, "double_buffer": True, "allocator": "fixed_pool"}
@@ -146,6 +160,34 @@ CASES = {
         ddp_dtypes(compute="bf16", main_grads="bf16"),
         ddp_dtypes(compute="bf16", main_grads="fp32", grad_comm="bf16"),
         "set dtypes.main_grads to fp32",
+    ),
+    "collective-needs-ranks": Case(collective(ranks=1), collective(), "set launch.ranks to 2"),
+    "collective-is-only-timed": Case(
+        collective(MeasureSpec(counts=True)),
+        collective(MeasureSpec(nccl="evidence")),
+        "measure.counts=true looks into training steps",
+    ),
+    "transport-has-no-broadcast": Case(
+        collective(operation="broadcast", transport="point_to_point"),
+        collective(operation="broadcast"),
+        "transport point_to_point has no broadcast of its own",
+    ),
+    "same-host-needs-a-host": Case(
+        collective(transport="same_host", nodes=2),
+        collective(transport="same_host"),
+        "on the same host; found 2 nodes",
+    ),
+    "registration-needs-nccl": Case(
+        collective(registration="symmetric"),
+        collective(registration="symmetric", device="cuda"),
+        "registers memory with NCCL; found device cpu",
+    ),
+    "copy-engine-only-gathers": Case(
+        collective(
+            operation="all_reduce", registration="symmetric", device="cuda", copy_engine=True
+        ),
+        collective(registration="symmetric", device="cuda", copy_engine=True),
+        "does gathers only; found operation all_reduce",
     ),
     "nccl-ub-needs-cuda": Case(
         engine(**POOL), engine(), "nccl_ub registers buffers with NCCL; found device cpu"
@@ -417,3 +459,35 @@ def test_settings_of_nccl_become_its_variables_and_are_said_once():
     twice = launch.model_copy(update={"env": {"NCCL_NVLS_ENABLE": "1"}})
     with pytest.raises(ConfigError, match="NCCL_NVLS_ENABLE is '1' there, and '0' by"):
         resolve_anywhere(RunSpec(launch=twice))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"train": TrainSpec(seq_len=32)}, "train.seq_len: engine collective times one operation"),
+        ({"model": ModelSpec(preset="tiny")}, "would read 'tiny'; leave it out"),
+        ({"dtypes": DtypeSpec(grad_comm="bf16")}, "dtypes.grad_comm: engine collective"),
+        ({"data": DataSpec(seed=3)}, "data.seed"),
+        (
+            {"engine": EngineSpec(name="collective", size_bytes=1001)},
+            "1001 bytes cannot be split into equal numbers of fp32 elements of 2 ranks; the nearest"
+            " that can: 1000 or 1008",
+        ),
+    ],
+)
+def test_a_collective_with_settings_that_nobody_reads_is_refused(changed, said) -> None:
+    spec = collective().model_copy(update=changed)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        resolve_anywhere(spec)
+
+
+def test_a_collective_is_named_by_what_it_does_and_has_one_dtype() -> None:
+    run = resolve_anywhere(collective(size_bytes=8 << 20, operation="reduce_scatter"))
+    assert run.slug == "reduce_scatter-8MiB-collective-plain-native-fp32-2xcpu"
+    assert {run.dtypes.compute, run.dtypes.main_grads, run.dtypes.grad_comm} == {"fp32"}
+    assert (run.shape, run.tokens_per_step, run.work_per_step) == (None, 0, 8 << 20)
+
+
+def test_buffers_that_cannot_fit_are_pruned() -> None:
+    with pytest.raises(UnsupportedError, match=r"needs at least 32.0 GiB for its buffers"):
+        resolve(collective(size_bytes=8 << 30), LAPTOP)

@@ -1,0 +1,215 @@
+"""Engine `collective`: one operation by itself, on buffers and transports as the core uses them.
+
+    operand (own slice, or all of it) --operation--> result
+
+A gather and a reduce-scatter have an operand and a result of their own, an all-reduce and a
+broadcast work in place: what nccl-tests call out of place and in place. All of it lies in memory of
+torch's allocator (`plain`), or in a pool of NCCL's that is registered before the first operation.
+
+[Note: exact values] Every element is a small whole number that depends on its index and its rank,
+and sums stay below what the narrowest dtype counts exactly (256 in BF16). So the result is known to
+the last bit, whatever the order of the sum, and a slice that comes from another rank or lies
+elsewhere is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.errors import BenchError, UnsupportedError
+from bench.spec import CollectiveSettings, ResolvedRun
+from mfsdp_core.comm.host_links import HostLinks
+from mfsdp_core.comm.host_meeting import links_of
+from mfsdp_core.comm.point_to_point import PointToPointCommunicator
+from mfsdp_core.comm.protocol import Communicator, Pending, PendingSum
+from mfsdp_core.comm.same_host import SameHostCommunicator
+from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
+from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.events import EventBus
+from mfsdp_core.streams import Streams
+
+#: Whole numbers up to this one are exact in BF16.
+_EXACT: Final = 256
+_LEVELS: Final = 7
+_BUCKET: Final = "buffer"
+
+
+class WrongValuesError(BenchError):
+    """A collective did not bring what it should have brought."""
+
+
+class _KeptScratch:
+    """Memory for slices that arrive, allocated once: every operation needs the same."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def acquire(self, bucket: str, elements: int, dtype: torch.dtype) -> Tensor:
+        del bucket
+        key = (elements, dtype)
+        if key not in self._kept:
+            self._kept[key] = torch.empty(elements, dtype=dtype, device=self._device)
+        return self._kept[key]
+
+    def release(self, bucket: str, memory: Tensor) -> None:
+        del bucket, memory
+
+
+class CollectiveEngine:
+    """One rank's part of the operation. Its methods are collective."""
+
+    def __init__(
+        self, resolved: ResolvedRun, device: torch.device, group: dist.ProcessGroup
+    ) -> None:
+        settings = resolved.engine.settings
+        if not isinstance(settings, CollectiveSettings):
+            raise TypeError(f"expected the settings of a collective, found {settings!r:.80}")
+        self._settings = settings
+        self._device = device
+        self._dtype = TORCH_DTYPES[resolved.dtypes.compute]
+        self._streams = Streams.of(device)
+        self._registered: UserBuffers | None = None
+        if settings.registration != "plain":
+            self._registered = user_buffers(
+                [("world", group)],
+                self._streams,
+                symmetric=settings.registration == "symmetric",
+            )
+        self._communicator = _communicator(settings, group, self._streams)
+        elements = settings.size_bytes // self._dtype.itemsize
+        is_cut = settings.operation in ("all_gather", "reduce_scatter")
+        with self._streams.communicated() if self._registered else nullcontext():
+            self._full = torch.zeros(elements, dtype=self._dtype, device=device)
+            self._own = self._full
+            if is_cut:
+                self._own = torch.zeros(
+                    elements // self._communicator.size, dtype=self._dtype, device=device
+                )
+        if self._registered is not None:
+            self._registered.register()
+
+    def start(self) -> Pending | PendingSum:
+        """Issue the operation once; its `wait` orders the current stream behind it."""
+        return self._operations[self._settings.operation]()
+
+    def synchronize(self) -> None:
+        """Return once the device has done everything."""
+        self._streams.synchronize()
+
+    def check(self) -> None:
+        """Run the operation once on values whose result is known.
+
+        Leaves zeros, so that any number of operations can follow.
+
+        Raises:
+            WrongValuesError: an element is another one than it should be; names the first.
+        """
+        rank, ranks = self._communicator.rank, self._communicator.size
+        operation = self._settings.operation
+        is_gather = operation == "all_gather"
+        operand = self._own if is_gather else self._full
+        offset = rank * self._own.numel() if is_gather else 0
+        operand.copy_(self._pattern(operand.numel(), offset, rank))
+        found = self.start().wait()
+        if not isinstance(found, Tensor):
+            found = self._full
+        first = rank * self._own.numel() if operation == "reduce_scatter" else 0
+        wanted = self._expected(found.numel(), first, ranks).to(found.dtype)
+        wrong = torch.nonzero(found != wanted).flatten()
+        if wrong.numel():
+            at = int(wrong[0])
+            raise WrongValuesError(
+                f"{operation} of {self._settings.size_bytes} bytes by"
+                f" {self._communicator.transport}, {self._settings.registration} memory: rank"
+                f" {rank} expected {wanted[at].item():g} in element {first + at} and found"
+                f" {found[at].item():g}; {wrong.numel()} of {found.numel()} elements are wrong"
+            )
+        for buffer in (self._full, self._own):
+            buffer.zero_()
+        self.synchronize()
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Operand and result; what a transport needs besides is its own."""
+        buffers = {tensor.data_ptr(): tensor.nbytes for tensor in (self._full, self._own)}
+        return {"communication_buffers": sum(buffers.values())}
+
+    def pool_plan(self) -> None:
+        """Buffers stay as they are."""
+
+    def buffer_registration(self) -> dict[str, Any] | None:
+        """What NCCL has registered, and why not more; None where nothing was asked for."""
+        return None if self._registered is None else self._registered.report()
+
+    def transports(self) -> dict[str, str]:
+        """What carries the bytes."""
+        return {"world": self._communicator.transport}
+
+    def code_path(self) -> str:
+        """The file that calls the transports."""
+        return __file__
+
+    def close(self) -> None:
+        """Deregister, before the process group goes."""
+        if self._registered is not None:
+            self._registered.close()
+
+    @property
+    def _operations(self) -> dict[str, Callable[[], Pending | PendingSum]]:
+        one, full, own = self._communicator, self._full, self._own
+        return {
+            "all_gather": lambda: one.all_gather(full, own, _BUCKET),
+            "reduce_scatter": lambda: one.reduce_scatter(own, full, _BUCKET, average=False),
+            "all_reduce": lambda: one.all_reduce(full, _BUCKET, average=False),
+            "broadcast": lambda: one.broadcast(full, _BUCKET),
+        }
+
+    def _expected(self, count: int, first: int, ranks: int) -> Tensor:
+        """Elements [first, first + count) of the right result."""
+        operation = self._settings.operation
+        if operation == "broadcast":
+            return self._pattern(count, first, 0)
+        if operation == "all_gather":
+            each = count // ranks
+            slices = [self._pattern(each, rank * each, rank) for rank in range(ranks)]
+            return torch.cat(slices)
+        total = torch.zeros(count, device=self._device)
+        for rank in range(ranks):
+            total += self._pattern(count, first, rank)
+        return total
+
+    def _pattern(self, count: int, first: int, rank: int) -> Tensor:
+        """Elements [first, first + count) of what `rank` brings; see [Note: exact values]."""
+        ranks = self._communicator.size
+        sparse = -(-ranks // _EXACT)
+        levels = max(1, min(_LEVELS, _EXACT * sparse // ranks))
+        index = torch.arange(first, first + count, device=self._device)
+        values = (index + 3 * rank) * 5 % 13 % (levels + 1)
+        return torch.where((index + rank) % sparse == 0, values, 0).float()
+
+
+def _communicator(
+    settings: CollectiveSettings, group: dist.ProcessGroup, streams: Streams
+) -> Communicator:
+    events, scratch = EventBus(), _KeptScratch(streams.device)
+    if settings.transport == "native":
+        return TorchCommunicator(group, "world", events, streams)
+    if settings.transport == "point_to_point":
+        return PointToPointCommunicator(group, "world", events, streams, scratch)
+    links = links_of(group)
+    if not isinstance(links, HostLinks):
+        raise UnsupportedError("same-host", f"transport same_host: {links}")
+    return SameHostCommunicator(group, "world", events, streams, scratch, links=links)
+
+
+def build(resolved: ResolvedRun, device: torch.device) -> CollectiveEngine:
+    """Factory of `bench.engines.registry`."""
+    group: dist.ProcessGroup = dist.distributed_c10d._get_default_group()
+    return CollectiveEngine(resolved, device, group)

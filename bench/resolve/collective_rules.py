@@ -1,0 +1,138 @@
+"""Runs that time one collective: what is wrong on every machine, and what cannot run here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.errors import ConfigError
+from bench.resolve.machine import Machine
+from bench.resolve.parameter_facts import TORCH_NAMES
+from bench.spec import (
+    CollectiveSettings,
+    DataSpec,
+    DtypeName,
+    DtypeSpec,
+    ModelSpec,
+    ResolvedRun,
+    RunSpec,
+    TrainSpec,
+)
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
+
+#: What a run without a model reads of the sections that are about training.
+_READ: Final = {"train": ("steps",), "dtypes": ("compute",)}
+_DEFAULTS: Final = {
+    "model": ModelSpec(),
+    "data": DataSpec(),
+    "train": TrainSpec(),
+    "dtypes": DtypeSpec(),
+}
+_WHOLE: Final = ("all_reduce", "broadcast")
+#: Operand and result; where they are one buffer, and what correct values are compared with.
+_BUFFERS: Final = 2
+
+
+def check_collective(spec: RunSpec, settings: CollectiveSettings) -> None:
+    """Refuse settings that nobody would read, and a size that ranks cannot share.
+
+    Raises:
+        ConfigError: with what to leave out, or the nearest sizes.
+    """
+    for section, default in _DEFAULTS.items():
+        given = getattr(spec, section)
+        for name in type(default).model_fields:
+            found = getattr(given, name)
+            if name not in _READ.get(section, ()) and found != getattr(default, name):
+                raise ConfigError(
+                    f"{section}.{name}: engine {spec.engine.name} times one operation and trains"
+                    f" nothing, so that nobody would read {found!r}; leave it out"
+                )
+    unit = element_bytes(spec.dtypes.compute)
+    unit *= 1 if settings.operation in _WHOLE else spec.launch.ranks
+    rest = settings.size_bytes % unit
+    if rest:
+        lower = settings.size_bytes - rest
+        near = " or ".join(str(size) for size in (lower, lower + unit) if size)
+        raise ConfigError(
+            f"engine.size_bytes: {settings.size_bytes} bytes cannot be split into equal numbers of"
+            f" {spec.dtypes.compute} elements of {spec.launch.ranks} ranks; the nearest that can:"
+            f" {near}"
+        )
+
+
+def element_bytes(dtype: DtypeName) -> int:
+    """Size of one element."""
+    return ELEMENT_BYTES[TORCH_NAMES[dtype]]
+
+
+def buffer_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
+    """What the ranks hold at least; None for a run that trains."""
+    settings = run.collective
+    return None if settings is None else _BUFFERS * settings.size_bytes * run.launch.ranks
+
+
+def collective_needs_ranks(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Alone, a rank sends nothing."""
+    if run.collective is None or run.launch.ranks > 1:
+        return None
+    return "a collective of one rank sends nothing: set launch.ranks to 2 or more"
+
+
+def collective_is_only_timed(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Counts and profiles are of training steps."""
+    measure = run.measure
+    if run.collective is None or not (measure.counts or measure.profile != "none"):
+        return None
+    found = "counts=true" if measure.counts else f"profile={measure.profile}"
+    return f"measure.{found} looks into training steps, and a collective has none: leave it out"
+
+
+def registration_needs_nccl(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Memory is registered with NCCL, for NCCL's own collectives."""
+    settings, device = run.collective, run.launch.device
+    if settings is None or settings.registration == "plain":
+        return None
+    if device != "cuda":
+        return (
+            f"registration={settings.registration} registers memory with NCCL; found device"
+            f" {device}: use cuda, or plain memory"
+        )
+    if settings.transport != "native":
+        return (
+            f"registration={settings.registration} serves NCCL's own collectives; found transport"
+            f" {settings.transport}: use native, or plain memory"
+        )
+    return None
+
+
+def transport_has_no_broadcast(run: ResolvedRun, _machine: Machine) -> str | None:
+    """The core's transports leave it to the backend."""
+    settings = run.collective
+    if settings is None or settings.transport == "native" or settings.operation != "broadcast":
+        return None
+    return (
+        f"transport {settings.transport} has no broadcast of its own, the backend does it: use"
+        " native"
+    )
+
+
+def same_host_needs_a_host(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Ranks read each other's memory through the kernel."""
+    settings, launch = run.collective, run.launch
+    if settings is None or settings.transport != "same_host":
+        return None
+    if launch.device == "cpu" and launch.nodes == 1:
+        return None
+    found = f"device {launch.device}" if launch.device != "cpu" else f"{launch.nodes} nodes"
+    return f"transport same_host reads the memory of CPU ranks on the same host; found {found}"
+
+
+def copy_engine_only_gathers(run: ResolvedRun, _machine: Machine) -> str | None:
+    """It copies and cannot add."""
+    settings = run.collective
+    if settings is None or not run.launch.copy_engine or settings.operation == "all_gather":
+        return None
+    return (
+        f"launch.copy_engine does gathers only; found operation {settings.operation}: use"
+        " all_gather, or leave it out"
+    )

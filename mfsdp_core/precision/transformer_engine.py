@@ -1,0 +1,189 @@
+"""Weights that Transformer Engine keeps as codes alone (primary weights), as a codec.
+
+    main rows --quantize_master_weights--> this rank's codes --gather--> codes of the whole weight,
+                                                                         which its tensor looks at
+
+Layers made under `transformer_engine.pytorch.quantized_model_init` have such parameters. Modules
+compute with the same tensor objects as before: only the memory of their codes is the core's, and
+comes and goes. Scales of whole weights are known to every rank, since Transformer Engine takes
+their maxima over the ranks itself, also on those that hold no part of a weight. Columns that are a
+copy of the rows are made for backward passes, and dropped with the weights unless
+`keep_fp8_transpose_cache` is set; those of MXFP8 are codes of their own, and gathered.
+
+Transformer Engine is imported where a model has such a parameter. Names and signatures are those of
+release 2.20; `tests/core/test_transformer_engine_interface.py` compares them with an installed one.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.plan.layout import Layout, Shape
+from mfsdp_core.plan.payload import BOTH, Payload
+from mfsdp_core.plan.prefetch import Direction
+from mfsdp_core.precision.codec import Shard
+from mfsdp_core.shard.flat_buffer import FullBuffer, matrix_rows
+
+_TENSORS = "transformer_engine.pytorch.quantized_tensor"
+_FUNCTIONS = "transformer_engine.pytorch.tensor.utils"
+
+#: By class of the tensor: the attributes with codes that are gathered, and the passes that read
+#: them. A byte per weight each.
+GATHERED: Mapping[str, tuple[tuple[str, frozenset[Direction]], ...]] = {
+    "Float8Tensor": (("_data", BOTH),),
+    "Float8BlockwiseQTensor": (("_rowwise_data", BOTH),),
+    "MXFP8Tensor": (
+        ("_rowwise_data", frozenset({"forward"})),
+        ("_columnwise_data", frozenset({"backward"})),
+    ),
+}
+_HIGH_PRECISION = ("get_high_precision_init_val", "clear_high_precision_init_val")
+
+
+def is_primary(tensor: torch.Tensor) -> bool:
+    """Whether Transformer Engine keeps the values of `tensor`. Never imports it."""
+    module: Any = sys.modules.get(_TENSORS)
+    return module is not None and isinstance(tensor, module.QuantizedTensor)
+
+
+def check_primary(name: str, weight: torch.Tensor) -> None:
+    """Refuse what cannot be sharded as codes.
+
+    Raises:
+        CapabilityNotBuiltError: a kind of tensor that is not built.
+        ConfigurationError: its columns were never made.
+    """
+    kind = type(weight).__name__
+    if kind not in GATHERED:
+        raise CapabilityNotBuiltError(
+            f"{name} is a {kind} of Transformer Engine. Weights that are kept as codes alone are "
+            f"built for {', '.join(GATHERED)}. Use another recipe in quantized_model_init(), or "
+            "make the model outside of it: layers then quantise weights that travel as they are."
+        )
+    missing = [attribute for attribute, _ in GATHERED[kind] if getattr(weight, attribute) is None]
+    if missing:
+        raise ConfigurationError(
+            f"{name}, a {kind}, has no {', '.join(missing)}, which backward passes read. Make the "
+            "model with gradients enabled."
+        )
+
+
+def initial_values(name: str, weight: Any) -> torch.Tensor:
+    """The values that main weights begin with, [shape of the weight]; perhaps on the CPU."""
+    kept = weight.get_high_precision_init_val() if hasattr(weight, _HIGH_PRECISION[0]) else None
+    if kept is None:
+        warnings.warn(
+            f"main weights of {name} begin with decoded FP8 values, since nothing else is there. "
+            "quantized_model_init(preserve_high_precision_init_val=True) keeps the drawn ones.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        kept = weight.dequantize(dtype=torch.float32)
+    result: torch.Tensor = kept
+    return result
+
+
+def marks_of(parameter: torch.Tensor) -> dict[str, Any]:
+    """Attributes of a parameter, without what a quantised tensor is made of."""
+    if not is_primary(parameter):
+        return vars(parameter)
+    made_of = {*vars(parameter.detach()), *_HIGH_PRECISION, "_high_precision_init_val"}
+    return {name: value for name, value in vars(parameter).items() if name not in made_of}
+
+
+@dataclass(frozen=True)
+class PrimaryCodec:
+    """The `Codec` of a bucket whose weights are such tensors, all of one kind.
+
+    group: all ranks that shard the optimizer, over which scales agree. keeps_copies: columns that
+    are a copy of the rows stay between uses.
+    """
+
+    weights: Sequence[Any]
+    group: ProcessGroup
+    keeps_copies: bool = False
+
+    def takes(self, name: str, shape: Shape) -> bool:
+        """Everything: the bucket is its own."""
+        del name, shape
+        return True
+
+    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
+        """The codes of each direction."""
+        del compute
+        size = layout.slice_elements
+        return tuple(
+            Payload(name, "uint8", size, directions, "use")
+            for name, directions in GATHERED[type(self.weights[0]).__name__]
+        )
+
+    def for_bucket(self, shard: Shard) -> PrimaryBucket:
+        """The codec of this rank's part."""
+        return PrimaryBucket(self, shard)
+
+
+class PrimaryBucket:
+    """Quantises this rank's rows, and shows the tensors where their codes are."""
+
+    def __init__(self, codec: PrimaryCodec, shard: Shard) -> None:
+        self._codec = codec
+        self._layout = shard.layout
+        self._owned = (shard.first_slice, shard.slices)
+        self._functions = _functions()
+        self._copies = len(codec.payloads(shard.layout, "")) == 1
+
+    def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
+        """Write this rank's codes, and the scales of all. Collective, whatever the rank holds."""
+        weights = list(self._codec.weights)
+        masters: list[torch.Tensor | None] = [None] * len(weights)
+        starts: list[int | None] = [None] * len(weights)
+        codes: list[Any] = [None] * len(weights)
+        for rows in matrix_rows(self._layout, *self._owned):
+            masters[rows.index] = main[rows.where]
+            starts[rows.index] = rows.first_row * rows.columns
+            found = tuple(part[rows.where] for part in parts.values())
+            codes[rows.index] = found[0] if len(found) == 1 else found
+        self._functions.quantize_master_weights(weights, masters, starts, self._codec.group, codes)
+
+    def show(self, gathered: Mapping[str, torch.Tensor]) -> None:
+        """Let the tensors look at these codes, [layout.total_elements] per attribute."""
+        for name, data in gathered.items():
+            full = FullBuffer(self._layout, data)
+            for index, weight in enumerate(self._codec.weights):
+                setattr(weight, name, full.tensor(index))
+
+    def decode(
+        self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor
+    ) -> None:
+        """Nothing is decoded: modules compute with the codes. Columns are made where missing."""
+        del weights
+        self.show(gathered)
+        if direction == "backward":
+            self._functions.post_all_gather_processing(list(self._codec.weights))
+
+    def drop_copies(self) -> None:
+        """Free columns that can be made again."""
+        if self._copies and not self._codec.keeps_copies:
+            for weight in self._codec.weights:
+                self._functions.clear_columnwise_cache(weight)
+
+
+def _functions() -> Any:
+    import importlib
+
+    module = importlib.import_module(_FUNCTIONS)
+    wanted = ("quantize_master_weights", "post_all_gather_processing", "clear_columnwise_cache")
+    missing = [name for name in wanted if not hasattr(module, name)]
+    if missing:
+        raise ConfigurationError(
+            f"{_FUNCTIONS} has no {', '.join(missing)}: expected Transformer Engine 2.20 or newer."
+        )
+    return module

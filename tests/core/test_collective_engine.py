@@ -1,0 +1,160 @@
+"""A collective by itself: right values on every transport, and wrong ones are told apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bench.engines.collective import CollectiveEngine, WrongValuesError
+from bench.record import RunRecord, RunStatus
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import CollectiveName, DtypeSpec, EngineSpec, LaunchSpec, RunSpec, TrainSpec
+from bench.store.samples import read_samples
+from bench.worker.collective import measure_collective
+from bench.worker.place import Place
+from oracle.ranks import RankPool, mesh
+
+pytestmark = pytest.mark.processes
+
+CPU = torch.device("cpu")
+OPERATIONS = get_args(CollectiveName)
+
+
+def resolved(ranks: int = 2, dtype: str = "fp32", steps: int = 8, **settings: Any):
+    spec = RunSpec(
+        engine=EngineSpec(name="collective", **settings),
+        dtypes=DtypeSpec(compute=dtype),
+        train=TrainSpec(steps=steps),
+        launch=LaunchSpec(ranks=ranks),
+    )
+    return resolve_anywhere(spec)
+
+
+def group_of(ranks: int) -> Any:
+    return dist.new_group([0, 1, 2]) if ranks == 3 else mesh(ranks)["dp"].get_group()
+
+
+def checked(ranks: int, transport: str) -> int:
+    """Every operation and dtype, twice with operations in between; how many were right."""
+    group = group_of(ranks)
+    if dist.get_rank() >= ranks:
+        return 0
+    right = 0
+    for operation in OPERATIONS:
+        if operation == "broadcast" and transport != "native":
+            continue
+        for dtype in ("fp64", "fp32", "bf16", "fp16"):
+            run = resolved(ranks, dtype, operation=operation, size_bytes=2304, transport=transport)
+            engine = CollectiveEngine(run, CPU, group)
+            engine.check()
+            engine.start().wait()
+            engine.check()
+            engine.close()
+            right += 1
+    return right
+
+
+@pytest.mark.parametrize("ranks_in_group", [2, 3, 4])
+@pytest.mark.parametrize("transport", ["native", "point_to_point", "same_host"])
+def test_every_operation_brings_what_it_should(
+    ranks: RankPool, ranks_in_group: int, transport: str
+) -> None:
+    found = ranks.run(checked, ranks_in_group, transport)
+    wanted = 16 if transport == "native" else 12
+    assert found[:ranks_in_group] == [wanted] * ranks_in_group
+
+
+class _Broken:
+    """A communicator whose second rank spoils one element of the result."""
+
+    def __init__(self, inner: Any, result: str) -> None:
+        self.inner, self.result = inner, result
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.inner, name)
+        if name not in OPERATIONS:
+            return operation
+
+        def spoiled(first: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            pending = operation(first, *rest, **options)
+            pending.wait()
+            if self.inner.rank == 1:
+                first[17] += 1
+            return pending
+
+        return spoiled
+
+
+def complaint(operation: str) -> str:
+    engine = CollectiveEngine(resolved(operation=operation, size_bytes=4096), CPU, group_of(2))
+    engine._communicator = _Broken(engine._communicator, operation)
+    try:
+        engine.check()
+    except WrongValuesError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_one_wrong_element_on_one_rank_is_named(ranks: RankPool, operation: str) -> None:
+    first, second = ranks.run(complaint, operation)[:2]
+    assert first == ""
+    at = 17 + (512 if operation == "reduce_scatter" else 0)
+    assert f"{operation} of 4096 bytes by native, plain memory: rank 1 expected" in second
+    assert f"in element {at} and found" in second
+    assert "; 1 of " in second
+
+
+def swapped_slices() -> str:
+    """A gather that brings the right slices in the wrong order."""
+    engine = CollectiveEngine(resolved(size_bytes=4096), CPU, group_of(2))
+    gather = engine._communicator.all_gather
+
+    def wrong(full: torch.Tensor, own: torch.Tensor, bucket: str) -> Any:
+        pending = gather(full, own, bucket)
+        pending.wait()
+        full.copy_(full.roll(full.numel() // 2))
+        return pending
+
+    engine._communicator.all_gather = wrong  # type: ignore[method-assign]
+    try:
+        engine.check()
+    except WrongValuesError as error:
+        return str(error)
+    return ""
+
+
+def test_slices_in_the_wrong_order_are_seen(ranks: RankPool) -> None:
+    assert all("elements are wrong" in text for text in ranks.run(swapped_slices)[:2])
+
+
+def timed(folder: str) -> None:
+    """All four ranks: the barrier of a step is one of the world."""
+    run = resolved(4, operation="reduce_scatter", size_bytes=65536, operations=3)
+    assert run.collective is not None
+    place = Place(dist.get_rank(), 4, CPU)
+    measure_collective(run, run.collective, place, Path(folder))
+
+
+def test_a_run_leaves_a_sample_per_step_and_rank_without_a_loss(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    ranks.run(timed, str(tmp_path))
+    steps = read_samples(tmp_path, [])
+    run = resolved(4, operation="reduce_scatter", size_bytes=65536, operations=3)
+    record = RunRecord("r", run, RunStatus(state="ok"), {}, steps)
+    assert record.is_whole
+    assert record.losses == []
+    assert sorted(steps) == [0, 1, 2, 3]
+    for samples in steps.values():
+        assert len(samples) == 8
+        assert all(0 < one.latency_milliseconds < 1000 for one in samples)
+        assert all(0 < one.milliseconds < 1000 for one in samples)
+    runtime = json.loads((tmp_path / "runtime.json").read_text())
+    assert runtime["transports"] == {"world": "native"}
+    assert runtime["buffer_registration"] is None

@@ -1,0 +1,387 @@
+"""Weights that Transformer Engine keeps as codes, by a stand-in that quantises in plain torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.testing import transformer_engine as te
+from bench.testing.quantised import quantised
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from oracle.ranks import RankPool, mesh, two_axes
+
+pytestmark = pytest.mark.processes
+
+RECIPES = {
+    "delayed": te.DelayedScaling,
+    "current": te.Float8CurrentScaling,
+    "block": te.Float8BlockScaling,
+    "mxfp8": te.MXFP8BlockScaling,
+}
+STEPS = 3
+
+
+class Unit(nn.Module):
+    """Shards cut blocks of 128 rows and of 32; with 4 ranks, two hold nothing of `few`."""
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.recomputes = False
+        self.up, self.down = layer(32, 144), layer(144, 32)
+        self.few = layer(32, 2, bias=False)
+        self.norm = nn.LayerNorm(32, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = partial(checkpoint, self.inner, use_reentrant=False)
+        y = inner(x) if self.recomputes else self.inner(x)
+        return x + y * self.few(x).sum(-1, keepdim=True)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.down(self.up(self.norm(x)).tanh())
+
+
+class Lone(nn.Module):
+    """A unit of one weight with fewer rows than there are ranks."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.few = layer(32, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.few(x).sum(-1, keepdim=True)
+
+
+def drawn(layer: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(3)
+    head = layer(32, 16)
+    return nn.Sequential(Unit(layer, dtype), Lone(layer), Unit(layer, dtype), head)
+
+
+def primary(recipe: str, *, preserve: bool = True, **options: Any) -> nn.Module:
+    """Under `quantized_model_init`."""
+    dtype = options.pop("dtype", torch.float32)
+
+    def layer(rows: int, columns: int, **more: Any) -> te.Linear:
+        return te.Linear(rows, columns, params_dtype=dtype, device="cpu", **options, **more)
+
+    with te.quantized_model_init(True, RECIPES[recipe](), preserve):
+        return drawn(layer, dtype)
+
+
+def batch(step: int, rank: int) -> Tensor:
+    return torch.randn(8, 32, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+class Reference(nn.Module):
+    """A layer of one process: decoded values of the whole matrix, from FP32 main weights."""
+
+    def __init__(self, recipe: str, rows: int, columns: int, bias: bool = True) -> None:
+        super().__init__()
+        values = torch.empty(columns, rows)
+        nn.init.normal_(values, 0.0, 0.023)
+        self.weight = nn.Parameter(values)
+        self.bias = nn.Parameter(torch.zeros(columns)) if bias else None
+        self.recipe, self.earlier = recipe, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (
+            quantised(self.recipe, self.weight.detach(), torch.float32, self.earlier, backward=b)
+            for b in (False, True)
+        )
+        y = Decoded.apply(x, self.weight, rows, columns)
+        return y if self.bias is None else y + self.bias
+
+
+class Decoded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        del weight
+        ctx.save_for_backward(x, columns)
+        return x @ rows.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, columns = ctx.saved_tensors
+        return gradient @ columns, gradient.flatten(0, -2).t() @ x.flatten(0, -2), None, None
+
+
+def expected(recipe: str, ranks: int) -> list[list[float]]:
+    """Losses of every rank, by one process."""
+    model = drawn(lambda rows, columns, **more: Reference(recipe, rows, columns, **more))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found: list[list[float]] = [[] for _ in range(ranks)]
+    for step in range(STEPS):
+        for rank in range(ranks):
+            value = model(batch(step, rank)).square().mean()
+            (value / ranks).backward()
+            found[rank].append(float(value.detach()))
+        for module in model.modules():
+            if isinstance(module, Reference):
+                module.earlier = [module.weight.detach().clone()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def sharded(model: nn.Module, axes: str, strategy: Any, **options: Any) -> Any:
+    policy = MixedPrecisionPolicy(torch.float32, torch.float32)
+    options = {"mixed_precision_policy": policy, "fsdp_unit_modules": [Unit, Lone], **options}
+    if axes == "fsdp":
+        return fully_shard_model(
+            model, device_mesh=mesh(2)["dp"], zero_dp_strategy=strategy, **options
+        )
+    if axes == "one":
+        return fully_shard_model(
+            model, device_mesh=mesh(1)["dp"], zero_dp_strategy=strategy, **options
+        )
+    both, group = two_axes()
+    return fully_shard_model(
+        model,
+        device_mesh=both,
+        dp_shard_dim="inner",
+        dp_outer_dim="outer",
+        hybrid_fsdp_group=group,
+        outer_dp_sharding_strategy=int(axes == "hfsdp"),
+        zero_dp_strategy=strategy,
+        **options,
+    )
+
+
+def trained(recipe: str, axes: str, strategy: Any, fuses: bool) -> dict[str, Any]:
+    """Losses of this rank; what layers computed with at last, and the main weights behind it."""
+    with te.installed():
+        model = sharded(primary(recipe, fuse_wgrad_accumulation=fuses), axes, strategy)
+        optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        losses, seen, earlier = [], {}, {}
+        raws: dict[str, Any] = {}
+        names = {id(m): f"{name}.weight" for name, m in model.module.named_modules()}
+
+        def look(module: nn.Module, args: Any, output: Tensor) -> None:
+            weight: Any = module.weight
+            name = names[id(module)]
+            raws[name] = weight
+            seen[name] = [weight.dequantize()]
+            # The head is the root's, whose columns come with the gradient of its output.
+            tensor = args[0] if name == "3.weight" else output
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _g: seen[name].append(weight.columns().clone()) or None)
+
+        hooks = [m for m in model.modules() if isinstance(m, te.Linear)]
+        for module in hooks:
+            module.register_forward_hook(look)
+        rank = torch.distributed.get_rank() % (1 if axes == "one" else 4)
+        for step in range(STEPS):
+            main = {n: gather_full(p) for n, p in model.module.named_parameters()}
+            with te.autocast(recipe=RECIPES[recipe]()):
+                value = model(batch(step, rank)).square().mean()
+            value.backward()
+            losses.append(float(value.detach()))
+            wrong = [
+                (name, b)
+                for name, both in seen.items()
+                for b, found in enumerate(both)
+                for then in [earlier.get(name, [])]
+                if not torch.equal(
+                    found, quantised(recipe, main[name], torch.float32, then, backward=b)
+                )
+            ]
+            earlier = {name: [value] for name, value in main.items()}
+            optimizer.step()
+            optimizer.zero_grad()
+        held = sum(
+            getattr(raw, name).untyped_storage().nbytes()
+            for raw in raws.values()
+            for name in ("_data", "_rowwise_data", "_columnwise_data", "_transpose")
+            if getattr(raw, name, None) is not None
+        )
+        gathered = dict(model.wire_log.gathered_bytes)
+        return {
+            "losses": losses,
+            "wrong": wrong,
+            "seen": sum(map(len, seen.values())),
+            "held": held,
+            "gathered": gathered,
+        }
+
+
+FLAT = "optim_grads_params"
+ALL = [("fsdp", s) for s in ("no_shard", "optim", "optim_grads", FLAT)]
+ALL += [(axes, FLAT) for axes in ("one", "hsdp", "hfsdp")]
+CASES = [
+    pytest.param(
+        recipe,
+        *case,
+        marks=()
+        if recipe == "mxfp8" or case in (("fsdp", FLAT), ("hfsdp", FLAT))
+        else pytest.mark.nightly,
+    )
+    for recipe in RECIPES
+    for case in ALL
+]
+RANKS = {"one": 1, "fsdp": 2, "hsdp": 4, "hfsdp": 4}
+
+
+@pytest.mark.parametrize(("recipe", "axes", "strategy"), CASES)
+def test_codes_are_those_of_one_process_and_so_are_losses(
+    ranks: RankPool, recipe: str, axes: str, strategy: str
+) -> None:
+    """Rows and columns, with scales over parts of all ranks; and no codes are left of units."""
+    fuses = strategy != "optim"
+    found = ranks.run(trained, recipe, axes, strategy, fuses)
+    wanted = expected(recipe, RANKS[axes])
+    for rank, one in enumerate(found):
+        assert one["losses"] == pytest.approx(wanted[rank % RANKS[axes]], rel=1e-5)
+        # Reciprocals of reciprocals: delayed scales differ in their last bit.
+        assert recipe == "delayed" or not one["wrong"]
+        assert one["seen"] == 16
+        # The head belongs to the root, which stays: its rows, and its columns or their copy.
+        assert strategy != FLAT or one["held"] <= 2 * 16 * 32
+
+
+def losses_of(recipe: str, recomputes: bool = False, **options: Any) -> tuple[list[float], Any]:
+    """Of this rank, and the model."""
+    model = primary(recipe, dtype=options.pop("dtype", torch.float32))
+    for unit in model.modules():
+        if isinstance(unit, Unit):
+            unit.recomputes = recomputes
+    model = sharded(model, "fsdp", FLAT, **options)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    found = []
+    for step in range(STEPS):
+        with te.autocast(recipe=RECIPES[recipe]()):
+            x = batch(step, mesh(2).get_local_rank("dp"))
+            value = model(x.to(next(model.parameters()).dtype)).square().mean()
+        value.backward()
+        found.append(float(value.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, model
+
+
+def recomputed(recipe: str) -> bool:
+    with te.installed():
+        plain, _ = losses_of(recipe)
+        again, _ = losses_of(recipe, recomputes=True, enable_fine_grained_param_gather=True)
+    return plain == again
+
+
+def on_the_wire(recipe: str) -> dict[str, Any]:
+    """Gathers of one unit's codes in a step, and the most bytes of compute weights ever there."""
+    with te.installed():
+        model = sharded(primary(recipe), "fsdp", FLAT)
+        model(batch(0, 0)).square().mean().backward()
+        gathers = [
+            (r.bucket, r.payload_bytes)
+            for r in model.wire_log
+            if r.bucket.startswith("0/") and r.dtype == "uint8"
+        ]
+        return {
+            "gathers": gathers,
+            "compute": model.ledger.peak_bytes_by_category()["compute_weights"],
+        }
+
+
+def kept(keep: bool) -> tuple[list[float], bool]:
+    """Losses; whether the copies of columns outlive a step."""
+    with te.installed():
+        found, model = losses_of("current", keep_fp8_transpose_cache=keep)
+        raws = [g.parameters[0].raw for g in model._groups() if g.plan.unit and g.plan.primary]
+        return found, all(raw._transpose is not None for raw in raws)
+
+
+def reloaded(recipe: str) -> bool:
+    """Main weights of another model are loaded: outputs are the same, to the bit."""
+    with te.installed():
+        _, source = losses_of(recipe)
+        target = sharded(primary(recipe), "fsdp", FLAT)
+        target.load_state_dict(source.state_dict())
+        with torch.no_grad():
+            return torch.equal(source(batch(9, 0)), target(batch(9, 0)))
+
+
+def refusals() -> dict[str, str]:
+    found = {}
+    cases: dict[str, tuple[dict[str, Any], Any]] = {
+        "no main weights": (
+            {"mixed_precision_policy": MixedPrecisionPolicy(None)},
+            ConfigurationError,
+        ),
+        "another kind": ({}, CapabilityNotBuiltError),
+        "no columns": ({}, ConfigurationError),
+        "meta": ({"init_model_with_meta_device": True}, CapabilityNotBuiltError),
+    }
+    for case, (options, error) in cases.items():
+        with te.installed():
+            model = primary("mxfp8")
+            weight: Any = model[0].up.weight
+            if case == "another kind":
+                weight.__class__ = type("NVFP4Tensor", (type(weight),), {})
+            if case == "no columns":
+                weight._columnwise_data = None
+            if case == "meta":
+                model[0].up.weight = nn.Parameter(torch.empty(144, 32, device="meta"))
+                model[0].up.reset_parameters = lambda: None
+            with pytest.raises(error) as raised:
+                sharded(model, "fsdp", FLAT, **options)
+        found[case] = str(raised.value)
+    return found
+
+
+def without_values() -> tuple[str, bool]:
+    """The warning, and whether main weights are the decoded ones."""
+    with te.installed():
+        model = primary("current", preserve=False)
+        wanted = model[0].up.weight.dequantize()
+        with pytest.warns(RuntimeWarning) as warned:
+            ours = sharded(model, "fsdp", FLAT)
+        name = "0.up.weight"
+        found = gather_full(dict(ours.module.named_parameters())[name])
+    return str(warned[0].message), torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("recipe", ["block", "mxfp8"])
+def test_recomputed_activations_read_rows_again(ranks: RankPool, recipe: str) -> None:
+    assert all(ranks.run(recomputed, recipe))
+
+
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+def test_a_gather_sends_a_byte_per_weight_and_no_full_weights_exist(
+    ranks: RankPool, recipe: str
+) -> None:
+    for one in ranks.run(on_the_wire, recipe):
+        elements = 2 * 32 * 144 + 2 * 32
+        sent = sum(size for _, size in one["gathers"])
+        assert 2 * elements <= sent <= 2.05 * elements
+        assert len(one["gathers"]) == 2 * len(dict(one["gathers"]))  # forward and backward
+        assert one["compute"] < 4 * elements
+
+
+def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept(ranks: RankPool) -> None:
+    (dropped, are_left), (stayed, stay) = (ranks.run(kept, keep)[0] for keep in (False, True))
+    assert dropped == stayed
+    assert (are_left, stay) == (False, True)
+
+
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+def test_loading_main_weights_quantises_them_again(ranks: RankPool, recipe: str) -> None:
+    assert all(ranks.run(reloaded, recipe))
+
+
+def test_what_is_not_built_is_refused_in_words(ranks: RankPool) -> None:
+    found = ranks.run(refusals)[0]
+    assert "main_params_dtype=None leaves no weights" in found["no main weights"]
+    assert "NVFP4Tensor" in found["another kind"]
+    assert "_columnwise_data" in found["no columns"]
+    assert "meta device" in found["meta"]
+
+
+def test_main_weights_without_the_drawn_values_are_warned_about(ranks: RankPool) -> None:
+    for message, equal in ranks.run(without_values):
+        assert "preserve_high_precision_init_val=True" in message
+        assert equal
