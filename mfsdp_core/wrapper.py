@@ -420,9 +420,10 @@ class MegatronFSDP(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load whole tensors, or shards of the same sharding, under names starting `module.`.
+        """Load whole tensors, or shards of this sharding or torch's, under names of `module.`.
 
-        Main weights take the values in their own dtype; compute weights follow. No communication.
+        Main weights take the values in their own dtype; compute weights follow. Rows that torch
+        has cut are gathered; nothing else communicates.
 
         Raises:
             LifecycleError: `assign=True`, which would cut parameters from their buffers.
