@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import warnings
 from typing import Any
 
@@ -317,6 +318,7 @@ def names_and_marks_say_what_upstreams_say() -> None:
             refuses(
                 LifecycleError, "not gathered", lambda m=model: m.raw_param["units.0.up.weight"]
             )
+        same("gradients", {g.grad_dtype for g in groups}, {torch.float64})
         same("ranks", model.checkpoint_group.size(), dist.get_world_size())
         refuses(
             LifecycleError,
@@ -324,6 +326,10 @@ def names_and_marks_say_what_upstreams_say() -> None:
             model.param_and_grad_buffer.manual_buffer_registration,
         )
         same("no registration", model.buffer_registration, None)
+    policy = mfsdp_core.MixedPrecisionPolicy(_FP32, _FP32, _FP32)
+    model, _ = pair(3, dtype=_BF16, mixed_precision_policy=policy)
+    kinds = {(g.dtype, g.grad_dtype) for g in model.param_and_grad_buffer.parameter_groups}
+    same("of other dtypes", kinds, {(_BF16, _FP32)})
     same("public names", set(mfsdp_core.__all__) == set(dir(mfsdp_core)), True)
     assert mfsdp_core.__version__[0].isdigit()
     refuses(AttributeError, "no attribute 'nothing'", lambda: mfsdp_core.nothing)
@@ -421,6 +427,46 @@ def the_wrapper_is_built_by_upstreams_arguments() -> None:
     close("loss", fine(batch()).detach(), plain(batch()).detach())
 
 
+def arguments_left_out_mean_what_upstreams_mean() -> None:
+    """The defaults of the functions, of the wrapper class and of its configuration."""
+    off = [
+        "init_model_with_meta_device",
+        "report_nan_in_param_grad",
+        "average_in_collective",
+        "disable_bucketing",
+        "calculate_per_token_loss",
+        "keep_fp8_transpose_cache",
+        "nccl_ub",
+        "fsdp_double_buffer",
+        "fsdp_db_use_persist_buf_on_alloc_fail",
+        "disable_symmetric_registration",
+        "enable_fine_grained_param_gather",
+        "use_decoupled_grad",
+        "cuda_graph_mode",
+        "maxpool_double_buffer",
+        "check_for_nan_in_grad",
+        "manual_registration",
+    ]
+    on = ["overlap_grad_reduce", "overlap_param_gather", "sync_model_each_microbatch"]
+    wanted = dict.fromkeys(off, False) | dict.fromkeys(on, True)
+    wanted |= {"zero_dp_strategy": 3, "outer_dp_sharding_strategy": 0, "pool_slots": 2}
+    wanted |= {"on_double_reduction": "raise", "transport": "auto", "nested_units": "outermost"}
+    wanted |= {"prefetch_order": "recorded", "unused_parameters": "none", "allocator": None}
+    for function in (mfsdp_core.fully_shard_model, mfsdp_core.fully_shard):
+        found = {n: p.default for n, p in inspect.signature(function).parameters.items()}
+        same(function.__name__, {name: found[name] for name in wanted}, wanted)
+    own = inspect.signature(mfsdp_core.MegatronFSDP.__init__).parameters
+    same("the wrapper", {p.default for p in own.values() if isinstance(p.default, bool)}, {False})
+    fields = dataclasses.fields(mfsdp_core.DistributedDataParallelConfig)
+    same(
+        "on",
+        {f.name for f in fields if f.default is True},
+        {"gradient_reduce_div_fusion", "fsdp_all_gather_in_start_param_sync"},
+    )
+    model, _ = pair(3)
+    same("as it was asked for", model.ddp_config.overlap_grad_reduce, True)
+
+
 def weights_gathered_ahead_are_used() -> None:
     """`start_param_sync` with and without waiting; `broadcast_params` where ranks hold wholes."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
@@ -451,5 +497,6 @@ CHECKS = (
     names_and_marks_say_what_upstreams_say,
     what_travels_is_logged_and_told,
     the_wrapper_is_built_by_upstreams_arguments,
+    arguments_left_out_mean_what_upstreams_mean,
     weights_gathered_ahead_are_used,
 )
