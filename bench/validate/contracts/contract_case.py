@@ -38,6 +38,7 @@ CONTRACTS = (
     ContractCase("optimizers"),
     ContractCase("checkpoints"),
     ContractCase("copies"),
+    ContractCase("shards"),
     ContractCase("refusals"),
     ContractCase("graphs_of_calls"),
     ContractCase("captured_steps"),
