@@ -33,7 +33,7 @@ def check(device: Device) -> Findings:
                 continue
             document, count = resolved.model_dump(mode="json"), resolved.launch.ranks
             found = workers.run(time_collective, document, seconds=_SECONDS, ranks=count)
-            _judge(name, engine, found, findings)
+            judge(name, engine, found, findings)
     return findings
 
 
@@ -55,7 +55,8 @@ def _specs(device: Device) -> list[dict[str, Any]]:
     ]
 
 
-def _judge(name: str, engine: dict[str, Any], found: list[Timed], findings: Findings) -> None:
+def judge(name: str, engine: dict[str, Any], found: list[Timed], findings: Findings) -> None:
+    """Values on every rank, and whether NCCL has registered what was asked for."""
     wrong = [one.wrong for one in found if one.wrong]
     slowest = max(one.milliseconds for one in found)
     bandwidth = algorithm_bytes_per_second(engine["size_bytes"], slowest)
