@@ -126,12 +126,11 @@ def _run(
 ) -> ValidationRecord:
     from bench.testing.workers import ForkServer
     from bench.validate.bugs import Bug
-    from bench.validate.cases import Case
-    from bench.validate.fuzz.fixed import ProgramCase
     from bench.validate.injection import inject
+    from bench.validate.matrix import AnyCase
     from bench.validate.session import MODULES, WorkerSettings, verdicts
 
-    cases = [case for case in chosen if isinstance(case, Case | ProgramCase)]
+    cases = [case for case in chosen if isinstance(case, AnyCase)]
     workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []

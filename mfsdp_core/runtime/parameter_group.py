@@ -90,6 +90,11 @@ class ManagedParameter:
             )
         return self._watch.look()
 
+    @property
+    def was_changed(self) -> bool:
+        """Whether the weight was changed in place since the last look."""
+        return self._watch.has_changed
+
     def check_held(self) -> None:
         """Refuse a parameter that was put in the place of this one.
 

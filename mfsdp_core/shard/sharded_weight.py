@@ -74,6 +74,11 @@ class WeightWatch:
         self._local = self._weight._local_tensor
         self._versions = self._weight._version + self._local._version
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the next look will find a change."""
+        return self._versions != self._weight._version + self._local._version
+
     def look(self) -> bool:
         """Whether the weight has changed since the last look.
 
@@ -87,9 +92,8 @@ class WeightWatch:
                 f"{self._local.dtype} on {self._local.device}, found {_described(weight)}. Cast or "
                 "move a module before it is sharded."
             )
-        versions = weight._version + self._local._version
-        changed = versions != self._versions
-        self._versions = versions
+        changed = self.has_changed
+        self._versions = weight._version + self._local._version
         return changed
 
 

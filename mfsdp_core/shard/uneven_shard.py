@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.shard.dtensor import gather_full, without_offset
+from mfsdp_core.shard.dtensor import gather_full, local_tensor, without_offset
 
 _CUT = "_mfsdp_cut"
 
@@ -99,9 +100,10 @@ class UnevenShard(DTensor):
             )
         return DTensor.from_local(self.full_tensor(), self.device_mesh, wanted, run_check=False)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """As a DTensor, which is what torch can load."""
-        return without_offset(self).requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """As a DTensor, and how it is cut."""
+        plain = without_offset(self).requires_grad_(self.requires_grad)
+        return _unpickled, (plain, cut_of(self))
 
 
 def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
@@ -113,6 +115,38 @@ def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
     if tuple(cut) != even or (shard.device_mesh.ndim > 1 and len(set(cut)) > 1):
         setattr(shard, _CUT, tuple(cut))
     return shard
+
+
+def _unpickled(shard: DTensor, cut: Cut | None) -> DTensor:
+    shard.__class__ = UnevenShard
+    if cut is not None:
+        setattr(shard, _CUT, cut)
+    return shard
+
+
+torch.serialization.add_safe_globals([_unpickled])
+
+
+def is_cut_alike(shard: DTensor, own: DTensor) -> bool:
+    """Whether two shards, here or unpickled, hold the same rows on every rank."""
+    return (
+        tuple(shard.placements) == tuple(own.placements)
+        and cut_of(shard) == cut_of(own)
+        and local_tensor(shard).shape == local_tensor(own).shape
+    )
+
+
+def is_cut_by_torch(shard: DTensor) -> bool:
+    """Whether `gather_full` puts it together: a shard over one axis with the rows torch gives it.
+
+    As `distribute_tensor` and `set_model_state_dict(full_state_dict=True)` make them.
+    """
+    if cut_of(shard) is not None or shard.device_mesh.ndim > 1:
+        return False
+    size, _ = compute_local_shape_and_global_offset(
+        shard.shape, shard.device_mesh, shard.placements
+    )
+    return tuple(local_tensor(shard).shape) == tuple(size)
 
 
 def cut_of(tensor: object) -> Cut | None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.shard.chunk import describe_chunk, offsets_of
 from mfsdp_core.shard.dtensor import without_offset
+from mfsdp_core.shard.uneven_shard import cut_like
 
 
 def describe_modules(modules: Iterable[nn.Module]) -> None:
@@ -61,7 +62,7 @@ def _describe_parameters(
         if parameter is None or offsets_of(parameter) is None or not isinstance(value, DTensor):
             continue
         if not isinstance(value, nn.Parameter):  # keep_vars=True asks for the parameter itself
-            value = state_dict[prefix + attribute] = without_offset(value)
+            value = state_dict[prefix + attribute] = cut_like(without_offset(value), parameter)
         describe_like(value, parameter)
 
 

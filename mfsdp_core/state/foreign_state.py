@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
-from mfsdp_core.shard.dtensor import as_dtensor, local_tensor
-from mfsdp_core.shard.uneven_shard import cut_like
+from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor
+from mfsdp_core.shard.uneven_shard import cut_like, is_cut_alike, is_cut_by_torch
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.local_step import ELEMENTWISE
 
@@ -68,6 +68,8 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
         return value  # nobody knows what it is
     offsets, local = offsets_of(parameter), local_tensor(parameter)
     assert offsets is not None
+    if is_whole and isinstance(value, DTensor) and not _lies_alike(value, parameter):
+        value = gather_full(value) if is_cut_by_torch(value) else value
     if is_whole and not isinstance(value, DTensor):
         rows = value.reshape(shape)
         for dim, (start, length) in enumerate(zip(offsets, local.shape, strict=True)):
@@ -84,17 +86,14 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
         f"{what}: expected the whole tensor of shape {shape}, or the rows {offsets} to "
         f"{tuple(o + n for o, n in zip(offsets, local.shape, strict=True))} of it as a DTensor; "
         f"found {_found(value)}. To load what other ranks or another strategy saved, use "
-        "save_checkpoint and load_checkpoint, or torch.distributed.checkpoint. Whole tensors go to "
-        "optimizer.load_state_dict: full_state_dict=True cuts them evenly, as shards are not."
+        "save_checkpoint and load_checkpoint, or torch.distributed.checkpoint."
     )
 
 
 def _lies_alike(value: DTensor, parameter: DTensor) -> bool:
-    described = described_offsets(value)
-    return (
-        local_tensor(value).shape == local_tensor(parameter).shape
-        and tuple(value.placements) == tuple(parameter.placements)
-        and described in (None, offsets_of(parameter))
+    return is_cut_alike(value, parameter) and described_offsets(value) in (
+        None,
+        offsets_of(parameter),
     )
 
 

@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.errors import StateDictError
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
+from mfsdp_core.shard.dtensor import gather_full
+from mfsdp_core.shard.uneven_shard import cut_of, is_cut_alike, is_cut_by_torch
 
 #: What the wrapper puts before every name.
 PREFIX = "module."
@@ -29,7 +31,8 @@ def load_model_state(
 ) -> Any:
     """Write parameters into the main weights and buffers into their modules.
 
-    Values are whole tensors, or DTensors sharded as the model is. The caller installs the weights.
+    Values are whole tensors, DTensors sharded as the model is, or DTensors that torch has cut over
+    the model's one axis, which are gathered. The caller installs the weights.
     A tied parameter is loaded from whichever of its names is present. Nothing is written unless
     everything can be (R18).
 
@@ -86,7 +89,13 @@ def _check_parameter(group: ParameterGroup, index: int, name: str, value: object
         raise StateDictError(f"{name}: expected shape {shape}, found {tuple(value.shape)}.")
     if not isinstance(value, DTensor) or _is_on_tensor_axis_alone(managed, value):
         return
-    if not _is_sharded_alike(value, sharded):
+    if id(value) == id(sharded) and cut_of(value) is not None and managed.was_changed:
+        raise StateDictError(
+            f"{name}: set_model_state_dict(broadcast_from_rank0=True) has written rows where torch "
+            "would cut them, and this model is cut elsewhere: its weights are wrong now. Give all "
+            "ranks the whole tensors: full_state_dict=True alone, or model.load_state_dict()."
+        )
+    if not _is_sharded_alike(value, sharded) and not is_cut_by_torch(value):
         raise StateDictError(
             f"{name}: its shard has shape {tuple(value.to_local().shape)}, or lies elsewhere than "
             "this model's. Load whole tensors (gather_full), or save and load with "
@@ -101,10 +110,12 @@ def _is_on_tensor_axis_alone(managed: ManagedParameter, value: DTensor) -> bool:
 
 def _is_sharded_alike(value: DTensor, sharded: torch.Tensor) -> bool:
     own = sharded.detach()
-    if not isinstance(own, DTensor) or value.to_local().shape != own.to_local().shape:
-        return False
     described = described_offsets(value)
-    return described is None or described == offsets_of(sharded)
+    return (
+        isinstance(own, DTensor)
+        and is_cut_alike(value, own)
+        and described in (None, offsets_of(sharded))
+    )
 
 
 def _check_buffer(name: str, own: object, value: object) -> None:
@@ -122,6 +133,9 @@ def _load_parameter(group: ParameterGroup, index: int, value: torch.Tensor) -> N
     managed = group.parameters[index]
     if _is_on_tensor_axis_alone(managed, value):
         group.load_part(index, value.to_local())
+        return
+    if not _is_sharded_alike(value, managed.sharded):
+        group.load(index, gather_full(value))
         return
     target = list(group.local_views(group.weights.main))[index]
     local = value.to_local()

@@ -16,13 +16,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
 
-from mfsdp_core import fully_shard, fully_shard_optimizer, gather_full
+from mfsdp_core import fully_shard, fully_shard_optimizer
 from mfsdp_core.errors import StateDictError
 from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.models import TOYS, batch, build, loss
@@ -175,25 +174,6 @@ def lost_or_moved(
     return moved + [name for name in states if not torch.equal(found[name], saved[name])]
 
 
-def whole_through_torchs_function() -> str:
-    """torch cuts whole tensors into even shards, and these are not even."""
-    source, target = toy(NAME, SHARDED), toy(NAME, SHARDED, seed=8)
-    source.train(1)
-    names = {p: name for name, p in source.model.named_parameters()}
-    state = {
-        names[p]: {k: gather_full(v) for k, v in values.items()}
-        for p, values in source.optimizer.state.items()
-    }
-    options = StateDictOptions(full_state_dict=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own
-        groups = get_optimizer_state_dict(source.model, source.optimizer)["param_groups"]
-        whole = {"state": state, "param_groups": groups}
-        with pytest.raises(StateDictError) as error:
-            set_optimizer_state_dict(target.model, target.optimizer, whole, options=options)
-    return str(error.value)
-
-
 def refusals() -> list[str]:
     """What must not go by in silence, each with what is said."""
     said = []
@@ -253,10 +233,6 @@ def test_torchs_function_sets_state_and_moves_no_weight(ranks: RankPool) -> None
     with tempfile.TemporaryDirectory() as folder:
         assert ranks.run(through_torchs_optimizer_functions, folder) == [[]] * 4
     assert ranks.run(straight_into_a_fresh_optimizer) == [[]] * 4
-
-
-def test_even_shards_that_torch_has_cut_are_refused(ranks: RankPool) -> None:
-    assert all("full_state_dict=True" in said for said in ranks.run(whole_through_torchs_function))
 
 
 def test_state_that_does_not_fit_is_refused(ranks: RankPool) -> None:
