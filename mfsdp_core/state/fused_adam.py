@@ -25,16 +25,16 @@ def check_gradients_are_read(optimizer: torch.optim.Optimizer, owners: Iterable[
     Raises:
         ConfigurationError: it reads `grad` and the model attaches `decoupled_grad`, or vice versa.
     """
-    known = False if type(optimizer) in ELEMENTWISE else None
-    reads = getattr(optimizer, "use_decoupled_grad", known)
-    for owner in owners if reads is not None else ():
+    known = hasattr(optimizer, "use_decoupled_grad") or type(optimizer) in ELEMENTWISE
+    reads = bool(getattr(optimizer, "use_decoupled_grad", False))
+    for owner in owners if known else ():
         attaches = owner.ddp_config.megatron_fsdp_use_decoupled_grad
         if attaches != reads:
             places = {True: "decoupled_grad", False: "grad"}
             raise ConfigurationError(
                 f"{type(optimizer).__name__} reads gradients from .{places[reads]}, and the model "
                 f"attaches them as .{places[attaches]}: nothing would be trained. Pass "
-                f"use_decoupled_grad={bool(reads)} to fully_shard_model, or use another optimizer."
+                f"use_decoupled_grad={reads} to fully_shard_model, or use another optimizer."
             )
 
 
