@@ -133,7 +133,7 @@ def _quick_recipes(base: Case) -> Iterator[Case]:
     yield replace(sharded, recipe="mxfp8", ranks=4, model="rows")
     yield replace(sharded, recipe="current", model="tied", allocator="max_pool")
     yield replace(sharded, recipe="block", scenario="reloaded", model="frozen")
-    yield replace(sharded, recipe="current", ranks=1)
+    yield replace(sharded, recipe="mxfp8", ranks=1)
     hsdp = replace(sharded, ranks=4, outer=2)
     yield replace(hsdp, recipe="block")
     yield replace(hsdp, recipe="mxfp8", outer_strategy="optim")
