@@ -35,6 +35,7 @@ class ContractCase:
 CONTRACTS = (
     ContractCase("plans", ranks=1),
     ContractCase("interface"),
+    ContractCase("upstream_names"),
     ContractCase("optimizers"),
     ContractCase("checkpoints"),
     ContractCase("copies"),
