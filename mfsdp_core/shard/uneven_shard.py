@@ -107,12 +107,15 @@ class UnevenShard(DTensor):
 
 
 def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
-    """The same shard as an `UnevenShard`, with `cut` where that is not how torch cuts its rows."""
+    """The same shard as an `UnevenShard`, with `cut` where that is not how torch cuts its rows.
+
+    On a mesh of several axes always: ranks must agree, and each knows the cut of one axis.
+    """
     rows = sum(cut)
     chunk = -(-rows // max(1, len(cut)))
     even = tuple(max(0, min(chunk, rows - index * chunk)) for index in range(len(cut)))
     shard.__class__ = UnevenShard
-    if tuple(cut) != even or (shard.device_mesh.ndim > 1 and len(set(cut)) > 1):
+    if tuple(cut) != even or (cut and shard.device_mesh.ndim > 1):
         setattr(shard, _CUT, tuple(cut))
     return shard
 
