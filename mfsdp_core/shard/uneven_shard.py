@@ -4,17 +4,19 @@
 shards that the flat layout has cut otherwise its `mean()` is NaN, `full_tensor()` raises or hangs,
 and `std()` gathers the wrong rows. What treats every element, or every row, by itself is left to
 torch, and so are sums and norms. Anything else gets whole tensors, which are gathered for it: all
-ranks must call it. What would change or alias such a whole tensor in place is refused, since the
-shard would not follow.
+ranks must call it. Views get such a copy too, and are read alone: what would write into one is
+refused, since the shard would not follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_leaves, tree_map
@@ -23,15 +25,22 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.shard.dtensor import gather_full, local_tensor, without_offset
 
 _CUT = "_mfsdp_cut"
+_VIEW = "_mfsdp_is_gathered_view"
+_LOST = (
+    "{func} on rows, slices or views of a sharded tensor, or together with a tensor that is cut "
+    "otherwise, would write to a copy that the shard does not follow. Write values by operations "
+    "on all of the shard, into to_local(), or by load_state_dict()."
+)
 
 #: Rows of every rank, in the order of their slices.
 Cut = tuple[int, ...]
 
 _ROW_BY_ROW = frozenset(
     (
-        *("alias", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
-        *("exponential_", "fill_", "full_like", "log_normal_", "normal_", "ones_like", "random_"),
-        *("sum", "uniform_", "zero_", "zeros_like", "_to_copy"),
+        *("alias", "bernoulli", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
+        *("exponential_", "fill_", "full_like", "log_normal_", "native_dropout", "normal_"),
+        *("ones_like", "rand_like", "randint_like", "randn_like", "random_", "sum", "uniform_"),
+        *("zero_", "zeros_like", "_to_copy"),
     )
 )
 
@@ -50,31 +59,23 @@ class UnevenShard(DTensor):
         """
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+        _check_written(func, args)
         is_uneven = any(cut_of(tensor) is not None for tensor in tensors)
         if not is_uneven or _is_row_by_row(func, args, kwargs, tensors):
             result = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
             _count_changes(func, args)
+            if any(hasattr(tensor, _VIEW) for tensor in tensors):
+                _mark_views(func, result)
             if isinstance(result, (list, tuple)) and isinstance(args[0], (list, tuple)):
                 return [cut_like(one, source) for one, source in zip(result, args[0], strict=True)]
             return cut_like(result, next((t for t in tensors if cut_of(t) is not None), args[0]))
-        schema = func._schema
-        if schema.is_mutable or any(result.alias_info is not None for result in schema.returns):
-            raise LifecycleError(
-                f"{func} on a sharded tensor of shape {tuple(tensors[0].shape)}, whose rows are "
-                f"{cut_of(tensors[0])} by rank, would change or return a part of it that the shard "
-                "does not follow. Compute with gather_full(tensor), and write values with "
-                "load_state_dict() or into to_local()."
-            )
+        if func._schema.is_mutable:
+            raise LifecycleError(_LOST.format(func=func))
         mesh = tensors[0].device_mesh
         whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
-        return tree_map(
-            lambda result: (
-                DTensor.from_local(result, mesh, [Replicate()] * mesh.ndim, run_check=False)
-                if isinstance(result, torch.Tensor)
-                else result
-            ),
-            func(*whole_args, **whole_kwargs),
-        )
+        results = tree_map(partial(_replicated, mesh), func(*whole_args, **whole_kwargs))
+        _mark_views(func, results)
+        return results
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor, with all rows in their order. Collective."""
@@ -172,6 +173,34 @@ class _Gathered(torch.autograd.Function):
             "and gets gradients from the model's forward alone. Compute what depends on weights in "
             "the forward of the module that holds them, or under torch.no_grad()."
         )
+
+
+def _replicated(mesh: DeviceMesh, result: Any) -> Any:
+    if not isinstance(result, torch.Tensor):
+        return result
+    replicas = [Replicate()] * mesh.ndim
+    made = DTensor.from_local(result, mesh, replicas, run_check=False)
+    made.__class__ = UnevenShard
+    return made
+
+
+def _mark_views(func: Any, results: Any) -> None:
+    """Know what `func` returns as views, where it does."""
+    if any(one.alias_info is not None for one in func._schema.returns):
+        for result in tree_leaves(results):
+            if isinstance(result, DTensor):
+                result.__class__ = UnevenShard
+                setattr(result, _VIEW, True)
+
+
+def _check_written(func: Any, args: Any) -> None:
+    """Refuse to write into a view of an uneven shard, which is a copy."""
+    if not func._schema.is_mutable:
+        return
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and any(hasattr(one, _VIEW) for one in tree_leaves(value)):
+            raise LifecycleError(_LOST.format(func=func))
 
 
 def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
