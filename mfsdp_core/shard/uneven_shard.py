@@ -22,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import gather_full, local_tensor, without_offset
 
 _CUT = "_mfsdp_cut"
@@ -38,9 +39,17 @@ Cut = tuple[int, ...]
 _ROW_BY_ROW = frozenset(
     (
         *("alias", "bernoulli", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
-        *("exponential_", "fill_", "full_like", "log_normal_", "native_dropout", "normal_"),
-        *("ones_like", "rand_like", "randint_like", "randn_like", "random_", "sum", "uniform_"),
-        *("zero_", "zeros_like", "_to_copy"),
+        *("exponential_", "fill_", "full_like", "log_normal_", "masked_fill", "masked_fill_"),
+        *("native_dropout", "normal_", "ones_like", "rand_like", "randint_like", "randn_like"),
+        *("random_", "uniform_", "zero_", "zeros_like", "_to_copy"),
+    )
+)
+#: Those over other dims than rows are each rank's own; those over all, where torch adds up.
+_REDUCTIONS = frozenset(
+    (
+        *("all", "amax", "amin", "any", "argmax", "argmin", "cumsum", "_foreach_norm"),
+        *("linalg_vector_norm", "logsumexp", "_log_softmax", "mean", "norm", "prod", "_softmax"),
+        *("std", "sum", "var"),
     )
 )
 
@@ -108,15 +117,12 @@ class UnevenShard(DTensor):
 
 
 def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
-    """The same shard as an `UnevenShard`, with `cut` where that is not how torch cuts its rows.
+    """The same shard as an `UnevenShard`, with `cut` where ranks have different numbers of rows.
 
     On a mesh of several axes always: ranks must agree, and each knows the cut of one axis.
     """
-    rows = sum(cut)
-    chunk = -(-rows // max(1, len(cut)))
-    even = tuple(max(0, min(chunk, rows - index * chunk)) for index in range(len(cut)))
     shard.__class__ = UnevenShard
-    if tuple(cut) != even or (cut and shard.device_mesh.ndim > 1):
+    if len(set(cut)) > 1 or (cut and shard.device_mesh.ndim > 1):
         setattr(shard, _CUT, tuple(cut))
     return shard
 
@@ -151,6 +157,16 @@ def is_cut_by_torch(shard: DTensor) -> bool:
         shard.shape, shard.device_mesh, shard.placements
     )
     return tuple(local_tensor(shard).shape) == tuple(size)
+
+
+def own_rows(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A view of what this rank's shard of `parameter` has of `whole`."""
+    offsets = offsets_of(parameter)
+    assert offsets is not None
+    rows = whole.reshape(parameter.shape)
+    for dim, (start, length) in enumerate(zip(offsets, local_tensor(parameter).shape, strict=True)):
+        rows = rows.narrow(dim, start, length)
+    return rows
 
 
 def cut_of(tensor: object) -> Cut | None:
@@ -206,13 +222,19 @@ def _check_written(func: Any, args: Any) -> None:
 def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
     """Whether torch gets it right, since each rank needs its own rows alone."""
     name = func._schema.name.removeprefix("aten::")
-    if name in {"linalg_vector_norm", "norm", "_foreach_norm", "sum"}:
-        order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
-        is_whole = len(args) < 3 and kwargs.get("dim") is None  # noqa: PLR2004 - tensor, order
-        return is_whole and (len(args) == 1 if name == "sum" else order not in (inf, -inf, None))
-    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")):
+    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")) and name != "_foreach_norm":
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]
         return all(_alike(row) for row in zip(*lists, strict=False))
+    if name in _REDUCTIONS:
+        given = dict(
+            zip((one.name for one in func._schema.arguments), args, strict=False), **kwargs
+        )
+        dims = given.get("dim")
+        if dims is not None and dims != []:
+            listed = dims if isinstance(dims, (list, tuple)) else [dims]
+            return all(dim % tensors[0].ndim for dim in listed)
+        order = given.get("p", given.get("ord", 2))
+        return name == "sum" or ("norm" in name and order not in (inf, -inf, None))
     is_known = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags
     return is_known and _alike(tensors)
 
@@ -225,7 +247,7 @@ def _alike(tensors: Iterable[object]) -> bool:
         return True
     for tensor in among:
         if not all(p.is_replicate() or p.is_partial() for p in tensor.placements):
-            fits = tensor.shape == first.shape and tensor.placements == first.placements
+            fits = (tensor.ndim, tensor.placements) == (first.ndim, first.placements)
             if not fits or cut_of(tensor) != cut_of(first):
                 return False
         elif tensor.ndim >= first.ndim and tensor.ndim and tensor.shape[-first.ndim] != 1:
@@ -243,7 +265,7 @@ def cut_like(result: Any, source: Any) -> Any:
     """Note on a result that it is cut as `source` is, and changes where it does."""
     if not isinstance(result, DTensor) or not isinstance(source, UnevenShard):
         return result
-    if (result.shape, result.placements) == (source.shape, source.placements):
+    if (result.shape[:1], result.placements) == (source.shape[:1], source.placements):
         result.__class__ = UnevenShard
         setattr(result, _CUT, cut_of(source))
     return result

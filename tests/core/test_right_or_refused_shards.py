@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import WAYS, beside, distance, own_batch, refusal
 from oracle.models import Block, loss
@@ -86,6 +86,10 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "flat": lambda t: torch.cat([t.view(-1), t.flatten()]).std() if t.numel() > 1 else t,
     "a row": lambda t: t[0].mean() if t.ndim > 1 else t,
     "rows": lambda t: sum(row.max() for row in t) if t.ndim else t,
+    "means of rows": lambda t: t.mean(-1, keepdim=True) - t.std(-1) if t.ndim > 1 else t,
+    "normalised rows": lambda t: t / t.norm(dim=1, keepdim=True) if t.ndim > 1 else t,
+    "masked": lambda t: torch.where(t > 0, t, 0).masked_fill(t.abs() < 0.1, 1.0),
+    "largest by row": lambda t: t.max(1).values if t.ndim > 1 else t,
     "with noise": lambda t: _noisy(t).sum(),
     "close": lambda t: torch.isclose(t, t + 1e-12).all(),
     "has NaN": lambda t: bool(t.isnan().any()),
@@ -160,6 +164,31 @@ def _error(found: Any, wanted: Any) -> float:
     return distance(found.double(), wanted.double())
 
 
+PENALTIES: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.norm,
+    torch.mean,
+    lambda weight: weight.abs().sum(),
+    lambda weight: weight.view(-1)[0],
+    lambda weight: weight.max(),
+    lambda weight: weight.square().mean(0).sum(),
+)
+
+
+def penalised(way: tuple[str, str]) -> list[float]:
+    """Errors of weights after a step of a penalty that is computed from them, and nothing else."""
+    errors = []
+    for penalty in PENALTIES:
+        pair = beside(Uneven, way)
+        for module in pair.both:
+            optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+            if module is pair.model:
+                fully_shard_optimizer(optimizer)
+            sum(penalty(parameter) for parameter in module.parameters()).backward()
+            optimizer.step()
+        errors.append(pair.worst_weight())
+    return errors
+
+
 def refused(way: tuple[str, str]) -> list[str]:
     """What is said where a whole tensor would be changed, or a gradient be lost."""
     pair = beside(Uneven, way)
@@ -202,6 +231,13 @@ def test_statistics_of_weights_and_gradients_are_those_of_whole_tensors(
 def test_statistics_are_right_on_two_axes(ranks: RankPool, outer_strategy: int) -> None:
     for errors in ranks.run(computed_on_two_axes, outer_strategy):
         assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_penalties_of_weights_move_them_as_plain_torch(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    assert max(max(errors) for errors in ranks.run(penalised, way)) < 1e-12
 
 
 def test_what_the_shard_would_not_follow_is_refused(ranks: RankPool) -> None:
