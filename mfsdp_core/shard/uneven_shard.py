@@ -250,8 +250,8 @@ def _alike(tensors: Iterable[object]) -> bool:
             fits = (tensor.ndim, tensor.placements) == (first.ndim, first.placements)
             if not fits or cut_of(tensor) != cut_of(first):
                 return False
-        elif tensor.ndim >= first.ndim and tensor.ndim and tensor.shape[-first.ndim] != 1:
-            return False
+        elif tensor.ndim >= first.ndim and (first.shape[0] == 1 or tensor.shape[-first.ndim] != 1):
+            return False  # torch would give each rank the rows that it thinks are its own
     return True
 
 

@@ -86,7 +86,7 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "flat": lambda t: torch.cat([t.view(-1), t.flatten()]).std() if t.numel() > 1 else t,
     "a row": lambda t: t[0].mean() if t.ndim > 1 else t,
     "rows": lambda t: sum(row.max() for row in t) if t.ndim else t,
-    "means of rows": lambda t: t.mean(-1, keepdim=True) - t.std(-1) if t.ndim > 1 else t,
+    "means of rows": lambda t: t / t.mean(-1, keepdim=True) if t.ndim > 1 else t,
     "normalised rows": lambda t: t / t.norm(dim=1, keepdim=True) if t.ndim > 1 else t,
     "masked": lambda t: torch.where(t > 0, t, 0).masked_fill(t.abs() < 0.1, 1.0),
     "largest by row": lambda t: t.max(1).values if t.ndim > 1 else t,
