@@ -34,6 +34,7 @@ from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
+from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.streams import Streams
 
@@ -115,6 +116,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         allowed=arguments["init_model_with_meta_device"],
         sharded=config.strategy.inner.shards_optimizer,
     )
+    _refuse_sharded(module)
     environment = _environment(arguments)
     _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.streams.device)
@@ -135,6 +137,15 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
         bool(arguments["cuda_graph_mode"]),
     )
+
+
+def _refuse_sharded(module: nn.Module) -> None:
+    sharded = [name for name, p in module.named_parameters() if offsets_of(p) is not None]
+    if sharded:
+        raise ConfigurationError(
+            f"{len(sharded)} parameters (the first is {sharded[0]}) are sharded already. A module "
+            "is sharded once: use the model that this returned, or build another module."
+        )
 
 
 def _say_what_becomes_contiguous(module: nn.Module) -> None:

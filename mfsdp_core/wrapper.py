@@ -35,7 +35,7 @@ from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, s
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.later_parameters import refuse_later_parameters
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import COMPUTE_DTYPE, allow_copies, refuse_pickling
+from mfsdp_core.state.module_copy import COMPUTES_AS, allow_copies, refuse_pickling
 from mfsdp_core.state.owner import OWNER
 
 
@@ -134,7 +134,7 @@ class MegatronFSDP(nn.Module):
             for managed in group.parameters:
                 setattr(managed.sharded, OWNER, owner)
                 if not managed.part.is_cut:
-                    setattr(managed.sharded, COMPUTE_DTYPE, managed.raw.dtype)
+                    setattr(managed.sharded, COMPUTES_AS, (managed.raw.dtype, managed.part.shape))
                 mark(managed, self.dist_index)
                 mark_for_kernels(managed, group)
         parameters = [managed for group in self._groups() for managed in group.parameters]

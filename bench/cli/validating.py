@@ -15,7 +15,7 @@ from bench.launch.environment import package_versions
 from bench.launch.git_state import git_state
 from bench.launch.rank_code import checkout_root
 from bench.resolve.machine import Machine
-from bench.spec import engine_names
+from bench.spec import engine_names, find_engine
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
@@ -105,10 +105,16 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
     """Engines as asked for, each once; mfsdp if none is.
 
     Raises:
-        UsageError: an unknown one.
+        UsageError: an unknown one, or one that trains nothing.
     """
     engines = tuple(names) or ("mfsdp",)
     for engine in engines:
+        row = find_engine(engine)
+        if row is not None and not row.trains:
+            raise UsageError(
+                f"engine {engine} trains nothing, so there is nothing to validate; its runs check"
+                " their own values: `mfsdp-bench run communication_cpu`"
+            )
         if engine not in engine_names() and ":" not in engine:
             raise UsageError(
                 f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "
@@ -126,12 +132,11 @@ def _run(
 ) -> ValidationRecord:
     from bench.testing.workers import ForkServer
     from bench.validate.bugs import Bug
-    from bench.validate.cases import Case
-    from bench.validate.fuzz.fixed import ProgramCase
     from bench.validate.injection import inject
+    from bench.validate.matrix import AnyCase
     from bench.validate.session import MODULES, WorkerSettings, verdicts
 
-    cases = [case for case in chosen if isinstance(case, Case | ProgramCase)]
+    cases = [case for case in chosen if isinstance(case, AnyCase)]
     workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []

@@ -16,8 +16,7 @@ from pathlib import Path
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUG_BY_ID, BUGS, UNLISTED, Bug, bug_of
-from bench.validate.cases import Case
-from bench.validate.fuzz.fixed import ProgramCase
+from bench.validate.matrix import AnyCase
 from bench.validate.mutation import copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
@@ -66,7 +65,7 @@ class Control:
         self.workers = workers
         self._passed = dict.fromkeys(passed, True)
 
-    def passes(self, case: Case | ProgramCase) -> bool:
+    def passes(self, case: AnyCase) -> bool:
         """Whether `case` passes without any change; asked once."""
         if case.id not in self._passed:
             (verdict,) = verdicts(self._fork_server, [case], self.workers)
@@ -77,7 +76,7 @@ class Control:
 def inject(
     fork_server: ForkServer,
     bugs: Iterable[Bug],
-    cases: Sequence[Case | ProgramCase],
+    cases: Sequence[AnyCase],
     workers: WorkerSettings,
     stop: threading.Event,
 ) -> Iterator[BugVerdict]:
@@ -101,7 +100,7 @@ def inject(
 def first_failure(
     fork_server: ForkServer,
     patch: Path | None,
-    cases: Sequence[Case | ProgramCase],
+    cases: Sequence[AnyCase],
     workers: WorkerSettings,
 ) -> CaseVerdict | None:
     """The first case that fails on a core with `patch` and passes without; None: not noticed."""
@@ -113,7 +112,7 @@ def first_failure(
 def _met(
     fork_server: ForkServer,
     patch: Path | None,
-    cases: Sequence[Case | ProgramCase],
+    cases: Sequence[AnyCase],
     *,
     control: Control,
     stop: threading.Event,

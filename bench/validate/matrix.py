@@ -16,8 +16,11 @@ from bench.validate.cases import (
     TENSOR_PARALLEL,
     Case,
 )
+from bench.validate.contracts.contract_case import CONTRACTS, ContractCase
 from bench.validate.fuzz.fixed import FIXED, ProgramCase
 from bench.validate.toy_models import TOY_MODELS
+
+AnyCase = Case | ProgramCase | ContractCase
 
 #: Toy models that were cut over meshes of their own.
 PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
@@ -31,20 +34,20 @@ _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
 )
 
 
-def cases(engine: str, *, full: bool) -> list[Case | ProgramCase]:
+def cases(engine: str, *, full: bool) -> list[AnyCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
-    return sorted([*on_axes, *(one for one in FIXED if one.engine == engine)], key=_ranks)
+    others: list[AnyCase] = [*FIXED, *CONTRACTS]
+    others = [one for one in others if one.engine == engine]
+    return sorted([*on_axes, *others], key=_ranks)
 
 
-def _ranks(case: Case | ProgramCase) -> int:
+def _ranks(case: AnyCase) -> int:
     return case.ranks
 
 
-def select(
-    found: Sequence[Case | ProgramCase], patterns: Sequence[str]
-) -> list[Case | ProgramCase]:
+def select(found: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:
     """Cases that one of `patterns` names: an id, a part of ids, or a shell pattern; all if none.
 
     Raises:
@@ -130,7 +133,7 @@ def _quick_recipes(base: Case) -> Iterator[Case]:
     yield replace(sharded, recipe="mxfp8", ranks=4, model="rows")
     yield replace(sharded, recipe="current", model="tied", allocator="max_pool")
     yield replace(sharded, recipe="block", scenario="reloaded", model="frozen")
-    yield replace(sharded, recipe="current", ranks=1)
+    yield replace(sharded, recipe="mxfp8", ranks=1)
     hsdp = replace(sharded, ranks=4, outer=2)
     yield replace(hsdp, recipe="block")
     yield replace(hsdp, recipe="mxfp8", outer_strategy="optim")

@@ -15,17 +15,16 @@ from typing import Any
 from bench.testing.call import Call
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
-from bench.validate.cases import Case
+from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.script import script
 from bench.validate.injection import Control
-from bench.validate.line_coverage import CoverageFile, joined, traced
+from bench.validate.line_coverage import CoverageFile, Lines, joined, traced
+from bench.validate.matrix import AnyCase
 from bench.validate.mutants import Mutant, write
 from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
-
-AnyCase = Case | ProgramCase
 
 #: What a case takes at most on a machine with nothing else to do; most take less than one.
 _CASE_SECONDS = 10.0
@@ -47,6 +46,8 @@ def cover(
             call = Call.of(rank.run, (case, "cpu"))
             if isinstance(case, ProgramCase):
                 call = Call.of(program_rank.run, (script(case.program), case.engine))
+            elif isinstance(case, ContractCase):
+                call = Call.of(check, (case.module,))
             start = time.monotonic()
             try:
                 lines = workers.run(traced, call, seconds=_TRACED_SECONDS, ranks=case.ranks)
@@ -59,14 +60,18 @@ def cover(
 def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> list[AnyCase]:
     """Cases that execute the changed statement, all if an import does; unlike ones come first.
 
-    Each next case is the one with most properties that no case before it had, for its seconds.
+    Of contracts those that execute least besides it, since they are about it. Then each next case
+    is the one with most properties that no case before it had, for its seconds.
     """
     left = {}
     for case in cases:
         found = known.of(case)
         if found is not None and (not mutant.function or mutant.is_on(found[1])):
             left[case.id] = case, found[0] + _START_SECONDS, _properties(case)
-    chosen: list[AnyCase] = []
+    contracts = [case for case, _, _ in left.values() if isinstance(case, ContractCase)]
+    chosen: list[AnyCase] = sorted(contracts, key=lambda case: _extent(known.of(case)))
+    for case in contracts:
+        del left[case.id]
     met: set[tuple[str, object]] = set()
     while left:
         name = max(left, key=lambda one: (len(left[one][2] - met) / left[one][1], one))
@@ -76,10 +81,18 @@ def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> 
     return chosen
 
 
+def _extent(found: tuple[float, Lines] | None) -> int:
+    return sum(map(len, found[1].values())) if found else 0
+
+
 def _properties(case: AnyCase) -> set[tuple[str, object]]:
     if isinstance(case, ProgramCase):
         return {("program", case.name), ("ranks", case.ranks)}
     return set(dataclasses.asdict(case).items())
+
+
+def _ranks_of_its_kind(case: AnyCase) -> tuple[int, bool]:
+    return case.ranks, not isinstance(case, ContractCase)
 
 
 class Trials:
@@ -97,7 +110,7 @@ class Trials:
         Few ranks come first: going back to fewer confuses the names that torch gives to groups.
         """
         start = time.monotonic()
-        told = self._first_failure(mutant, sorted(chosen, key=lambda case: case.ranks))
+        told = self._first_failure(mutant, sorted(chosen, key=_ranks_of_its_kind))
         seconds = round(time.monotonic() - start, 1)
         return {"outcome": "caught" if told else "survived", **told, "seconds": seconds}
 

@@ -26,7 +26,8 @@ def copy_of_core(folder: Path, patch: Path | None = None) -> Path:
         StalePatchError: the patch does not fit, or changes nothing below mfsdp_core.
     """
     target = folder / CORE.name
-    shutil.copytree(CORE, target, ignore=shutil.ignore_patterns("__pycache__"))
+    # With what Python has compiled of them: files keep their times, and the changed one does not.
+    shutil.copytree(CORE, target)
     if patch is not None:
         apply(folder, patch)
     return target

@@ -40,7 +40,7 @@ def _outcome(workers: Workers, case: Case, device: str, seconds: float) -> CaseO
     try:
         answers = workers.run(rank.run, case, device, seconds=seconds, ranks=case.ranks)
     except WorkersError as error:
-        return _failed(error)
+        return of_failures(error)
     refused = {r: a.reason for r, a in enumerate(answers) if isinstance(a, rank.Refused)}
     if len(refused) == len(answers):
         return CaseOutcome("unsupported", rank=0, text=refused[0])
@@ -51,7 +51,7 @@ def _outcome(workers: Workers, case: Case, device: str, seconds: float) -> CaseO
     return CaseOutcome("seen", tuple(answers))
 
 
-def _failed(error: WorkersError) -> CaseOutcome:
+def of_failures(error: WorkersError) -> CaseOutcome:
     """The rank that failed first by its kind: a death is nobody else's doing, an exception may be.
 
     A rank that raises lives on and answers, so nobody dies of it.

@@ -16,15 +16,17 @@ from typing import Any, Literal
 import torch
 
 from bench.resolve.machine import Machine
-from bench.testing.workers import ForkServer, Workers
+from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate.applicability import needs_ranks, why_not
 from bench.validate.cases import Case
+from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge, settings
 from bench.validate.lanes import side_by_side
+from bench.validate.matrix import AnyCase
 from bench.validate.rank import prepare
-from bench.validate.ranks import CaseOutcome, run_on
+from bench.validate.ranks import CaseOutcome, of_failures, run_on
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
@@ -38,6 +40,7 @@ DEFAULT_CASE_SECONDS = 120.0
 DEFAULT_CPU_RANKS = 4
 _LINES_OF_TRACE = 6
 _MOST_LANES = 6
+_TOLD = "bench.validate.contracts.contract_case.ContractError: "
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class WorkerSettings:
 
 def verdicts(
     fork_server: ForkServer,
-    cases: Iterable[Case | ProgramCase],
+    cases: Iterable[AnyCase],
     workers: WorkerSettings,
     *,
     core: Path | None = None,
@@ -78,9 +81,11 @@ def verdicts(
     machine = Machine.detect()
     device = torch.device(workers.device)
 
-    def ended(ranks: Workers, case: Case | ProgramCase) -> CaseVerdict | CaseOutcome:
+    def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | CaseOutcome:
         if isinstance(case, ProgramCase):
             return _program_verdict(case, ranks, workers)
+        if isinstance(case, ContractCase):
+            return _contract_verdict(case, ranks, workers)
         reason = why_not(case, workers.ranks, workers.device, machine)
         if reason is not None:
             return _not_applicable(case, reason, settings(case))
@@ -106,10 +111,9 @@ def verdicts(
 def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings) -> CaseVerdict:
     """A program has one check: all of it ends as plain torch does."""
     does = dataclasses.asdict(case.program) | {"does": case.name}
-    if case.ranks > workers.ranks:
-        return _not_applicable(case, needs_ranks(case.ranks, workers.ranks), does)
-    if workers.device != "cpu":
-        return _not_applicable(case, "programs run on CPU ranks", does)
+    reason = _why_not_here(case, workers)
+    if reason is not None:
+        return _not_applicable(case, reason, does)
     start = time.perf_counter()
     outcome = outcome_on(ranks, case.program)
     finding = None
@@ -120,20 +124,53 @@ def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings)
             found=f"{outcome.kind}: {lines[0] if lines else ''}",
             evidence=tuple(lines[1:][-_LINES_OF_TRACE:]),
         )
-    check = CheckVerdict(
-        check="as plain torch", state="failed" if finding else "passed", finding=finding
-    )
+    return _one_check(case, "as plain torch", finding, does, start)
+
+
+def _contract_verdict(case: ContractCase, ranks: Workers, workers: WorkerSettings) -> CaseVerdict:
+    """A contract has one check: all of its functions return."""
+    does = {"does": case.name}
+    reason = _why_not_here(case, workers)
+    if reason is not None:
+        return _not_applicable(case, reason, does)
+    start = time.perf_counter()
+    finding = None
+    try:
+        ranks.run(check, case.module, seconds=workers.case_seconds, ranks=case.ranks)
+    except WorkersError as error:
+        outcome = of_failures(error)
+        lines = [line for line in outcome.text.splitlines() if line.strip(" ^~")]
+        told = [line for line in lines if line.startswith(_TOLD)] or lines[-1:] or [outcome.kind]
+        finding = Finding(
+            rank=outcome.rank,
+            expected="what the contract says",
+            found=told[-1].removeprefix(_TOLD),
+            evidence=tuple((*outcome.log, *lines)[-_LINES_OF_TRACE:]),
+        )
+    return _one_check(case, "contract", finding, does, start)
+
+
+def _one_check(
+    case: AnyCase, name: str, finding: Finding | None, does: dict[str, Any], start: float
+) -> CaseVerdict:
+    one = CheckVerdict(check=name, state="failed" if finding else "passed", finding=finding)
     return CaseVerdict(
         case=case.id,
         engine=case.engine,
-        state=check.state,
+        state=one.state,
         settings=does,
         seconds=round(time.perf_counter() - start, 3),
-        checks=(check,),
+        checks=(one,),
     )
 
 
-def _not_applicable(case: Case | ProgramCase, reason: str, settings: dict[str, Any]) -> CaseVerdict:
+def _why_not_here(case: AnyCase, workers: WorkerSettings) -> str | None:
+    if case.ranks > workers.ranks:
+        return needs_ranks(case.ranks, workers.ranks)
+    return None if workers.device == "cpu" else "it runs on CPU ranks"
+
+
+def _not_applicable(case: AnyCase, reason: str, settings: dict[str, Any]) -> CaseVerdict:
     return CaseVerdict(
         case=case.id,
         engine=case.engine,

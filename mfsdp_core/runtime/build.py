@@ -128,6 +128,11 @@ def build_context(
         bucketing=config.bucketing,
         codec=policy.weight_codec,
     )
+    owners = {plan.unit for plan in plans}
+    # Refused before anything is changed.
+    given = unit_order(
+        config.schedule.prefetch_order, [unit.name for unit in units if unit.name in owners]
+    )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
     factory = _GroupFactory(config, policy, environment, plans, members)
     groups: dict[str, ParameterGroup] = {}
@@ -144,7 +149,7 @@ def build_context(
     order = PrefetchOrder(
         len(units),
         nest_units(units),
-        given=unit_order(schedule.prefetch_order, [unit.name for unit in units]),
+        given=given,
         records=schedule.prefetch_order == "recorded",
     )
     params = ParamPipeline(

@@ -30,6 +30,20 @@ def describe_modules(modules: Iterable[nn.Module]) -> None:
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Make the state dict of `optimizer` hold described shards."""
     optimizer.register_state_dict_post_hook(_describe_state)
+    if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        return
+    base = optimizer.state_dict  # one that makes other tensors of what hooks have seen
+
+    def state_dict() -> dict[str, Any]:
+        found = base()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        numbers = [number for group in found["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for value in found["state"].get(number, {}).values():
+                describe_like(value, parameter)
+        return found
+
+    optimizer.state_dict = state_dict  # type: ignore[method-assign]
 
 
 def describe_like(value: object, parameter: torch.Tensor) -> None:

@@ -24,7 +24,15 @@ _NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
 
 def accept_foreign_state(optimizer: torch.optim.Optimizer) -> None:
     """Let `optimizer.load_state_dict` take whole tensors, and check the shards that it is given."""
-    optimizer.register_load_state_dict_pre_hook(_shard_state)
+    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+        optimizer.register_load_state_dict_pre_hook(_shard_state)
+        return
+    base = optimizer.load_state_dict  # one that reads what it is given, not what hooks return
+
+    def load_state_dict(state_dict: dict[str, Any]) -> None:
+        base(_shard_state(optimizer, state_dict))
+
+    optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
 
 
 def _shard_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

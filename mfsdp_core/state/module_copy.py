@@ -24,8 +24,8 @@ from mfsdp_core.shard.chunk import offsets_of, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor
 from mfsdp_core.shard.uneven_shard import cut_like
 
-#: Attribute of a shard: dtype in which its module computes.
-COMPUTE_DTYPE = "_mfsdp_compute_dtype"
+#: Attribute of a shard: dtype and shape in which its module computes; a sharded scalar is one row.
+COMPUTES_AS = "_mfsdp_computes_as"
 #: Attribute of a copied module that gathers for its own calls.
 _GATHERS = "_mfsdp_gathers"
 _OVERRIDDEN = ("__deepcopy__", "__reduce_ex__")
@@ -62,7 +62,7 @@ def _copy_shard(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
     offsets = offsets_of(parameter)
     assert offsets is not None
     remember_offsets(copied, offsets)
-    setattr(copied, COMPUTE_DTYPE, getattr(parameter, COMPUTE_DTYPE))
+    setattr(copied, COMPUTES_AS, getattr(parameter, COMPUTES_AS))
     copied.__deepcopy__ = partial(_copy_shard, copied)  # type: ignore[method-assign]
     memo[id(parameter)] = copied
     return copied
@@ -99,7 +99,7 @@ def _check_copyable(module: nn.Module) -> None:
                 f"{name} is gathered now: a module cannot be copied while it runs. Copy it between "
                 "steps."
             )
-        if not hasattr(parameter, COMPUTE_DTYPE):
+        if not hasattr(parameter, COMPUTES_AS):
             raise LifecycleError(
                 f"{name} is cut by tensor parallelism, so a copy of its module could not evaluate. "
                 "Copy the state_dict() instead."
@@ -131,7 +131,8 @@ class _Gathering:
         whole: dict[int, nn.Parameter] = {}
         for holder, name, shard in self._shards:
             if id(shard) not in whole:
-                value = gather_full(shard.detach()).to(getattr(shard, COMPUTE_DTYPE))
+                dtype, shape = getattr(shard, COMPUTES_AS)
+                value = gather_full(shard.detach()).to(dtype).view(shape)
                 whole[id(shard)] = nn.Parameter(value, requires_grad=False)
             holder._parameters[name] = whole[id(shard)]
 

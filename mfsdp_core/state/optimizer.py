@@ -15,6 +15,12 @@ from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.foreign_state import accept_foreign_state
 from mfsdp_core.state.fresh_state import complete_state, is_initial, offer_state
+from mfsdp_core.state.fused_adam import (
+    check_gradients_are_read,
+    refuse_loss_scale,
+    warn_of_two_main_weights,
+    zero_decoupled,
+)
 from mfsdp_core.state.local_step import ELEMENTWISE, LocalStep
 from mfsdp_core.state.owner import owner_references
 from mfsdp_core.state.whole_matrices import are_whole, refuse_whole_matrices
@@ -37,7 +43,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
     Raises:
         ConfigurationError: no parameter of the optimizer is sharded by this package, or it needs
-            whole matrices where ranks have rows.
+            whole matrices where ranks have rows, or reads gradients where there are none.
     """
     owners = owner_references(_parameters(optimizer))
     if not owners:
@@ -47,9 +53,11 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             "model.parameters() after sharding, or use fully_shard(module, optimizer)."
         )
     refuse_whole_matrices(optimizer, sharded=not are_whole(_parameters(optimizer)))
+    check_gradients_are_read(optimizer, _alive(owners))
     patched: Any = optimizer
     if hasattr(optimizer, _PREPARED):
         return optimizer
+    warn_of_two_main_weights(optimizer)
     setattr(optimizer, _PREPARED, True)
     patched.step = MethodType(_step_method(optimizer, owners), optimizer)
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
@@ -84,6 +92,7 @@ def _step_method(
         install_optimized_model_weights: bool = True,
     ) -> Any:
         """See `prepare_optimizer`."""
+        refuse_loss_scale(optimizer)
 
         def evaluate() -> Any:
             assert closure is not None
@@ -139,7 +148,8 @@ def _zero_grad_method(
         _self: torch.optim.Optimizer, set_to_none: bool = True, *, zero_grad_buffer: bool = True
     ) -> None:
         """See `prepare_optimizer`."""
-        base(set_to_none=set_to_none)
+        if set_to_none or not zero_decoupled(_self):
+            base(set_to_none=set_to_none)
         for owner in _alive(owners) if zero_grad_buffer else ():
             owner.zero_grad_of(_self, set_to_none=set_to_none)
 

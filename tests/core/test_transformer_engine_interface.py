@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.testing import quantised_tensors, transformer_engine
+from bench.testing import fused_adam, quantised_tensors, transformer_engine
 from mfsdp_core.precision.transformer_engine import GATHERED
 
 #: Functions and classes of the stand-in, and the files that have the true ones.
@@ -27,6 +27,7 @@ WHERE = {
     "autocast": "pytorch/quantization.py",
     "is_fp8_available": "pytorch/quantization.py",
     "Linear": "pytorch/module/linear.py",
+    "FusedAdam": "pytorch/optimizers/fused_adam.py",
 }
 #: Tensors, and the files that say what they are made of.
 STORAGES = {
@@ -69,7 +70,8 @@ def defaults_in(source: str, name: str) -> dict[str, Any]:
 def test_signatures_are_those_of_the_installed_package(sources: Path, name: str) -> None:
     """All of a function's; of a layer's constructor those that the stand-in knows."""
     theirs = defaults_in((sources / WHERE[name]).read_text(), name)
-    ours = defaults_in(inspect.getsource(transformer_engine), name)
+    own = fused_adam if name == "FusedAdam" else transformer_engine
+    ours = defaults_in(inspect.getsource(own), name)
     if name == "Linear":
         theirs = {key: value for key, value in theirs.items() if key in ours}
     assert ours == theirs

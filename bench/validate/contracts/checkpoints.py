@@ -1,0 +1,246 @@
+"""Checkpoints: whole, right, or refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import mfsdp_core
+from bench.validate.contracts.judging import refuses, same
+from bench.validate.contracts.small_model import (
+    Small,
+    batch,
+    compare_weights,
+    pair,
+    plain_backward,
+    whole_weights,
+)
+from bench.validate.contracts.stateful import Stateful, on_first, shared_folder
+from mfsdp_core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    StateDictError,
+)
+
+
+def _trained(strategy: int, module: Callable[[], nn.Module] = Small) -> tuple[Any, Any, Any, Any]:
+    model, plain = pair(strategy, module)
+    optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
+    return model, optimizer, plain, torch.optim.AdamW(plain.parameters(), lr=0.1)
+
+
+def _step(model: Any, optimizer: Any, plain: Any, reference: Any, number: int) -> None:
+    model(batch(number)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    plain_backward(plain, number)
+    reference.step()
+    reference.zero_grad()
+    compare_weights(model, plain)
+
+
+_EXTRA: dict[str, Any] = {
+    "tuple": (1, [2.5, None, True], "text"),
+    "numbers": {3: "three", 4: {"$odd": 1}},
+    "tensor": torch.arange(6).view(2, 3),
+    "nested": {"t": (torch.ones(2),)},
+}
+
+
+def a_checkpoint_continues_under_another_strategy() -> None:
+    """Weights, moments, buffers, extra state, and what the caller has added."""
+    for strategy, other in ((3, 0), (1, 2), (0, 3)):
+        with shared_folder() as folder:
+            model, optimizer, plain, reference = _trained(strategy, Stateful)
+            for number in range(2):
+                _step(model, optimizer, plain, reference, number)
+            model.module.seen = {"steps": 5}
+            model.module.shift.add_(1)
+            plain.shift.add_(1)
+            for _ in range(2):
+                mfsdp_core.save_checkpoint(
+                    folder / "a", model, optimizer, extra=_EXTRA, overwrite=True
+                )
+            left = sorted(file.name for file in folder.iterdir())
+            same("nothing else is left", left, ["a"])
+            fresh, its_optimizer, _, _ = _trained(other, Stateful)
+            its_optimizer.param_groups[0]["lr"] = 0.7
+            with torch.no_grad():
+                for p in fresh.parameters():
+                    p.detach().zero_()
+            extra = mfsdp_core.load_checkpoint(folder / "a", fresh, its_optimizer)
+            same("extra", extra, _EXTRA)
+            same("kinds", (type(extra["tuple"]), list(extra["numbers"])), (tuple, [3, 4]))
+            same("extra state", fresh.module.seen, {"steps": 5})
+            same("a buffer", fresh.module.shift, plain.shift)
+            same("the rate", its_optimizer.param_groups[0]["lr"], 0.1)
+            compare_weights(fresh, plain)
+            before = copy.deepcopy(plain)
+            _step(fresh, its_optimizer, plain, reference, 2)
+            alone, _, _, _ = _trained(other, Stateful)
+            mfsdp_core.load_checkpoint(folder / "a", alone)
+            compare_weights(alone, before)
+
+
+def what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one folder
+    """Missing, unfinished, damaged, foreign or dangerous ones; nothing is changed then."""
+    with shared_folder() as folder:
+        model, optimizer, plain, _ = _trained(3)
+        model(batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        save, load = mfsdp_core.save_checkpoint, mfsdp_core.load_checkpoint
+        save(folder / "a", model, optimizer)
+        save(folder / "weights", model)
+        before = whole_weights(model)
+        refuses(CheckpointError, "exists. Choose", lambda: save(folder / "a", model))
+        bad = {"x": object()}
+        refuses(
+            CheckpointError, "cannot store a object", lambda: save(folder / "b", model, extra=bad)
+        )
+        refuses(
+            CheckpointError,
+            "cannot store a dict",
+            lambda: save(folder / "b", model, extra={None: 1}),
+        )
+        refuses(
+            ConfigurationError,
+            "that fully_shard_model has returned",
+            lambda: save(folder / "b", plain),
+        )
+        foreign = torch.optim.SGD(plain.parameters(), lr=0.1)
+        refuses(
+            ConfigurationError, "are not the model's", lambda: save(folder / "b", model, foreign)
+        )
+        on_first(lambda: (folder / "other").mkdir())
+        refuses(
+            CheckpointError,
+            "is no checkpoint of this package",
+            lambda: save(folder / "other", model, overwrite=True),
+        )
+        refuses(CheckpointError, "has no manifest.json", lambda: load(folder / "other", model))
+        refuses(CheckpointError, "no checkpoint there", lambda: load(folder / "none", model))
+        on_first(lambda: (folder / ".none.replaced-1").mkdir())
+        refuses(CheckpointError, "is complete", lambda: load(folder / "none", model))
+        on_first(lambda: (folder / ".b.partial-1").mkdir())
+        save(folder / "b", model)
+        same("leftovers are gone", (folder / ".b.partial-1").exists(), False)
+
+        refuses(
+            StateDictError, "has no optimizer", lambda: load(folder / "weights", model, optimizer)
+        )
+        some = list(model.parameters())[:-1]
+        fewer = mfsdp_core.fully_shard_optimizer(torch.optim.AdamW(some, lr=0.1))
+        refuses(StateDictError, "parameter groups differ", lambda: load(folder / "a", model, fewer))
+        larger, _ = pair(3, _Larger)
+        refuses(StateDictError, "Missing from the checkpoint", lambda: load(folder / "a", larger))
+        wider, _ = pair(3, _Wider)
+        refuses(StateDictError, "the model has shape", lambda: load(folder / "a", wider))
+        stateful, _ = pair(3, _ExtraState)
+        refuses(StateDictError, "extra state of modules", lambda: load(folder / "a", stateful))
+
+        manifest = folder / "a" / "manifest.json"
+        kept = manifest.read_text()
+        document = json.loads(kept)
+        sizes = dict(document["files"])
+        for words, change in (
+            ("cannot be read", "{"),
+            ("is damaged", "{}"),
+            ("expected 'mfsdp_core checkpoint' version 1", {"version": 2}),
+            ("expected 'mfsdp_core checkpoint' version 1", {"format": "x"}),
+            ("found no file", {"files": sizes | {"more": 3}}),
+            ("expected 1 bytes", {"files": sizes | {".metadata": 1}}),
+            ("names files that the manifest does not", {"files": {}}),
+        ):
+            text = change if isinstance(change, str) else json.dumps(document | change)
+            on_first(lambda t=text: manifest.write_text(t))
+            refuses(CheckpointError, words, lambda: load(folder / "a", model))
+        metadata = folder / "a" / ".metadata"
+        for words, content in (
+            ("which no metadata needs", pickle.dumps(_Runs())),
+            ("holds no metadata", pickle.dumps(torch.Size([1]))),
+            ("is damaged", b"nonsense"),
+        ):
+            files = {"files": sizes | {".metadata": len(content)}}
+
+            def write(c: bytes = content, f: Any = files) -> None:
+                metadata.write_bytes(c)
+                manifest.write_text(json.dumps(document | f))
+
+            on_first(write)
+            refuses(CheckpointError, words, lambda: load(folder / "a", model))
+        same("nothing was changed", whole_weights(model), before)
+
+
+class _Larger(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.empty(2))
+
+
+class _Wider(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(2, 5))
+
+
+class _ExtraState(Small):
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, state: int) -> None:
+        del state
+
+
+class _Runs:
+    """What would run code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return eval, ("1",)
+
+
+def torchs_own_checkpoints_hold_every_row() -> None:
+    """`dcp.save` of state dicts of model and optimizer, read with the safe reader and planner."""
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    from mfsdp_core.state.safe_dcp import SafeLoadPlanner, SafeReader
+
+    with shared_folder() as folder:
+        model, optimizer, plain, reference = _trained(3)
+        _step(model, optimizer, plain, reference, 0)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": {"a": 1}}
+        state_dict_saver.save(state, checkpoint_id=folder / "t")
+        wanted = whole_weights(model)
+        moments = {n: v["exp_avg"] for n, v in optimizer.state_dict()["state"].items()}
+        whole = {n: mfsdp_core.gather_full(v) for n, v in moments.items()}
+        for flatten in (True, False):
+            model, optimizer, _, _ = _trained(3)
+            found = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "note": {"a": 0},
+            }
+            del flatten
+            state_dict_loader.load(
+                found, storage_reader=SafeReader(folder / "t"), planner=SafeLoadPlanner()
+            )
+            model.load_state_dict(found["model"])
+            optimizer.load_state_dict(found["optimizer"])
+            same("weights", whole_weights(model), wanted)
+            same("a note", found["note"], {"a": 1})
+            for number, value in whole.items():
+                read = optimizer.state_dict()["state"][number]["exp_avg"]
+                same("a moment", mfsdp_core.gather_full(read), value)
+
+
+CHECKS = (
+    a_checkpoint_continues_under_another_strategy,
+    what_is_no_whole_checkpoint_is_refused,
+    torchs_own_checkpoints_hold_every_row,
+)

@@ -1,0 +1,455 @@
+"""What a training loop may do with the wrapped model, beside plain torch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import mfsdp_core
+from bench.validate.contracts.judging import close, refuses, same
+from bench.validate.contracts.small_model import (
+    PREFIX,
+    WIDTH,
+    Small,
+    Unit,
+    batch,
+    compare_gradients,
+    compare_weights,
+    name_of,
+    pair,
+    plain_backward,
+    whole_weights,
+)
+from mfsdp_core.errors import LifecycleError, PolicyChangeError, StateDictError
+
+_BF16, _FP32 = torch.bfloat16, torch.float32
+
+
+def the_last_microbatch_may_be_said_in_four_ways() -> None:
+    """By `sync`, by auto-sync, by the attribute, and by hand afterwards."""
+    for strategy in (0, 1, 3):
+        for way in ("sync", "model_auto_sync", "is_last_microbatch", "start", "finish"):
+            model, plain = pair(strategy, sync_model_each_microbatch=False)
+            same("said", (model.is_last_microbatch, model.model_auto_sync), (False, False))
+            model(batch(0)).backward()
+            same("seen", (model.microbatch_count, model.backward_seen), (1, True))
+            assert all(p.grad is None for p in model.parameters()), "gradients before the end"
+            if way == "sync":
+                with model.sync():
+                    same("inside", model.is_last_microbatch, True)
+                    with model.no_sync():
+                        same("innermost", model.is_last_microbatch, False)
+                    model(batch(1)).backward()
+                same("behind", model.is_last_microbatch, False)
+            elif way in ("model_auto_sync", "is_last_microbatch"):
+                setattr(model, way, True)
+                same("said", getattr(model, way), True)
+                model(batch(1)).backward()
+                setattr(model, way, False)
+                same("taken back", getattr(model, way), False)
+            else:
+                model(batch(1)).backward()
+                _finish_by_hand(model, starts=way == "start")
+            same("counted", model.microbatch_count, 0)
+            plain_backward(plain, 0, 1)
+            compare_gradients(model, plain)
+            model.finish_grad_sync(force_all_reduce=True)
+            compare_gradients(model, plain)
+            model.microbatch_count = 7
+            same("set", model.microbatch_count, 7)
+            model.zero_grad_buffer()
+            same("a new cycle", (model.microbatch_count, model.backward_seen), (0, False))
+
+
+def _finish_by_hand(model: Any, *, starts: bool) -> None:
+    if starts:
+        model.start_grad_sync()
+        counts = model.wire_log.counts
+        reductions = counts["reduce_scatter"] + counts["all_reduce"]
+        assert reductions >= sum(b.trainable for b in model.buckets()), "nothing was issued"
+        model.synchronize_gradient_reduce()
+        assert all(p.grad is None for p in model.parameters()), "attached too early"
+        model.attach_grad_to_optimizer_state()
+        same("issued again", counts["reduce_scatter"] + counts["all_reduce"], reductions)
+    model.finish_grad_sync()
+
+
+def gradients_are_scaled_and_cleared() -> None:
+    """Before and after they are attached, in their own dtype and cast; zeros where wanted."""
+    policies = (
+        (torch.float64, mfsdp_core.MixedPrecisionPolicy(None), 1e-11),
+        (_BF16, mfsdp_core.MixedPrecisionPolicy(_FP32, _BF16, _BF16), 3e-2),
+        (_BF16, mfsdp_core.MixedPrecisionPolicy(_FP32, _FP32, _BF16), 3e-2),
+    )
+    for dtype, policy, allowed in policies:
+        for strategy in (0, 1, 2, 3):
+            model, plain = pair(strategy, dtype=dtype, mixed_precision_policy=policy)
+            with model.no_sync():
+                model(batch(0, dtype=dtype)).backward()
+            model.scale_gradients(0.5)
+            plain_backward(plain, 0, times=0.5)
+            compare_gradients(model, plain, allowed)
+            model.scale_gradients(0.5)
+            for p in plain.parameters():
+                p.grad = None if p.grad is None else p.grad / 2
+            compare_gradients(model, plain, allowed)
+            model.zero_grad(set_to_none=False)
+            for name, p in model.named_parameters():
+                whole = mfsdp_core.gather_full(p.grad)
+                same(f"zeros of {name}", whole, torch.zeros_like(whole))
+            plain.zero_grad()
+            model(batch(1, dtype=dtype)).backward()
+            plain_backward(plain, 1)
+            compare_gradients(model, plain, allowed)
+            model.zero_grad()
+            assert all(p.grad is None for p in model.parameters()), "gradients after zero_grad"
+            same("unused", model.ledger.bytes_by_category()["communication_buffers"], 0)
+
+
+class _Fused(torch.autograd.Function):
+    """A product whose weight gradient goes where `get_main_grad` says."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Any) -> Tensor:
+        context.save_for_backward(x)
+        context.weight = weight
+        return x @ weight.T
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        (x,), weight = context.saved_tensors, context.weight
+        target = weight.get_main_grad()
+        if weight.overwrite_main_grad:
+            target.copy_(gradient.T @ x)
+        else:
+            target.add_(gradient.T @ x)
+        weight.grad_added_to_main_grad = True
+        return gradient @ weight, torch.zeros_like(weight)
+
+
+class _FusedModel(Small):
+    """Writes one gradient itself where it is sharded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As in `Small`, behind the product with a unit's weight."""
+        for unit in self.units:
+            x = unit(x)
+        return (x * self.scale).square().mean()
+
+
+class _FusedUnit(Unit):
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self.up.weight, "get_main_grad"):
+            hidden = _Fused.apply(x, self.up.weight) + self.up.bias
+        else:
+            hidden = self.up(x)
+        return x + self.down(hidden.tanh())
+
+
+class _WithFusedUnits(_FusedModel):
+    unit_classes = (_FusedUnit,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([_FusedUnit(), _FusedUnit()])
+
+
+def kernels_may_write_gradients_themselves() -> None:
+    """`get_main_grad`, over two microbatches, with and without a guard."""
+    for strategy in (0, 1, 2, 3):
+        for guard in (False, True):
+            model, plain = pair(strategy, _WithFusedUnits, report_nan_in_param_grad=guard)
+            with model.no_sync():
+                model(batch(0)).backward()
+            model(batch(1)).backward()
+            plain_backward(plain, 0, 1)
+            compare_gradients(model, plain)
+    # A product outside of the module's call, which reads the weight in the unit's forward.
+
+
+def the_wire_dtype_changes_for_a_block() -> None:
+    """And is refused where buffers cannot follow."""
+    model, plain = pair(2, dtype=_FP32, sync_model_each_microbatch=False)
+    policy = dataclasses.replace(model.mp_policy, grad_comm_dtype=_BF16)
+    with model.mixed_precision_context(policy):
+        same("in force", model.mp_policy.grad_comm_dtype, _BF16)
+        model.wire_log.clear()
+        with model.sync():
+            model(batch(dtype=_FP32)).backward()
+        found = {r.dtype for r in model.wire_log if r.operation == "reduce_scatter"}
+        same("on the wire", found, {"bfloat16"})
+    plain_backward(plain, 0)
+    compare_gradients(model, plain, 1e-2)
+    same("afterwards", model.mp_policy.grad_comm_dtype, None)
+    model.zero_grad_buffer()
+    plain.zero_grad()
+    with model.sync():
+        model(batch(dtype=_FP32)).backward()
+    plain_backward(plain, 0)
+    compare_gradients(model, plain, 1e-6)
+    pooled, _ = pair(3, dtype=_FP32, fsdp_double_buffer=True)
+    refuses(PolicyChangeError, "buffer pools", lambda: pooled.reset_mixed_precision_policy(policy))
+    pooled.reset_mixed_precision_policy(pooled.mp_policy)
+
+
+def a_sharded_model_stays_what_it_is() -> None:
+    """Casts, copies, exchanged parameters and lost changes are refused; what is harmless is not."""
+    model, plain = pair()
+    same("no change", model.to("cpu").double() is model, True)
+    refuses(LifecycleError, "cannot change its dtype", lambda: model.half())
+    refuses(LifecycleError, "cannot be copied", lambda: copy.deepcopy(model))
+    weight = model.module.units[0].up.weight
+    whole = whole_weights(model)["units.0.up.weight"]
+    for wrong in (whole, weight.detach().float(), model.module.scale.detach()):
+        refuses(LifecycleError, "was assigned", lambda w=wrong: setattr(weight, "data", w))
+    weight.data = weight.detach() * 2
+    with torch.no_grad():
+        plain.units[0].up.weight.mul_(2)
+    model(batch()).backward()
+    plain_backward(plain, 0)
+    compare_gradients(model, plain)
+    compare_weights(model, plain)
+    model.zero_grad()
+    model.module.units[0].up.weight = nn.Parameter(torch.zeros_like(whole))
+    refuses(LifecycleError, "in its place", lambda: model(batch()))
+    model.module.units[0].up.weight = weight
+    weight.requires_grad_(False)
+    refuses(LifecycleError, "Freeze or unfreeze", lambda: model(batch()))
+    weight.requires_grad_(True)
+    loss = model.module.scale.full_tensor().sum()
+    refuses(LifecycleError, "full_tensor() of a sharded parameter", loss.backward)
+    model.module.scale.grad = model.module.scale.detach().clone()
+    refuses(LifecycleError, "not the reduced one", lambda: model(batch()).backward())
+    model.zero_grad()
+    model(batch()).backward()
+    plain.zero_grad()
+    plain_backward(plain, 0)
+    compare_gradients(model, plain)
+
+
+def states_are_loaded_whole_or_not_at_all() -> None:
+    """Names, shapes, kinds; parts; shards; buffers."""
+    model, plain = pair()
+    before = whole_weights(model)
+    other = {PREFIX + n: v.detach() + 1 for n, v in plain.state_dict().items()}
+    first, last = next(iter(other)), "module.scale"
+
+    def without(name: str, **more: Any) -> dict[str, Any]:
+        return {n: v for n, v in other.items() if n != name} | more
+
+    for words, state in (
+        ("Missing: ['module.scale']", without(last)),
+        ("Missing: ['module.shift']", without("module.shift")),
+        ("Unexpected: ['module.more']", other | {"module.more": torch.ones(2)}),
+        ("expected shape", other | {last: torch.ones(WIDTH + 1)}),
+        ("expected shape (5,), found (6,)", other | {"module.shift": torch.ones(WIDTH + 1)}),
+        ("found list", other | {last: [1.0]}),
+        ("found float", other | {"module.shift": 1.0}),
+        ("lies elsewhere", other | {last: model.module.units[0].up.bias.detach()[:WIDTH]}),
+    ):
+        if words != "lies elsewhere":
+            refuses(StateDictError, words, lambda s=state: model.load_state_dict(s))
+    refuses(LifecycleError, "assign=True", lambda: model.load_state_dict(other, assign=True))
+    same("nothing was changed", whole_weights(model), before)
+    result = model.load_state_dict(without(first), strict=False)
+    same("missing", (result.missing_keys, result.unexpected_keys), ([first], []))
+    expected = {n: before[n] + (PREFIX + n != first) for n in before}
+    same("a part", whole_weights(model), expected)
+    own = {n: v.clone() for n, v in model.state_dict().items()}
+    model.load_state_dict(other)
+    same("whole", whole_weights(model), {n: v + 1 for n, v in before.items()})
+    same("a buffer", model.module.shift, torch.full((WIDTH,), 1.25, dtype=torch.float64))
+    model.load_state_dict(own)
+    same("shards", whole_weights(model), expected)
+    for name, p in plain.named_parameters():
+        p.data.copy_(expected[name])
+    plain.shift.add_(1)
+    model(batch()).backward()
+    plain_backward(plain, 0)
+    compare_gradients(model, plain)
+
+
+def names_and_marks_say_what_upstreams_say() -> None:
+    """On parameters, buffers, groups and the index."""
+    for strategy in (0, 2, 3):
+        model, plain = pair(strategy, calculate_per_token_loss=True)
+        named = dict(plain.named_parameters())
+        same("names", sorted(model.param_to_name.values()), sorted(named))
+        same("all", (len(model.param_to_name), len(model.raw_param)), (len(named),) * 2)
+        same("raw", sorted(model.raw_param), sorted(named))
+        same("by id", len(model.sharded_by_original()), len(named))
+        for full_name, p in model.named_parameters():
+            whole = mfsdp_core.gather_full(p.detach())
+            part = whole.flatten()[p.megatron_fsdp_slice]
+            same("slice", part, p.detach().to_local().flatten())
+            same("name", model.param_to_name[p], name_of(full_name))
+            same("index", p.megatron_fsdp_dist_index is model.dist_index, True)
+            facts = (p.orig_param.shape, p.orig_param.device.type, p.__fsdp_param__)
+            same("orig_param", facts, (whole.shape, "meta", True))
+        seen: list[str] = []
+
+        def look(module: nn.Module, _inputs: object, m: Any = model, s: Any = seen) -> None:
+            raw = m.raw_param["units.1.up.weight"]
+            same("raw while the unit runs", raw is module.up.weight, True)
+            s.append(m.param_to_name[raw])
+
+        model.module.units[1].register_forward_pre_hook(look)
+        model(batch()).backward()
+        same("looked", seen, ["units.1.up.weight"])
+        plain_backward(plain, 0, times=dist.get_world_size())
+        compare_gradients(model, plain)
+        groups = model.param_and_grad_buffer.parameter_groups
+        listed = [model.param_to_name[p] for group in groups for p in group.params]
+        same("groups", sorted(listed), sorted(named))
+        same("units", {g.fsdp_unit_id for g in groups}, {None, 0, 1})
+        same(
+            "kinds",
+            {(g.dtype, g.requires_grad, g.is_expert_param) for g in groups},
+            {(torch.float64, True, False)},
+        )
+        if strategy == 3:
+            refuses(
+                LifecycleError, "not gathered", lambda m=model: m.raw_param["units.0.up.weight"]
+            )
+        same("ranks", model.checkpoint_group.size(), dist.get_world_size())
+        refuses(
+            LifecycleError,
+            "manual_buffer_registration() registers",
+            model.param_and_grad_buffer.manual_buffer_registration,
+        )
+        same("no registration", model.buffer_registration, None)
+    same("public names", set(mfsdp_core.__all__) == set(dir(mfsdp_core)), True)
+    assert mfsdp_core.__version__[0].isdigit()
+    refuses(AttributeError, "no attribute 'nothing'", lambda: mfsdp_core.nothing)
+
+
+def what_travels_is_logged_and_told() -> None:
+    """Events up to the end of a subscription; ranges of units and collectives."""
+    model, _ = pair()
+    events: list[Any] = []
+    end = model.events.subscribe(events.append, kinds=("collective", "land", "enter", "leave"))
+    begun: list[str] = []
+    ended: list[str] = []
+    with mfsdp_core.annotated(model, lambda n: begun.append(n) or n, ended.append):
+        model(batch()).backward()
+        same("open", len(begun) >= len(ended), True)
+    same("ranges", sorted(begun), sorted(ended))
+    for wanted in (
+        "forward units.0",
+        "backward units.1",
+        "forward root",
+        "all_gather of units.0/0",
+        "reduction of units.1/0",
+    ):
+        assert wanted in begun, f"{wanted} is not among {begun}"
+    count = len(model.wire_log)
+    same("logged", count, sum(e.kind == "collective" for e in events))
+    same("counts", sum(model.wire_log.counts.values()), count)
+    payload = sum(r.payload_bytes for r in model.wire_log)
+    same("bytes", model.wire_log.sent_bytes, payload // 2)
+    landed = [e.bucket for e in events if e.kind == "land"]
+    same("landed", sorted(landed), sorted(b.name for b in model.buckets()))
+    entered = [(e.operation, e.bucket) for e in events if e.kind == "enter"]
+    wanted_order = [
+        ("forward", ""),
+        ("forward", "units.0"),
+        ("forward", "units.1"),
+        ("backward", "units.1"),
+        ("backward", "units.0"),
+    ]
+    same("entered", [e for e in entered if e != ("backward", "")], wanted_order)
+    end()
+    seen = len(events)
+    model(batch(1)).backward()
+    same("ended", len(events), seen)
+    model.wire_log.clear()
+    left = (len(model.wire_log), model.wire_log.sent_bytes, sum(model.wire_log.counts.values()))
+    same("cleared", left, (0, 0, 0))
+    same("by dtype", sum(model.wire_log.gathered_bytes.values()), 0)
+
+
+def the_wrapper_is_built_by_upstreams_arguments() -> None:
+    """An index, a configuration and a policy; what has no effect is said."""
+    for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params"):
+        _, plain = pair(0)
+        config = mfsdp_core.DistributedDataParallelConfig(
+            data_parallel_sharding_strategy=strategy, bucket_size=10
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = mfsdp_core.MegatronFSDP(
+                copy.deepcopy(plain),
+                None,
+                config,
+                mfsdp_core.MixedPrecisionPolicy(None),
+                fsdp_unit_modules=[Unit],
+            )
+        same("said", sum("bucket_size=10 has no effect" in str(w.message) for w in said), 1)
+        same("strategy", model.ddp_config.data_parallel_sharding_strategy, strategy)
+        same("index", model.get_distributed_index() is model.dist_index, True)
+        with model.no_sync():
+            model(batch(0)).backward()
+        model(batch(1)).backward()
+        assert all(p.grad is None for p in model.parameters()), "this wrapper does not sync itself"
+        model.finish_grad_sync()
+        plain_backward(plain, 0, 1)
+        compare_gradients(model, plain)
+    model, plain = pair(0)
+    sharding = mfsdp_core.MegatronFSDP(copy.deepcopy(plain), fsdp_unit_modules=[Unit])
+    same("by default", sharding.ddp_config.data_parallel_sharding_strategy, "optim_grads_params")
+    fine = mfsdp_core.MegatronFSDP(
+        copy.deepcopy(plain),
+        mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(None),
+        fsdp_unit_modules=[Unit],
+        enable_fine_grained_param_gather_backward_hook=True,
+        check_for_nan_in_grad=True,
+        fsdp_double_buffer=True,
+    )
+    said_of_fine = fine.ddp_config
+    same("fine", said_of_fine.megatron_fsdp_enable_fine_grained_param_gather, True)
+    same("double", said_of_fine.fsdp_double_buffer, True)
+    fine(batch()).backward()
+    fine.finish_grad_sync()
+    plain_backward(plain, 0)
+    compare_gradients(fine, plain)
+    close("loss", fine(batch()).detach(), plain(batch()).detach())
+
+
+def weights_gathered_ahead_are_used() -> None:
+    """`start_param_sync` with and without waiting; `broadcast_params` where ranks hold wholes."""
+    for options in ({}, {"enable_fine_grained_param_gather": True}):
+        model, plain = pair(3, **options)
+        for force in (False, True):
+            model.wire_log.clear()
+            model.start_param_sync(force_sync=force)
+            assert model.wire_log.counts["all_gather"] >= 1, "nothing was gathered"
+            model.synchronize_param_gather()
+            close("loss", model(batch()).detach(), plain(batch()).detach())
+    for strategy in (0, 3):
+        model, plain = pair(strategy)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.detach().to_local().add_(dist.get_rank())
+        model.broadcast_params()
+        if strategy == 0:
+            compare_weights(model, plain)
+
+
+CHECKS = (
+    the_last_microbatch_may_be_said_in_four_ways,
+    gradients_are_scaled_and_cleared,
+    kernels_may_write_gradients_themselves,
+    the_wire_dtype_changes_for_a_block,
+    a_sharded_model_stays_what_it_is,
+    states_are_loaded_whole_or_not_at_all,
+    names_and_marks_say_what_upstreams_say,
+    what_travels_is_logged_and_told,
+    the_wrapper_is_built_by_upstreams_arguments,
+    weights_gathered_ahead_are_used,
+)

@@ -1,0 +1,292 @@
+"""Who hands out memory, who holds which slot, and what the ledger says of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import mfsdp_core
+from bench.validate.contracts.judging import close, refuses, same
+from bench.validate.contracts.small_model import batch, compare_gradients, pair, plain_backward
+from mfsdp_core.errors import PoolExhaustedError
+from mfsdp_core.events import Event, EventBus
+from mfsdp_core.memory.allocators import (
+    BufferKey,
+    PersistentAllocator,
+    StorageResizeAllocator,
+    TemporaryAllocator,
+)
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.memory.pools import SlotPool
+from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.plan.buffers import CATEGORIES
+from mfsdp_core.plan.memory_model import ADAM, PolicyNames, memory_of_buckets
+from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.streams import Streams
+
+_FP32 = torch.float32
+
+
+def _key(bucket: str, elements: int = 8, role: Any = "grad_bucket") -> BufferKey:
+    return BufferKey(bucket, role, elements, _FP32)
+
+
+def the_ledger_adds_up() -> None:
+    """Totals, peaks, what is alive, meters, and subscribers up to their end."""
+    ledger, seen = MemoryLedger(), []
+    same("categories", list(ledger.bytes_by_category()), list(CATEGORIES))
+    end = ledger.subscribe(seen.append)
+    same("watched", ledger.is_watched, True)
+    for category, count in (
+        ("gradients", 8),
+        ("main_weights", 4),
+        ("gradients", -6),
+        ("main_weights", 3),
+        ("gradients", 1),
+    ):
+        ledger.add(category, count, bucket="b", role=category)  # type: ignore[arg-type]
+    found, peaks = ledger.bytes_by_category(), ledger.peak_bytes_by_category()
+    same("now", (found["gradients"], found["main_weights"]), (3, 7))
+    same("peaks", (peaks["gradients"], peaks["main_weights"], ledger.peak_bytes), (8, 7, 12))
+    ledger.occupy("gradients", 2, bucket="p", role="r")
+    same("occupied", ledger.bytes_by_category(), found)
+    alive = [(b.bucket, b.role, b.count_bytes, b.in_pool) for b in ledger.alive()]
+    same(
+        "alive",
+        sorted(alive),
+        [("b", "gradients", 3, False), ("b", "main_weights", 7, False), ("p", "r", 2, True)],
+    )
+    ledger.occupy("gradients", -2, bucket="p", role="r")
+    same("gone", len(ledger.alive()), 2)
+    ledger.measure("optimizer_state", lambda: 5)
+    same("measured", ledger.bytes_by_category()["optimizer_state"], 5)
+    same("seen", [b.count_bytes for b in seen], [8, 4, -6, 3, 1, 2, -2])
+    end()
+    end()
+    ledger.add("gradients", 1)
+    same("ended", (len(seen), ledger.is_watched), (7, False))
+
+
+def allocators_keep_their_promises() -> None:
+    """New memory, the same object, or memory that stays; bytes on the ledger."""
+    streams = Streams(torch.device("cpu"))
+    for kind, same_object, left in (
+        (TemporaryAllocator, False, 0),
+        (StorageResizeAllocator, True, 0),
+        (PersistentAllocator, True, 32),
+    ):
+        ledger = MemoryLedger()
+        made: Any = kind(streams, ledger)
+        key = _key("a")
+        same("room", made.has_room(key), True)
+        first = made.acquire(key)
+        same("once", made.acquire(key) is first, True)
+        same("another", made.acquire(_key("b", 2)).numel(), 2)
+        booked = ledger.bytes_by_category()["communication_buffers"]
+        same("booked", booked, 40)
+        made.release(_key("b", 2))
+        made.release(key)
+        made.release(key)
+        made.release(_key("never"))
+        held = ledger.bytes_by_category()["communication_buffers"]
+        same("left", held, left + (8 if left else 0))
+        storage = first.untyped_storage().nbytes()
+        same("storage", storage, 0 if kind is StorageResizeAllocator else 32)
+        again = made.acquire(key)
+        same("again", again is first, same_object)
+        same("refilled", again.untyped_storage().nbytes(), 32)
+        same("other keys", made.acquire(_key("a", 8, "outer_bucket")) is again, False)
+    ledger = MemoryLedger()
+    scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
+    memory = scratch.acquire("x", 3, torch.bfloat16)
+    same("scratch", (memory.numel(), memory.dtype), (3, torch.bfloat16))
+    scratch.release("x", memory)
+    same("given back", ledger.bytes_by_category()["communication_buffers"], 0)
+    temporary = TemporaryAllocator(streams, ledger)
+    weights = temporary.acquire(_key("w", 4, "compute_weights"))
+    view = weights[:2]
+    temporary.release(_key("w", 4, "compute_weights"))
+    del weights
+    same("while views live", ledger.bytes_by_category()["compute_weights"], 16)
+    del view
+    same("with the last view", ledger.bytes_by_category()["compute_weights"], 0)
+
+
+def slots_go_from_unit_to_unit() -> None:
+    """Homes, second homes, what blocks whom, and words where nothing is left."""
+    streams, ledger = Streams(torch.device("cpu")), MemoryLedger()
+    asked = [BucketRequest(u, f"{u}/{n}", "float32", 8 - 4 * n, 4) for u in "abc" for n in (0, 1)]
+    plan = plan_pool("fixed_pool", asked, 2)
+    fallback = TemporaryAllocator(streams, ledger)
+    pool = SlotPool("grad_bucket", plan, fallback, streams=streams, ledger=ledger)
+    same("booked at once", ledger.bytes_by_category()["communication_buffers"], 2 * 48)
+
+    def key(name: str) -> BufferKey:
+        return _key(name, 8 if name.endswith("0") else 4)
+
+    a0 = pool.acquire(key("a/0"))
+    same("zeros", bool((a0 == 0).all()), True)
+    same("an area", a0.data_ptr(), pool.data_pointers()[0][plan.seats["a/0"]])
+    pool.acquire(key("a/1"))
+    b0 = pool.acquire(key("b/0"))
+    same("holders", pool.holders(), {0: "a", 1: "b"})
+    same("room", [pool.has_room(key(n)) for n in ("a/0", "b/1", "c/0")], [True, True, False])
+    same(
+        "blocking",
+        (pool.blocking("a/0"), sorted(pool.blocking("c/0")), pool.blocking("x")),
+        ([], ["a", "b"], []),
+    )
+    refuses(PoolExhaustedError, "slot 0: unit a, slot 1: unit b", lambda: pool.acquire(key("c/0")))
+    pool.release(key("a/0"))
+    same("held by its other area", pool.has_room(key("c/0")), False)
+    pool.release(key("a/1"))
+    pool.release(key("a/1"))
+    same("idle", (pool.has_room(key("c/0")), pool.blocking("c/0")), (True, []))
+    pool.acquire(key("c/0"))
+    same("slots", [pool.assigned_slot(u) for u in "abcd"], [0, 1, 0, None])
+    same("its slot is taken", (pool.has_room(key("a/0")), pool.blocking("a/0")), (False, ["c"]))
+    refuses(
+        PoolExhaustedError, "only slot 0 will do", lambda: pool.acquire(key("a/0"), in_place=True)
+    )
+    pool.release(key("b/0"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        moved = pool.acquire(key("a/0"))
+    assert "unit a had slot 0" in str(said[0].message), said
+    same("the other slot", moved.data_ptr(), b0.data_ptr())
+    pool.release(key("a/0"))
+    pool.release(key("c/0"))
+    same("the same object", pool.acquire(key("b/0")) is b0, True)
+    pool.release(key("b/0"))
+    pool.forget_assignments()
+    same("home again", pool.acquire(key("a/0")).data_ptr(), a0.data_ptr())
+    served = (pool.serves(key("a/0")), pool.serves(_key("other")), pool.has_room(_key("other")))
+    same("serves", served, (True, False, True))
+    other = pool.acquire(_key("other"))
+    same("elsewhere", other.numel(), 8)
+    pool.release(_key("other"))
+    same("pool and nothing else", ledger.bytes_by_category()["communication_buffers"], 96)
+
+
+def models_hold_what_the_formula_says() -> None:
+    """The bytes of a model at rest, by the ledger and by the formula, before and after a step."""
+    policies = (
+        (torch.float64, mfsdp_core.MixedPrecisionPolicy(None), PolicyNames(None)),
+        (
+            torch.bfloat16,
+            mfsdp_core.MixedPrecisionPolicy(_FP32, torch.bfloat16, torch.bfloat16),
+            PolicyNames("float32", "bfloat16", "bfloat16"),
+        ),
+    )
+    for strategy in (0, 1, 2, 3):
+        for dtype, policy, names in policies:
+            for options in (
+                {},
+                {"fsdp_double_buffer": True},
+                {"allocator": "max_pool", "pool_slots": 3},
+                {"fsdp_double_buffer": True, "fsdp_db_use_persist_buf_on_alloc_fail": True},
+            ):
+                model, _ = pair(strategy, dtype=dtype, mixed_precision_policy=policy, **options)
+                optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.AdamW(model.parameters()))
+                context = model._context
+                plans = [
+                    group.plan for unit in (context.root, *context.units) for group in unit.groups
+                ]
+                parsed = context.root.groups[0]._spec
+                for steps in (0, 1):
+                    if steps:
+                        model(batch(dtype=dtype)).backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    wanted = memory_of_buckets(
+                        plans,
+                        parsed.strategy,
+                        parsed.coordinate,
+                        names,
+                        optimizer=ADAM if steps else None,
+                        allocation=context.allocators.config,
+                    )
+                    same(
+                        f"{strategy} {options} after {steps}",
+                        model.ledger.bytes_by_category(),
+                        wanted.bytes_by_category(),
+                    )
+                    real = sum(p.detach().to_local().nbytes for p in model.parameters())
+                    by_line = wanted.bytes_by_line()
+                    if strategy and dtype.itemsize == 2:
+                        same("main weights", by_line["main weights"], real)
+
+
+def plans_of_pools_are_told_as_data() -> None:
+    """Every bucket, where it is and what it wastes."""
+    for options, elsewhere in (
+        ({}, "storage_resize"),
+        ({"allocator": "temporary"}, "temporary"),
+        ({"allocator": "fixed_pool"}, "storage_resize"),
+        ({"allocator": "fixed_pool", "fsdp_db_use_persist_buf_on_alloc_fail": True}, "persistent"),
+    ):
+        model, plain = pair(3, **options)
+        model(batch(0)).backward()
+        plain_backward(plain, 0)
+        compare_gradients(model, plain)
+        told = model.pool_plan
+        same("allocator", told["allocator"], options.get("allocator", "storage_resize"))
+        by_bucket = {(u["role"], u["bucket"]): u for u in told["units"]}
+        sizes = {b.name: b.elements * 8 for b in model.buckets()}
+        for (role, bucket), unit in by_bucket.items():
+            same("bytes", unit["bytes"], sizes[bucket])
+            used = sum(
+                p.numel()
+                for n, p in plain.named_parameters()
+                if n in {m for b in model.buckets() if b.name == bucket for m in b.parameters}
+            )
+            same("padding", unit["padding_bytes"], sizes[bucket] - 8 * used)
+            pooled = "pool" in told["allocator"] and not bucket.startswith("(root)")
+            place = unit["placement"]
+            if pooled:
+                pool = next(p for p in told["pools"] if p["role"] == role)
+                same("slot", (place, unit["slot"] in range(pool["slots"])), ("pool", True))
+                areas = [
+                    (o, a["bytes"]) for o, a in zip(pool["offsets"], pool["areas"], strict=True)
+                ]
+                size = dict(areas)[unit["offset_bytes"]]
+                same("waste", unit["waste_bytes"], size - unit["bytes"])
+                same("of a pool", pool["bytes"], pool["slots"] * sum(s for _, s in areas))
+            elif role == "compute_weights" or "pool" in told["allocator"]:
+                same("elsewhere", (place, unit["slot"]), (elsewhere, None))
+            else:
+                same("gradients", place, "temporary")
+        same("pools", bool(told["pools"]), "pool" in told["allocator"])
+
+
+def events_reach_who_asked() -> None:
+    """By kind, until the subscription ends."""
+    bus, seen, all_of_them = EventBus(), [], []
+    event = Event("collective", "all_gather", "float32", 8, "inner", 2, "b")
+    same("nobody", bus.wants("collective"), False)
+    end = bus.subscribe(seen.append, kinds=("land",))
+    bus.subscribe(all_of_them.append)
+    same(
+        "wants",
+        [bus.wants(k) for k in ("land", "collective", "enter", "read")],
+        [True, True, False, False],
+    )
+    bus.publish(event)
+    end()
+    end()
+    bus.publish(Event("land", "copy", "float32", 8, "inner", 2, "b"))
+    same("seen", (len(seen), len(all_of_them)), (0, 2))
+    close("of two ranks", torch.tensor(float(dist.get_world_size())), torch.tensor(2.0))
+
+
+CHECKS = (
+    the_ledger_adds_up,
+    allocators_keep_their_promises,
+    slots_go_from_unit_to_unit,
+    models_hold_what_the_formula_says,
+    plans_of_pools_are_told_as_data,
+    events_reach_who_asked,
+)

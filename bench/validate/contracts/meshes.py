@@ -1,0 +1,254 @@
+"""Four ranks in every arrangement: axes, groups, transports, and what cannot be arranged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import mfsdp_core
+from bench.validate.contracts.judging import close, refuses, same
+from bench.validate.contracts.small_model import (
+    Unit,
+    batch,
+    compare_gradients,
+    compare_weights,
+    pair,
+    plain_backward,
+    whole_weights,
+)
+from mfsdp_core.comm.agreement import from_first, together
+from mfsdp_core.errors import CheckpointError, ConfigurationError, StateDictError
+
+_WORLD = 4
+
+
+def _square() -> Any:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+
+
+def _two_axes(**more: Any) -> dict[str, Any]:
+    return {
+        "device_mesh": _square(),
+        "dp_shard_dim": "inner",
+        "dp_outer_dim": "outer",
+        "hybrid_fsdp_group": dist.group.WORLD,
+        **more,
+    }
+
+
+def the_index_finds_groups_and_dimensions() -> None:
+    """Of one axis and of two, with a group for gathers, and none for experts."""
+    rank = dist.get_rank()
+    model, _ = pair(3, **_two_axes(outer_dp_sharding_strategy=1))
+    index = model.dist_index
+    same("hybrid", (index.use_hybrid_fsdp, index.hsdp_outer_dp_shard), (True, True))
+    ranks = dist.get_process_group_ranks
+    same("inner", ranks(index.get_fsdp_group()), [rank // 2 * 2, rank // 2 * 2 + 1])
+    same("outer", ranks(index.get_outer_fsdp_group()), [rank % 2, rank % 2 + 2])
+    same("all", ranks(index.get_dp_group()), [0, 1, 2, 3])
+    same("its part", index.get_logical_hybrid_fsdp_rank(), rank % 2 * 2 + rank // 2)
+    same("a dimension", index.get_submesh("inner").mesh.tolist(), ranks(index.get_fsdp_group()))
+    same("two", index.get_submesh(("outer", "inner")) is index.device_mesh, True)
+    same(
+        "root",
+        (index.get_root_mesh() is index.device_mesh, index.get_root_mesh(True)),
+        (True, None),
+    )
+    same("experts", (index.get_fsdp_group(True), index.get_outer_fsdp_group(True)), (None, None))
+    same("of experts", (index.get_dp_group(True), index.get_fsdp_group(False, True)), (None, None))
+    refuses(ConfigurationError, "no dimensions ('tp',)", lambda: index.get_submesh("tp"))
+    refuses(ConfigurationError, "the expert mesh", lambda: index.get_submesh("inner", True))
+    mesh = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
+    gathers = dist.new_group(list(range(_WORLD)))
+    flat, _ = pair(3, device_mesh=mesh, dp_shard_dim="dp", fsdp_group_ag=gathers)
+    index = flat.dist_index
+    same("flat", (index.use_hybrid_fsdp, index.get_outer_fsdp_group()), (False, None))
+    same("all", ranks(index.get_dp_group()), [0, 1, 2, 3])
+    same("for gathers", index.get_fsdp_group(independent_all_gather=True) is gathers, True)
+    refuses(ConfigurationError, "does not", index.get_logical_hybrid_fsdp_rank)
+    nameless, _ = pair(3)
+    same("nameless", ranks(nameless.dist_index.get_fsdp_group()), [0, 1, 2, 3])
+
+
+def what_cannot_be_arranged_is_refused() -> None:
+    """Groups and dimensions that do not fit each other."""
+    square, world = _square(), dist.group.WORLD
+    pairs = [dist.new_group(list(r)) for r in ((0, 1), (2, 3))]
+    flat = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
+    two = _two_axes()
+    for words, arguments in (
+        (
+            "found only dp_outer_dim",
+            {"device_mesh": square, "dp_shard_dim": "inner", "dp_outer_dim": "outer"},
+        ),
+        ("found only hybrid_fsdp_group", {"device_mesh": flat, "hybrid_fsdp_group": world}),
+        ("name dimensions of device_mesh", {"dp_shard_dim": "dp"}),
+        ("say which", {"device_mesh": square}),
+        ("need dp_shard_dim", {"device_mesh": square, "tp_dim": "inner"}),
+        ("cannot take the dimensions ('x',)", {"device_mesh": square, "dp_shard_dim": "x"}),
+        (
+            "cannot take the dimensions",
+            _two_axes() | {"dp_shard_dim": "outer", "dp_outer_dim": "inner"},
+        ),
+        ("expt_device_mesh, and there is none", {"device_mesh": flat, "expt_fsdp_group_ag": world}),
+        (
+            "expt_device_mesh, and there is none",
+            {"device_mesh": flat, "hybrid_fsdp_expt_group": world},
+        ),
+        ("found only dp_outer_dim", _two_axes(expt_device_mesh=square)),
+        (
+            "the inner axis in order",
+            {"device_mesh": square, "dp_shard_dim": "inner", "fsdp_group_ag": world},
+        ),
+        ("shards it too", _two_axes(outer_dp_sharding_strategy=1, zero_dp_strategy=0)),
+    ):
+        said: dict[str, Any] = {"zero_dp_strategy": 3, **arguments}
+        strategy = said.pop("zero_dp_strategy")
+        refuses(ConfigurationError, words, lambda s=said, n=strategy: pair(n, **s))
+    if dist.get_rank() < 2:
+        wrong = two | {"hybrid_fsdp_group": pairs[0]}
+        refuses(ConfigurationError, "must hold the ranks of both axes", lambda: pair(3, **wrong))
+    dist.barrier()
+
+
+def every_arrangement_trains_as_plain_torch() -> None:
+    """Transports on flat and hybrid meshes; three microbatches, two steps, and whole weights."""
+    for transport, cells in (
+        ("native", ((0, None), (3, None), (2, 1))),
+        ("point_to_point", ((0, None), (1, 0), (3, 1))),
+        ("same_host", ((0, 0), (1, None), (2, 1), (3, 0))),
+    ):
+        for strategy, outer in cells:
+            where = {} if outer is None else _two_axes(outer_dp_sharding_strategy=outer)
+            average = strategy % 2 == 1
+            model, plain = pair(
+                strategy, transport=transport, average_in_collective=average, **where
+            )
+            optimizer = mfsdp_core.fully_shard_optimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            )
+            reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+            for step in range(2):
+                with model.no_sync():
+                    model(batch(3 * step)).backward()
+                    model(batch(3 * step + 1)).backward()
+                model(batch(3 * step + 2)).backward()
+                plain_backward(plain, *range(3 * step, 3 * step + 3))
+                compare_gradients(model, plain)
+                wanted = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+                close("norm", mfsdp_core.clip_grad_norm_(model, 0.05), wanted)
+                optimizer.step()
+                optimizer.zero_grad()
+                reference.step()
+                reference.zero_grad()
+            compare_weights(model, plain)
+            assert all(transport in str(t) for t in model.transports.values()), model.transports
+
+
+def sums_are_taken_in_the_order_of_ranks() -> None:
+    """To the bit, whoever comes first, in every dtype on the wire."""
+    for transport in ("point_to_point", "same_host"):
+        for strategy in (0, 1, 2, 3):
+            for wire in (torch.float32, torch.bfloat16):
+                policy = mfsdp_core.MixedPrecisionPolicy(None, torch.float32, wire)
+                model, plain = pair(
+                    strategy,
+                    dtype=torch.float32,
+                    transport=transport,
+                    mixed_precision_policy=policy,
+                    calculate_per_token_loss=True,
+                )
+                model(batch(dtype=torch.float32)).backward()
+                parts = []
+                for rank in range(_WORLD):
+                    plain.zero_grad()
+                    plain(batch(0, rank, torch.float32)).backward()
+                    parts.append({n: p.grad.to(wire) for n, p in plain.named_parameters()})
+                for name, p in model.named_parameters():
+                    own = [part[name.removeprefix("module.")].float() for part in parts]
+                    total = own[0] + own[1] + own[2] + own[3]
+                    total = total.to(wire).float() if strategy == 0 else total
+                    same(f"{transport} {strategy} {name}", mfsdp_core.gather_full(p.grad), total)
+
+
+def weights_are_made_equal_along_replicas() -> None:
+    """`broadcast_params` on two axes: of the first outer rank where the outer axis replicates."""
+    for strategy, outer in ((0, 0), (1, 0), (3, 0)):
+        model, plain = pair(strategy, **_two_axes(outer_dp_sharding_strategy=outer))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.detach().to_local().add_(
+                    0 if dist.get_rank() in (0, 1) and strategy else dist.get_rank()
+                )
+        model.broadcast_params()
+        if strategy:
+            compare_weights(model, plain)
+        else:
+            same(
+                "alike",
+                all(
+                    torch.equal(v, plain.get_parameter(n)) for n, v in whole_weights(model).items()
+                ),
+                True,
+            )
+
+
+def ranks_agree_on_errors() -> None:
+    """Whoever fails, all raise the same; results come from the first or from each."""
+    group, rank = dist.group.WORLD, dist.get_rank()
+
+    def fails(who: int, error: Exception) -> int:
+        if rank == who:
+            raise error
+        return 10 + rank
+
+    same(
+        "each its own", together(group, lambda: fails(9, ValueError()), CheckpointError), 10 + rank
+    )
+    same("of the first", from_first(group, lambda: fails(9, ValueError()), CheckpointError), 10)
+    refuses(
+        CheckpointError,
+        "rank 2: ValueError: full",
+        lambda: together(group, lambda: fails(2, ValueError("full")), CheckpointError),
+    )
+    refuses(
+        StateDictError,
+        "as it is",
+        lambda: together(group, lambda: fails(3, StateDictError("as it is")), CheckpointError),
+    )
+    refuses(
+        CheckpointError,
+        "rank 0: OSError: disk",
+        lambda: from_first(group, lambda: fails(0, OSError("disk")), CheckpointError),
+    )
+    same(
+        "others do not run it", from_first(group, lambda: fails(1, OSError()), CheckpointError), 10
+    )
+
+
+def units_of_all_depths_are_found() -> None:
+    """By class and by path; nested ones too where that is asked for."""
+    by_path, plain = pair(3, fsdp_unit_modules=[f"{Unit.__module__}.Unit"])
+    same("by path", {b.unit for b in by_path.buckets()}, {"", "units.0", "units.1"})
+    nested, plain = pair(3, fsdp_unit_modules=[Unit, torch.nn.Linear], nested_units="all")
+    names = {b.unit for b in nested.buckets()}
+    same("nested", "units.0.up" in names and "units.1.down" in names, True)
+    outermost, _ = pair(3, fsdp_unit_modules=[Unit, torch.nn.Linear])
+    same("outermost", {b.unit for b in outermost.buckets()}, {"", "units.0", "units.1"})
+    nested(batch()).backward()
+    plain_backward(plain, 0)
+    compare_gradients(nested, plain)
+
+
+CHECKS = (
+    the_index_finds_groups_and_dimensions,
+    what_cannot_be_arranged_is_refused,
+    every_arrangement_trains_as_plain_torch,
+    sums_are_taken_in_the_order_of_ranks,
+    weights_are_made_equal_along_replicas,
+    ranks_agree_on_errors,
+    units_of_all_depths_are_found,
+)

@@ -1,0 +1,384 @@
+"""Optimizers over shards step as torch's do over whole tensors, or are refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+
+import mfsdp_core
+from bench.validate.contracts.judging import close, refuses, same
+from bench.validate.contracts.small_model import (
+    WIDTH,
+    Small,
+    Unit,
+    batch,
+    compare_gradients,
+    compare_weights,
+    name_of,
+    pair,
+    plain_backward,
+)
+from mfsdp_core.errors import ConfigurationError, StateDictError
+
+_OPTIM = torch.optim
+Make = Callable[[Any], torch.optim.Optimizer]
+
+#: Of torch's elementwise ones, with what makes their state odd.
+_ELEMENTWISE: tuple[Make, ...] = (
+    partial(_OPTIM.SGD, lr=0.1),
+    partial(_OPTIM.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    partial(_OPTIM.SGD, lr=0.1, momentum=0.9, dampening=0.5),
+    partial(_OPTIM.AdamW, lr=0.1, amsgrad=True),
+    partial(_OPTIM.Adam, lr=0.1, foreach=True),
+    partial(_OPTIM.Adagrad, lr=0.1, initial_accumulator_value=0.5),
+    partial(_OPTIM.ASGD, lr=0.1),
+    partial(_OPTIM.NAdam, lr=0.1),
+    partial(_OPTIM.RMSprop, lr=0.1, momentum=0.9, centered=True),
+    partial(_OPTIM.Rprop, lr=0.1),
+)
+
+
+class _Wide(nn.Module):
+    """A matrix whose shards are larger than what a step takes at a time."""
+
+    unit_classes = (nn.Linear,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 40_000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A loss."""
+        return self.wide(x).square().mean()
+
+
+def _both(
+    make: Make, strategy: int = 3, module: Callable[[], nn.Module] = Small, **options: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Model, its optimizer, and those of plain torch."""
+    model, plain = pair(strategy, module, **options)
+    optimizer = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
+    return model, optimizer, plain, make(plain.parameters())
+
+
+def _train(
+    model: Any, optimizer: Any, plain: Any, reference: Any, *steps: int, relative: float = 1e-11
+) -> None:
+    for step in steps:
+        model(batch(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain_backward(plain, step)
+        reference.step()
+        reference.zero_grad()
+    compare_weights(model, plain, relative)
+
+
+def elementwise_optimizers_step_as_torchs_do() -> None:
+    """Over shards, over whole tensors, and over shards that are taken piece by piece."""
+    for number, make in enumerate(_ELEMENTWISE):
+        _train(*_both(make, strategy=number % 4), 0, 1, 2)
+        if number % 4 == 0:
+            _train(*_both(make, 3, _Wide), 0, 1, 2)
+    for make in _ELEMENTWISE[1:4:2]:
+        _train(*_both(make, 2, _Wide), 0, 1, 2)
+
+
+def an_optimizer_that_was_built_before_is_taken_over() -> None:
+    """With its groups, options and what it made when it was built."""
+    for make in _ELEMENTWISE[3], _ELEMENTWISE[5]:
+        _, plain = pair(3)
+        module = copy.deepcopy(plain)
+
+        def groups(of: nn.Module) -> list[dict[str, Any]]:
+            units = list(of.units.parameters())
+            return [{"params": units, "lr": 0.01}, {"params": [of.scale]}]
+
+        model, optimizer = mfsdp_core.fully_shard(
+            module,
+            make(groups(module)),
+            fsdp_unit_modules=[Unit],
+            mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(None),
+        )
+        same("rates", [g["lr"] for g in optimizer.param_groups], [0.01, 0.1])
+        same("again", mfsdp_core.fully_shard_optimizer(optimizer) is optimizer, True)
+        reference = make(groups(plain))
+        schedules = [_OPTIM.lr_scheduler.StepLR(o, 1, 0.5) for o in (optimizer, reference)]
+        for step in range(2):
+            _train(model, optimizer, plain, reference, step)
+            for schedule in schedules:
+                schedule.step()
+
+
+def steps_may_be_taken_apart() -> None:
+    """Without finishing gradients, and without refreshing weights, where the caller says so."""
+    for strategy in (1, 3):
+        model, optimizer, plain, reference = _both(_ELEMENTWISE[3], strategy)
+        with model.no_sync():
+            model(batch(0)).backward()
+        model.finish_grad_sync()
+        optimizer.step(sync_grad_before_optimizer_step=False, install_optimized_model_weights=False)
+        model.install_optimized_model_weights()
+        optimizer.zero_grad()
+        plain_backward(plain, 0)
+        reference.step()
+        reference.zero_grad()
+        compare_weights(model, plain)
+        with model.no_sync():
+            model(batch(1)).backward()
+        plain_backward(plain, 1)
+        optimizer.step()
+        reference.step()
+        compare_weights(model, plain)
+        optimizer.zero_grad(set_to_none=False)
+        assert all(p.grad is not None for p in model.parameters()), "zeros were wanted"
+        model(batch(2)).backward()
+        reference.zero_grad()
+        plain_backward(plain, 2)
+        compare_gradients(model, plain)
+        with model.no_sync():
+            optimizer.zero_grad(zero_grad_buffer=False)
+        assert all(p.grad is None for p in model.parameters()), "gradients were to go"
+
+
+class _Twice(torch.optim.Optimizer):
+    """Asks for the loss before and after half of a step, and scales by the joint norm."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        losses = []
+        for _ in range(2):
+            if closure is not None:
+                losses.append(float(closure().detach()))
+            for group in self.param_groups:
+                for p in group["params"]:
+                    norm = p.grad.square().sum().sqrt()
+                    p.add_(p.grad / (1 + norm), alpha=-group["lr"])
+        return losses
+
+
+class _Gathering(_Twice):
+    """Looks at whole matrices."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if hasattr(p.grad, "redistribute"):
+                    p.grad.redistribute(p.device_mesh, [Replicate()])
+        return super().step(closure)
+
+
+def closures_are_evaluated_with_the_weights_of_now() -> None:
+    """Once before an elementwise step, as often as others like, and the loss comes back."""
+    for make in (_ELEMENTWISE[1], _Twice):
+        for strategy in (0, 3):
+            model, optimizer, plain, reference = _both(make, strategy)  # type: ignore[arg-type]
+
+            def closure(m: Any = model, o: Any = optimizer) -> Tensor:
+                o.zero_grad()
+                loss: Tensor = m(batch(0))
+                loss.backward()
+                return loss
+
+            @torch.enable_grad()
+            def plain_closure(p: Any = plain) -> Tensor:
+                p.zero_grad()
+                plain_backward(p, 0)
+                loss: Tensor = p(batch(0))
+                return loss
+
+            for _ in range(5):
+                found, wanted = optimizer.step(closure), reference.step(plain_closure)
+                found = torch.as_tensor(found, dtype=torch.float64).detach()
+                close("loss", found, torch.as_tensor(wanted, dtype=torch.float64).detach(), 1e-9)
+                compare_weights(model, plain, 1e-9)
+
+
+def what_needs_whole_matrices_is_refused() -> None:
+    """Torch's by name, those of others by what they send; not where ranks have whole tensors."""
+    model, plain = pair(3)
+    whole, _ = pair(0)
+    wrap = mfsdp_core.fully_shard_optimizer
+    for name, words in (
+        ("Adafactor", "averages over rows"),
+        ("Muon", "orthogonalises"),
+        ("SparseAdam", "sparse"),
+    ):
+        kind = getattr(_OPTIM, name, None)
+        if kind is None:
+            continue
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        refuses(ConfigurationError, words, lambda k=kind, m=matrices: wrap(k(m)))
+        matrices = [p for p in whole.parameters() if p.ndim > 1]
+        if name == "SparseAdam":
+            refuses(ConfigurationError, "Use Adam", lambda k=kind, m=matrices: wrap(k(m)))
+        else:
+            wrap(kind(matrices))
+    for one in (model, whole):
+        refuses(
+            ConfigurationError, "inner products", lambda m=one: wrap(_OPTIM.LBFGS(m.parameters()))
+        )
+    refuses(
+        ConfigurationError,
+        "none of its parameters is",
+        lambda: wrap(_OPTIM.SGD(plain.parameters(), lr=0.1)),
+    )
+    module = copy.deepcopy(plain)
+    other = _OPTIM.SGD([*module.parameters(), nn.Parameter(torch.ones(2))], lr=0.1)
+    shard = partial(mfsdp_core.fully_shard, fsdp_unit_modules=[Unit])
+    refuses(ConfigurationError, "1 parameters of the optimizer", lambda: shard(module, other))
+    stepped = _OPTIM.AdamW(module.parameters())
+    plain_backward(module, 0)
+    stepped.step()
+    refuses(ConfigurationError, "has not stepped", lambda: shard(module, stepped))
+    refuses(
+        ConfigurationError,
+        "inner products",
+        lambda: shard(module, _OPTIM.LBFGS(module.parameters())),
+    )
+    optimizer = wrap(_Gathering(model.parameters()))
+    model(batch()).backward()
+    refuses(ConfigurationError, "whole matrices", optimizer.step)
+    _train(*_both(_Gathering, 0), 0, 1)  # type: ignore[arg-type]
+
+
+def states_are_there_before_the_first_step() -> None:
+    """As the first step would begin with them; what nobody knows is not made up."""
+    for make in _ELEMENTWISE[:1] + _ELEMENTWISE[1:2] + _ELEMENTWISE[3:]:
+        model, optimizer, plain, reference = _both(make)
+        state = optimizer.state_dict()
+        if make is not _ELEMENTWISE[0]:
+            same("entries", len(state["state"]), len(list(model.parameters())))
+        fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
+        fresh.load_state_dict(state)
+        # torch casts the numbers of some to the dtype of the weights when it loads them.
+        _train(model, fresh, plain, reference, 0, 1, relative=1e-6)
+    for make in (_ELEMENTWISE[2], lambda p: _Momentum(p)):
+        model, optimizer, plain, reference = _both(make)
+        state = optimizer.state_dict()
+        same("nothing", dict(state["state"]), {})
+        refuses(StateDictError, "before", lambda o=optimizer, s=state: o.load_state_dict(s))
+        _train(model, optimizer, plain, reference, 0)
+        kept = copy.deepcopy(optimizer.state_dict())
+        _train(model, optimizer, plain, reference, 1)
+        optimizer.load_state_dict(kept)
+    model, optimizer, plain, reference = _both(partial(_OPTIM.AdamW, lr=0.0))
+    optimizer.step()
+    same("made by a step of nothing", len(optimizer.state), len(list(model.parameters())))
+    compare_weights(model, plain)
+    bytes_ = model.ledger.bytes_by_category()["optimizer_state"]
+    local = sum(p.detach().to_local().numel() for p in model.parameters())
+    same("bytes", bytes_, 2 * 8 * local + 4 * len(list(model.parameters())))
+
+
+class _Momentum(torch.optim.Optimizer):
+    """Of somebody else, with state of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["sum"] = state.get("sum", torch.zeros_like(p)) + p.grad
+                p.add_(state["sum"], alpha=-0.1)
+
+
+def states_of_an_unsharded_run_are_cut() -> None:
+    """Whole tensors to rows, shards as they are; anything else is refused."""
+    for make in (_ELEMENTWISE[3], _ELEMENTWISE[1], _ELEMENTWISE[5]):
+        for strategy in (0, 3):
+            model, optimizer, plain, reference = _both(make, strategy)
+            _train(model, optimizer, plain, reference, 0, 1)
+            fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
+            fresh.load_state_dict(copy.deepcopy(reference.state_dict()))
+            _train(model, fresh, plain, reference, 2)
+            again = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
+            again.load_state_dict(fresh.state_dict())
+            _train(model, again, plain, reference, 3)
+    model, optimizer, plain, reference = _both(_ELEMENTWISE[3])
+    _train(model, optimizer, plain, reference, 0)
+
+    def changed(value: Any) -> dict[str, Any]:
+        state = copy.deepcopy(reference.state_dict())
+        state["state"][1]["exp_avg"] = value
+        return state
+
+    own = optimizer.state_dict()["state"]
+    for words, value in (
+        ("a tensor of shape (3,)", torch.ones(3)),
+        ("a shard of shape", own[2]["exp_avg"]),
+        ("exp_avg of parameter 1", torch.ones(7, WIDTH + 1)),
+    ):
+        state = changed(value)
+        refuses(StateDictError, words, lambda s=state: optimizer.load_state_dict(s))
+    _train(model, optimizer, plain, reference, 1)
+
+
+def optimizers_of_one_model_leave_each_other_alone() -> None:
+    """Clearing one does not clear what the other has yet to step with."""
+    model, plain = pair(2)
+
+    def two(of: Any) -> list[torch.optim.Optimizer]:
+        inner = [p for n, p in of.named_parameters() if "units" in n]
+        rest = [p for n, p in of.named_parameters() if "units" not in n]
+        return [_OPTIM.AdamW(inner, lr=0.1), _OPTIM.SGD(rest, lr=0.1)]
+
+    own = [mfsdp_core.fully_shard_optimizer(o) for o in two(model)]
+    theirs = two(plain)
+    for step in range(3):
+        model(batch(step)).backward()
+        plain_backward(plain, step)
+        for mine, reference in zip(own, theirs, strict=True):
+            mine.step()
+            mine.zero_grad()
+            reference.step()
+            reference.zero_grad()
+        compare_weights(model, plain)
+        assert not model.backward_seen, "the last one begins a new cycle"
+
+
+def norms_are_those_of_the_whole_gradient() -> None:
+    """Of the model, of some parameters, without a bound, without gradients."""
+    clip = mfsdp_core.clip_grad_norm_
+    for strategy in (0, 3):
+        model, plain = pair(strategy, sync_model_each_microbatch=False)
+        same("of nothing", float(clip(model, 1.0)), 0.0)
+        for bound in (float("inf"), 1e9, 0.01):
+            model.zero_grad()
+            plain.zero_grad()
+            model(batch(0)).backward()
+            plain_backward(plain, 0)
+            wanted = nn.utils.clip_grad_norm_(plain.parameters(), bound)
+            close("norm", clip(model, bound), wanted)
+            compare_gradients(model, plain)
+        some = [p for n, p in model.named_parameters() if "up" in n]
+        named = dict(plain.named_parameters())
+        others = [named[name_of(n)] for n, _ in model.named_parameters() if "up" in n]
+        close("of some", clip(iter(some), 1e-4), nn.utils.clip_grad_norm_(others, 1e-4))
+        compare_gradients(model, plain)
+
+
+CHECKS = (
+    elementwise_optimizers_step_as_torchs_do,
+    an_optimizer_that_was_built_before_is_taken_over,
+    steps_may_be_taken_apart,
+    closures_are_evaluated_with_the_weights_of_now,
+    what_needs_whole_matrices_is_refused,
+    states_are_there_before_the_first_step,
+    states_of_an_unsharded_run_are_cut,
+    optimizers_of_one_model_leave_each_other_alone,
+    norms_are_those_of_the_whole_gradient,
+)

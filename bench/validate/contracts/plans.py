@@ -1,0 +1,466 @@
+"""Plans, which need no ranks: against brute force over elements, and numbers worked out by hand."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+
+from bench.validate.contracts.judging import refuses, same
+from mfsdp_core.errors import ConfigurationError, LayoutError
+from mfsdp_core.plan import grouping, layout, memory_model, pools, prefetch, recipes, strategy
+from mfsdp_core.plan.allocation import AllocationConfig, parse_allocation
+from mfsdp_core.plan.config import ReductionConfig
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.dtype_policy import resolve_bucket_dtypes, resolve_dtypes
+from mfsdp_core.plan.strategy import Collective, Landing, Placement
+
+_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+
+def rows_of_every_tensor_lie_whole_in_slices() -> None:
+    """Every element of random shapes is written into a buffer and found again by rank."""
+    random = Random(3)
+    for _ in range(60):
+        shapes = [
+            tuple(random.choice((0, 1, 2, 3, 4, 7)) for _ in range(random.randint(0, 3)))
+            for _ in range(random.randint(0, 5))
+        ]
+        slices = random.randint(1, 5)
+        _check_layout(layout.build_layout(shapes, slices), shapes, slices)
+        parts = layout.split_by_padding(shapes, slices)
+        same("indices of all parts", sorted(i for part in parts for i in part), range(len(shapes)))
+        for part in parts:
+            built = layout.build_layout([shapes[i] for i in part], slices)
+            if len(part) > 1:
+                alone = max(part, key=lambda i: layout.prod(shapes[i]))
+                limit = layout.build_layout([shapes[alone]], slices).padding_fraction + 0.05
+                assert built.padding_fraction <= limit, f"{part} of {shapes} wastes too much"
+
+
+def _check_layout(built: layout.Layout, shapes: list[tuple[int, ...]], slices: int) -> None:
+    size = built.total_elements
+    same("slices", (built.slices, size % slices), (slices, 0))
+    buffer = torch.full((size,), -1)
+    wanted = [torch.arange(layout.prod(s)).reshape(s) for s in shapes]
+    for slot, whole in zip(built.slots, wanted, strict=True):
+        assert (buffer[slot.offset : slot.end] == -1).all(), f"{slot} overlaps"
+        buffer[slot.offset : slot.end] = whole.flatten()
+    used = int((buffer >= 0).sum())
+    same("used elements", built.used_elements, used)
+    same("padding", built.padding_fraction, (size - used) / used if used else 0.0)
+    free = torch.ones(size, dtype=torch.bool)
+    for slot in built.slots:
+        free[slot.offset : slot.end] = False
+    gaps = [i for start, end in built.gaps() for i in range(start, end)]
+    same("gaps", gaps, free.nonzero().flatten().tolist())
+    for index, whole in enumerate(wanted):
+        rows = whole if whole.ndim else whole.reshape(1)
+        found = []
+        for rank in range(slices):
+            low, high = built.slice_range(rank)
+            held = built.local_rows(index, rank)
+            part = buffer[low:high][held.start : held.start + held.elements]
+            expected = rows[held.first_row : held.first_row + held.rows].flatten()
+            same(f"rows of rank {rank}", part, expected)
+            if whole.ndim and whole.numel():
+                same("rows before", held.first_row, sum(found))
+            found.append(held.rows)
+        if whole.numel():
+            same("rows", sum(found), len(rows))
+
+
+def packing_is_tight() -> None:
+    """Whole chunks first, then the widest rows, then what fits into gaps."""
+    for shapes, slices, offsets, total in (
+        ([(5, 2), (4, 3), (2, 6)], 2, [24, 0, 12], 36),
+        ([(1, 4), (1, 3), (2, 1)], 1, [0, 6, 4], 12),
+        ([(1, 4), (1, 3), (5, 1)], 1, [0, 6, 9], 24),
+        ([(3, 5), (2, 2)], 3, [0, 16], 30),
+        ([(), (2,)], 2, [0, 1], 4),
+    ):
+        built = layout.build_layout(shapes, slices)
+        found = [slot.offset for slot in built.slots], built.total_elements
+        same(f"{shapes} over {slices}", found, (offsets, total))
+    same("parts", layout.split_by_padding([(8, 27), (4, 72), (5, 64)], 2), [[0], [1], [2]])
+    same("parts", layout.split_by_padding([(8, 4), (16,), (6, 8)], 2), [[0, 1, 2]])
+    same("parts", layout.split_by_padding([(8, 4), (4,), (6, 8)], 2), [[0, 2], [1]])
+    slot = layout.Slot
+    for words, slots, slice_elements in (
+        ("overlaps", (slot((2, 2), 0), slot((2, 2), 2)), 8),
+        ("not row aligned", (slot((2, 2), 1),), 8),
+        ("not row aligned", (slot((2, 2), 0),), 7),
+        ("past the buffer", (slot((8, 2), 0),), 8),
+    ):
+        refuses(LayoutError, words, lambda s=slots, n=slice_elements: layout.Layout(s, 1, n))
+    refuses(LayoutError, "at least one slice", lambda: layout.build_layout([(2,)], 0))
+
+
+def parameters_go_into_buckets() -> None:
+    """By unit, dtype, frozenness, experts, and before or behind the units."""
+    same("owner", [grouping.owner_of(u) for u in (["a"], ["a", "a"], ["a", "b"])], ["a", "a", ""])
+    chains = [("", "a", "a.b"), ("", "a", "a.c")]
+    same("common unit", grouping.nearest_common_unit(chains), "a")
+    same("common unit", grouping.nearest_common_unit(chains[:1] * 2), "a.b")
+    same("common unit", grouping.nearest_common_unit([("", "a"), ("", "b")]), "")
+    same("around", grouping.enclosing_units(["a", "a.b.c", "ab", "a.b.c.d"]), [None, 0, None, 1])
+
+    def facts(name: str, units: tuple[str, ...], **more: Any) -> grouping.ParameterFacts:
+        said = {"shape": (4, 2), "dtype": "float32", "requires_grad": True, **more}
+        return grouping.ParameterFacts((name,), units, **said)
+
+    given = [
+        facts("first", ("",)),
+        facts("one", ("u",)),
+        facts("frozen", ("u",), requires_grad=False),
+        facts("half", ("u",), dtype="bfloat16"),
+        facts("expert", ("u",), is_expert=True, shape=(6, 2)),
+        facts("shared", ("u", "v")),
+        facts("two", ("v",), shape=(3, 2)),
+        facts("own", ("v",), is_hooked=True),
+    ]
+    found = grouping.plan_buckets(given, 2, expert_slices=3)
+    names = [(p.name, p.members, p.is_expert, p.is_hooked, p.layout.slices) for p in found]
+    wanted: list[tuple[object, ...]] = [
+        ("(root)/0", (0,), False, False, 2),
+        ("u/0", (1,), False, False, 2),
+        ("u/1", (2,), False, False, 2),
+        ("u/2", (3,), False, False, 2),
+        ("u/3", (4,), True, False, 3),
+        ("(root)/1", (5,), False, False, 2),
+        ("v/0", (6,), False, False, 2),
+        ("v/1", (7,), False, True, 2),
+    ]
+    same("buckets", names, wanted)
+    both = [facts("a", ("u",)), facts("b", ("u",))]
+    same("one bucket", [p.members for p in grouping.plan_buckets(both, 2)], [(0, 1)])
+    apart = grouping.plan_buckets(both, 2, bucketing=False)
+    same("buckets of their own", [p.members for p in apart], [(0,), (1,)])
+
+
+def pools_have_room_for_their_units() -> None:
+    """Areas, seats and homes of both kinds of pools."""
+    request = pools.BucketRequest
+    asked = [
+        request("a", "a/0", "float32", 8, 4, 1),
+        request("a", "a/1", "float32", 2, 4),
+        request("b", "b/0", "float32", 6, 4),
+        request("b", "b/1", "float32", 4, 4),
+        request("c", "c/0", "bfloat16", 9, 2),
+        request("d", "d/0", "float32", 2, 4),
+        request("d", "d/1", "float32", 8, 4),
+    ]
+    plan = pools.plan_pool("max_pool", asked, 3)
+    same(
+        "areas",
+        [(a.dtype, a.elements) for a in plan.areas],
+        [("bfloat16", 9), ("float32", 8), ("float32", 4)],
+    )
+    same("bytes", (plan.slot_bytes, plan.size_bytes, plan.offsets_bytes), (66, 198, (0, 18, 50)))
+    same("homes", plan.homes, {"a": 0, "b": 1, "c": 2, "d": 0})
+    seats = {"a/0": 1, "a/1": 2, "b/0": 1, "b/1": 2, "c/0": 0, "d/1": 1, "d/0": 2}
+    same("seats", plan.seats, seats)
+    plan = pools.plan_pool("fixed_pool", asked, 3)
+    same("served", [r.unit for r in plan.served], ["a", "a", "d", "d"])
+    same("outside", [r.bucket for r in plan.outside], ["b/0", "b/1", "c/0"])
+    same("slots", (plan.slots, plan.size_bytes), (2, 80))
+    plan = pools.plan_pool("fixed_pool", [asked[4], asked[2], asked[0]], 2)
+    same("the largest of equally frequent ones", [r.bucket for r in plan.served], ["a/0"])
+    same("nobody", pools.plan_pool("fixed_pool", [], 2).areas, ())
+
+
+def allocators_are_parsed() -> None:
+    """Upstream's flags and our names, apart and together."""
+
+    def parsed(
+        name: Any, slots: int = 2, double: bool = False, most: bool = False, stays: bool = False
+    ) -> AllocationConfig:
+        return parse_allocation(
+            name, slots, double_buffer=double, max_pool=most, persistent_fallback=stays
+        )
+
+    for given, allocator, pool in (
+        ((None,), "storage_resize", None),
+        ((None, 2, True), "fixed_pool", "fixed_pool"),
+        ((None, 2, False, True), "max_pool", "max_pool"),
+        ((None, 2, True, True), "max_pool", "max_pool"),
+        (("max_pool", 3, True), "max_pool", "max_pool"),
+        (("temporary", 1), "temporary", None),
+        (("fixed_pool", 2, False, False, True), "fixed_pool", "fixed_pool"),
+    ):
+        found = parsed(*given)
+        same(f"{given}", (found.allocator, found.pool), (allocator, pool))
+    for words, bad in (
+        ("expected one of", ("heap",)),
+        ("contradicts", ("temporary", 2, True)),
+        ("contradicts", ("fixed_pool", 2, False, True)),
+        ("a pool needs 2 slots", ("max_pool", 1)),
+        ("is about units that no slot", (None, 2, False, False, True)),
+    ):
+        refuses(ConfigurationError, words, lambda b=bad: parsed(*b))
+
+
+def units_are_gathered_ahead_in_order() -> None:
+    """The decision, and the orders that it follows."""
+
+    def ahead(
+        upcoming: list[int],
+        limits: tuple[Any, Any] = (None, None),
+        from_unit: bool = True,
+        recomputing: bool = False,
+        **residents: Any,
+    ) -> list[int]:
+        return prefetch.gather_ahead(
+            upcoming,
+            (10, 20, 30, 40),
+            prefetch.PrefetchLimits(*limits),
+            prefetch.Residents(**residents),
+            from_unit=from_unit,
+            recomputing=recomputing,
+        )
+
+    same("the next one", ahead([1, 2, 3]), [1])
+    same("while recomputing", ahead([1], recomputing=True), [])
+    same("already there", ahead([1, 2], gathered={1}), [])
+    same("within a budget", ahead([0, 1, 2], (30, None)), [0, 1])
+    same("a budget that is used", ahead([0, 1], (30, None), ahead_bytes=1), [0])
+    same("beyond what is there", ahead([0, 1, 2], (50, None), gathered={0}), [1, 2])
+    same("of the root, without a pool", ahead([1], from_unit=False), [1])
+    same("of the root, in a pool", ahead([1], (None, 2), from_unit=False, pooled={1}), [])
+    pool = {"pooled": {0, 1, 2}}
+    same("an idle slot", ahead([0, 1], (99, 2), **pool), [0, 1])
+    same("no idle slot", ahead([0, 1], (99, 2), holding=frozenset({1}), **pool), [0])
+    same("its own slot", ahead([0], (99, 2), slots={0: 1}, holding=frozenset({1}), **pool), [])
+    same("another slot", ahead([0], (99, 2), slots={0: 0}, holding=frozenset({1}), **pool), [0])
+    same("outside of the pool", ahead([3], (99, 2), holding=frozenset({0, 1}), **pool), [3])
+
+    order = prefetch.PrefetchOrder(3)
+    same("static", (order.sequence("forward"), order.sequence("backward")), ([0, 1, 2], [2, 1, 0]))
+    for unit in (1, 0):
+        order.observe(unit)
+    order.finish_pass()
+    same("of a part of a pass", order.sequence("forward"), [0, 1, 2])
+    for unit in (2, 0, 2, 1):
+        order.observe(unit)
+    for unit in (0, 2, 1):
+        order.observe_end(unit)
+    order.finish_pass()
+    same(
+        "recorded", (order.sequence("forward"), order.sequence("backward")), ([2, 0, 1], [1, 2, 0])
+    )
+    for unit in (0, 1, 2):
+        order.observe(unit)
+        order.observe_end(unit)
+    order.finish_pass()
+    same("the first one stays", order.sequence("forward"), [2, 0, 1])
+    same("behind the root", list(order.upcoming(None, "forward")), [2, 0, 1])
+    same(
+        "behind 2", (list(order.upcoming(2, "forward")), order.following(2, "forward")), ([0, 1], 0)
+    )
+    same(
+        "at the end", (order.following(1, "forward"), order.following(None, "backward")), (None, 1)
+    )
+    fixed = prefetch.PrefetchOrder(3, [1, 0, 2], records=False)
+    same("of nested units", fixed.sequence("backward"), [1, 0, 2])
+    given = prefetch.PrefetchOrder(3, [1, 0, 2], given=[1, 2, 0])
+    for one in (fixed, given):
+        for unit in (2, 1, 0):
+            one.observe(unit)
+        one.finish_pass()
+    same("static, kept", fixed.sequence("forward"), [0, 1, 2])
+    same("given", (given.sequence("forward"), given.sequence("backward")), ([1, 2, 0], [0, 2, 1]))
+    same("nested", prefetch.backward_of_nested([None, 0, 0, None, 2]), [3, 0, 2, 4, 1])
+    same("names", prefetch.unit_order(["b", "a"], ["a", "b"]), [1, 0])
+    same(
+        "named orders", [prefetch.unit_order(n, ["a"]) for n in ("recorded", "static")], [None] * 2
+    )
+    refuses(ConfigurationError, "expected 'recorded'", lambda: prefetch.unit_order("x", ["a"]))
+    refuses(ConfigurationError, "Missing: b", lambda: prefetch.unit_order(["a"], ["a", "b"]))
+
+
+def strategies_are_a_table() -> None:
+    """What every strategy sends, and how results land."""
+    c, land = Collective, Landing
+    for number, name, reduction, refresh, each, landing, keeps in (
+        (0, "no_shard", c.ALL_REDUCE, c.NONE, False, land.COPY, (False, False)),
+        (1, "optim", c.REDUCE_SCATTER, c.ALL_GATHER, False, land.COPY, (True, False)),
+        (2, "optim_grads", c.REDUCE_SCATTER, c.ALL_GATHER, True, land.ADD, (True, False)),
+        (3, "optim_grads_params", c.REDUCE_SCATTER, c.ALL_GATHER, True, land.ADD, (True, True)),
+    ):
+        for said in (number, name):
+            parsed = strategy.parse_strategy(said)
+            row = parsed.inner
+            found = (
+                parsed.inner_name,
+                row.reduction,
+                row.weight_refresh,
+                row.reduces_every_microbatch,
+                row.landing,
+                (row.shards_optimizer, row.gathers_every_use),
+            )
+            same(name, found, (name, reduction, refresh, each, landing, keeps))
+    outer = strategy.parse_strategy(3, 1).outer
+    same("outer", (outer.reduction, outer.landing), (c.REDUCE_SCATTER, land.COPY))
+    for wrong in ((4, 0), (-1, 0), (True, 0), ("zero", 0), (3, 2), (3, "optim_grads")):
+        refuses(
+            ConfigurationError, "is not a strategy", lambda w=wrong: strategy.parse_strategy(*w)
+        )
+    refuses(ConfigurationError, "shards it too", lambda: strategy.parse_strategy(0, 1))
+    refuses(
+        ConfigurationError,
+        "no collective turns",
+        lambda: strategy.collective_between(Placement.REPLICATE, Placement.PARTIAL),
+    )
+    coordinate = Coordinate(1, 3, 1, 2, has_outer_axis=True)
+    same("ranks", coordinate.data_parallel_size, 6)
+    slices = [coordinate.sub_shards(strategy.parse_strategy(3, o)) for o in (0, 1)]
+    same("slices", slices, [3, 6])
+    same("own", [coordinate.sub_shard(strategy.parse_strategy(3, o)) for o in (0, 1)], [1, 3])
+
+
+def divisors_and_dtypes() -> None:
+    """Averages of dense parameters and of experts; what a policy leaves open."""
+    for average, per_token, own, dense, wanted in (
+        (False, False, 4, 4, 0.25),
+        (True, False, 4, 4, 1.0),
+        (True, False, 2, 8, 0.25),
+        (False, False, 2, 8, 0.125),
+        (True, True, 4, 4, 1.0),
+        (False, True, 2, 8, 1.0),
+    ):
+        config = ReductionConfig(average, per_token)
+        same("scale", config.input_scale(own, dense), wanted)
+        same("averages", config.averages, average and not per_token)
+    same("asks", [ReductionConfig(unused=u).asks_use for u in ("none", "zero")], [True, False])
+    found = resolve_dtypes("h", None, None, None)
+    same("all open", (found.main_params, found.main_grads, found.grad_comm), ("h", "h", "h"))
+    flags = (found.shares_weights, found.needs_comm_buffer, found.casts_gradient)
+    same("one dtype", flags, (True, False, False))
+    found = resolve_dtypes("h", "f", "g", None)
+    same("three", (found.main_params, found.main_grads, found.grad_comm), ("f", "g", "g"))
+    flags = (found.shares_weights, found.needs_comm_buffer, found.casts_gradient)
+    same("two dtypes", flags, (False, False, True))
+    assert resolve_dtypes("h", "f", "f", "h").needs_comm_buffer
+    frozen = resolve_bucket_dtypes("h", "f", "g", "w", trainable=False)
+    same("frozen", (frozen.main_params, frozen.grad_comm), ("h", "h"))
+    trained = resolve_bucket_dtypes("h", "f", "g", "w", trainable=True)
+    same("trained", (trained.main_params, trained.grad_comm), ("f", "w"))
+
+
+def bytes_at_rest_are_as_counted_by_hand() -> None:
+    """A unit with 5 rows of 3 and a root vector of 4, two ranks: slices of 9 and of 2 elements."""
+    facts = [
+        grouping.ParameterFacts(("root",), ("",), (4,), "bfloat16", True),
+        grouping.ParameterFacts(("unit",), ("u",), (5, 3), "bfloat16", True),
+    ]
+    # compute, main, accumulator of the root and of the unit, in bytes of BF16, FP32 and FP32.
+    for number, weights, accumulated in (
+        (0, (8 + 30, 16 + 60), 16 + 60),
+        (1, (8 + 36, 8 + 36), 16 + 72),
+        (2, (8 + 36, 8 + 36), 8 + 36),
+        (3, (8, 8 + 36), 8 + 36),
+    ):
+        size = 2 if number else 1
+        where = Coordinate(0, size)
+        model = memory_model.memory_at_rest(
+            facts,
+            strategy.parse_strategy(number),
+            where,
+            memory_model.PolicyNames("float32", "float32"),
+            optimizer=memory_model.ADAM,
+        )
+        found = model.bytes_by_category()
+        compute, main = weights
+        same("compute", found["compute_weights"], compute)
+        same("main", found["main_weights"], main)
+        same("gradients", found["gradients"], accumulated)
+        used = (2 + 9) if number else 19
+        state = 2 * 4 * used + 2 * 4
+        same("optimizer", found["optimizer_state"], state)
+        same("all", model.total_bytes, compute + main + accumulated + state)
+        lines = model.bytes_by_line()
+        same("sum of lines", sum(lines.values()), model.total_bytes)
+    step = memory_model.memory_at_rest(
+        facts,
+        strategy.parse_strategy(3),
+        Coordinate(1, 2),
+        memory_model.PolicyNames("float32", "bfloat16"),
+        gradients_attached=True,
+        optimizer=memory_model.OptimizerFacts(1, 0, "bfloat16", True, True),
+    ).bytes_by_line()
+    # The second rank holds the last 2 rows, in 9 elements.
+    wanted = {
+        "preserved root weights": 8,
+        "main weights": 4 * 8,
+        "gradient accumulator": 2 * 8,
+        "cast gradient": 4 * 8,
+        "optimizer state": 2 * 8,
+        "master weights": 4 * 8,
+        "weight remainders": 2 * 8,
+        "step counters": 0,
+        "padding": 3 * (4 + 2 + 4),
+    }
+    same("at the step", {name: step[name] for name in wanted}, wanted)
+    pooled = memory_model.memory_at_rest(
+        facts,
+        strategy.parse_strategy(3),
+        Coordinate(0, 2),
+        memory_model.PolicyNames("float32"),
+        optimizer=memory_model.SGD,
+        allocation=AllocationConfig("fixed_pool", 2, True),
+    ).bytes_by_line()
+    found_pools = {name: pooled.get(name) for name in ("weight pool", "gradient pool")}
+    same("pools", found_pools, {"weight pool": 36, "gradient pool": 36})
+    same("the root's bucket stays", pooled["buckets without slot"], 8)
+    policy = memory_model.PolicyNames
+    refuses(ConfigurationError, "no element size", lambda: policy(main_grads="int3"))
+    experts = [grouping.ParameterFacts(("e",), ("u",), (4, 2), "float32", True, is_expert=True)]
+    plans = grouping.plan_buckets(experts, 2, expert_slices=2)
+    refuses(
+        ConfigurationError,
+        "expert_coordinate",
+        lambda: memory_model.memory_of_buckets(
+            plans, strategy.parse_strategy(3), Coordinate(0, 2), policy()
+        ),
+    )
+
+
+def quantised_weights_travel_as_bytes() -> None:
+    """Payloads of every recipe over two slices: 6 rows of 40, so 3 rows in each."""
+    built = layout.build_layout([(6, 40)], 2)
+    wanted = {
+        "delayed": [("codes", 120)],
+        "current": [("codes", 120)],
+        "block": [("codes", 120)],
+        "mxfp8": [("row_codes", 120), ("row_scales", 6), ("column_codes", 120)],
+        "nvfp4": [("codes", 60), ("scales", 9)],
+    }
+    for recipe, sizes in wanted.items():
+        plan = recipes.QuantisedWeights(recipe)  # type: ignore[arg-type]
+        found = plan.payloads(built, "bfloat16")
+        same(recipe, [(p.name, p.slice_elements) for p in found], sizes)
+        same("bytes", {p.dtype for p in found} == {"uint8"}, True)
+        same("two directions", plan.has_two_directions, recipe == "mxfp8")
+    values = recipes.QuantisedWeights("block", "compute").payloads(built, "bfloat16")
+    same("values", [(p.dtype, p.slice_elements) for p in values], [("bfloat16", 120)])
+    takes = recipes.QuantisedWeights("block").takes
+    same("takes", [takes("", s) for s in ((2, 3), (3,), (), (0, 3))], [True, False, False, False])
+    bad = recipes.QuantisedWeights
+    refuses(ConfigurationError, "recipe='int1'", lambda: bad("int1"))  # type: ignore[arg-type]
+    refuses(ConfigurationError, "gathers='none'", lambda: bad("block", "none"))  # type: ignore[arg-type]
+    refuses(ConfigurationError, "decoded once", lambda: bad("mxfp8", "compute"))
+
+
+CHECKS = (
+    rows_of_every_tensor_lie_whole_in_slices,
+    packing_is_tight,
+    parameters_go_into_buckets,
+    pools_have_room_for_their_units,
+    allocators_are_parsed,
+    units_are_gathered_ahead_in_order,
+    strategies_are_a_table,
+    divisors_and_dtypes,
+    bytes_at_rest_are_as_counted_by_hand,
+    quantised_weights_travel_as_bytes,
+)

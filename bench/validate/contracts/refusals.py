@@ -1,0 +1,248 @@
+"""Arguments that cannot mean anything are refused in words, before anything is changed or sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import mfsdp_core
+from bench.validate.contracts.judging import refuses, same
+from bench.validate.contracts.small_model import Small, Unit, batch, pair
+from mfsdp_core.errors import (
+    CapabilityNotBuiltError,
+    ConfigurationError,
+    GradAlreadyReducedError,
+    NonFiniteGradientError,
+    UnitSelectionError,
+)
+
+_POLICY = mfsdp_core.MixedPrecisionPolicy
+_GRAPHS = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
+
+#: Error, words, arguments.
+_ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
+    (ConfigurationError, "mixed_precision_policy", {"mixed_precision_policy": torch.float32}),
+    (ConfigurationError, "on_double_reduction='x'", {"on_double_reduction": "x"}),
+    (ConfigurationError, "nested_units='x'", {"nested_units": "x"}),
+    (ConfigurationError, "transport='x'", {"transport": "x"}),
+    (ConfigurationError, "unused_parameters='x'", {"unused_parameters": "x"}),
+    (ConfigurationError, "zero_dp_strategy=4", {"zero_dp_strategy": 4}),
+    (ConfigurationError, "there is none", {"outer_dp_sharding_strategy": 1}),
+    (ConfigurationError, "overlap_grad_reduce=False", {"overlap_grad_reduce": False}),
+    (
+        ConfigurationError,
+        "counts whole units",
+        {"enable_fine_grained_param_gather": True, "prefetch_budget_bytes": 1},
+    ),
+    (ConfigurationError, "prefetch_order='x'", {"prefetch_order": "x"}),
+    (ConfigurationError, "must name every unit once", {"prefetch_order": ["units.0"]}),
+    (ConfigurationError, "allocator='x'", {"allocator": "x"}),
+    (ConfigurationError, "nccl_ub registers", {"nccl_ub": True, "transport": "point_to_point"}),
+    (ConfigurationError, "nccl_ub registers", {"nccl_ub": True, "transport": "same_host"}),
+    (ConfigurationError, "name dimensions of device_mesh", {"tp_dim": "t"}),
+    (ConfigurationError, "name dimensions of device_mesh", {"dp_shard_dim": "x"}),
+    (ConfigurationError, "dp_outer_dim", {"dp_outer_dim": "o", "dp_shard_dim": "i"}),
+    (UnitSelectionError, "of which the model has none", {"fsdp_unit_modules": [nn.Conv1d]}),
+    (UnitSelectionError, "cannot import", {"fsdp_unit_modules": ["torch.nn.Nothing"]}),
+    (UnitSelectionError, "cannot import", {"fsdp_unit_modules": "Nothing"}),
+    (UnitSelectionError, "module classes or", {"fsdp_unit_modules": [int]}),
+    (UnitSelectionError, "module classes or", {"fsdp_unit_modules": [3]}),
+    (ConfigurationError, "gives buffers back", {"cuda_graph_mode": True}),
+    (ConfigurationError, "on the host", _GRAPHS | {"report_nan_in_param_grad": True}),
+    (ConfigurationError, "on the host", _GRAPHS | {"check_for_nan_in_grad": True}),
+    (ConfigurationError, "from the host", _GRAPHS | {"transport": "point_to_point"}),
+    (
+        ConfigurationError,
+        "never captured",
+        _GRAPHS
+        | {"mixed_precision_policy": _POLICY(weight_codec=mfsdp_core.Float8Reference("current"))},
+    ),
+)
+
+
+def arguments_are_refused() -> None:
+    """Each alone, of a model that is left as it was."""
+    module = Small()
+    weights = dict(module.named_parameters())
+    for error, words, arguments in _ARGUMENTS:
+        said = {"fsdp_unit_modules": [Unit], **arguments}
+        refuses(error, words, lambda s=said: mfsdp_core.fully_shard_model(module, **s))
+        refuses(
+            error,
+            words,
+            lambda s=said: mfsdp_core.fully_shard(
+                module, torch.optim.SGD(module.parameters(), lr=0.1), **s
+            ),
+        )
+        same("untouched", dict(module.named_parameters()).keys(), weights.keys())
+        assert all(dict(module.named_parameters())[n] is p for n, p in weights.items()), words
+    model, _ = pair(3)
+    bad = mfsdp_core.fully_shard_model
+    for one in (model, model.module, model.module.units[0]):
+        refuses(ConfigurationError, "are sharded already", lambda m=one: bad(m))
+    for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype"):
+        refuses(ConfigurationError, name, lambda n=name: _POLICY(**{n: "float32"}))
+        refuses(ConfigurationError, name, lambda n=name: _POLICY(**{n: torch.int32}))
+    refuses(ConfigurationError, "recipe", lambda: mfsdp_core.Float8Reference("int1"))
+    refuses(ConfigurationError, "nvfp4", lambda: mfsdp_core.Float8Reference("nvfp4"))
+
+
+def configurations_that_contradict_are_refused() -> None:
+    """Of the wrapper class: fields, arguments beside them, the index."""
+    config, wrapper = mfsdp_core.DistributedDataParallelConfig, mfsdp_core.MegatronFSDP
+    index = mfsdp_core.FSDPDistributedIndex
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    for error, words, made in (
+        (
+            CapabilityNotBuiltError,
+            "fp8_param_gather=True",
+            {"ddp_config": config(fp8_param_gather=True)},
+        ),
+        (
+            ConfigurationError,
+            "is not a strategy",
+            {"ddp_config": config(data_parallel_sharding_strategy="zero")},
+        ),
+        (
+            ConfigurationError,
+            "The policy decides",
+            {"ddp_config": config(megatron_fsdp_grad_comm_dtype=torch.bfloat16)},
+        ),
+        (
+            ConfigurationError,
+            "fsdp_double_buffer: True as arguments",
+            {"ddp_config": config(), "fsdp_double_buffer": True},
+        ),
+        (TypeError, "['nonsense']", {"nonsense": 1}),
+        (
+            CapabilityNotBuiltError,
+            "fine_grained_recurse",
+            {"fine_grained_recurse_module_types": [Unit]},
+        ),
+        (
+            ConfigurationError,
+            "hsdp_outer_dp_shard",
+            {"dist_index": index(mesh, "dp", hsdp_outer_dp_shard=True), "ddp_config": config()},
+        ),
+        (
+            ConfigurationError,
+            "there is none",
+            {
+                "ddp_config": config(
+                    data_parallel_sharding_strategy="optim", outer_dp_sharding_strategy="optim"
+                )
+            },
+        ),
+    ):
+        refuses(error, words, lambda m=made: wrapper(Small(), fsdp_unit_modules=[Unit], **m))
+    same("implied", config(megatron_fsdp_max_pool_double_buffer=True).fsdp_double_buffer, True)
+    same("not", config().fsdp_double_buffer, False)
+
+
+def parameters_that_cannot_be_sharded_are_refused() -> None:
+    """DTensors without a dimension for them, interleaved parts, odd placements."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "tp"))
+    shard = mfsdp_core.fully_shard_model
+    where = {"device_mesh": mesh, "dp_shard_dim": "dp", "tp_dim": "tp"}
+
+    def cut(placement: Any, of: Any = None) -> nn.Module:
+        module = nn.Linear(4, 6, bias=False)
+        whole = distribute_tensor(module.weight.detach(), of or mesh["tp"], [placement])
+        module.weight = nn.Parameter(whole)
+        return module
+
+    refuses(ConfigurationError, "is a DTensor already", lambda: shard(cut(Shard(0))))
+    refuses(
+        ConfigurationError,
+        "on the tp_dim axis alone",
+        lambda: shard(cut(Shard(0), mesh["dp"]), **where),
+    )
+
+    def marked(**marks: Any) -> nn.Module:
+        module = nn.Linear(4, 6, bias=False)
+        for name, value in marks.items():
+            setattr(module.weight, name, value)
+        return module
+
+    stride = {"tensor_model_parallel": True, "partition_dim": 0, "partition_stride": 2}
+    refuses(CapabilityNotBuiltError, "partition_stride=2", lambda: shard(marked(**stride), **where))
+    for marks, wanted in (
+        ({}, (6, 4)),
+        ({"_tensor_parallel_mode": "column"}, (6 * ranks, 4)),
+        ({"_tensor_parallel_mode": "row"}, (6, 4 * ranks)),
+        ({"tensor_model_parallel": True, "partition_dim": 1}, (6, 4 * ranks)),
+        ({"tensor_model_parallel": True, "partition_dim": 0}, (6 * ranks, 4)),
+        ({"tensor_model_parallel": True, "partition_dim": -1}, (6, 4)),
+        ({"partition_dim": 0}, (6, 4)),
+        (stride | {"partition_stride": 1}, (6 * ranks, 4)),
+    ):
+        model = shard(marked(**marks), **where)
+        (parameter,) = model.parameters()
+        same(f"{marks}", tuple(parameter.shape), wanted)
+        offsets = parameter._mfsdp_offsets
+        first = dist.get_rank() * 6 if wanted[0] > 6 else 0
+        second = dist.get_rank() * 4 if wanted[1] > 4 else 0
+        same("where it begins", offsets, (first, second))
+
+
+def what_is_not_finite_is_named() -> None:
+    """Rank, parameter and microbatch, at the parameter and before the reduction; or let through."""
+    for strategy in (0, 1, 3):
+        for option in ("report_nan_in_param_grad", "check_for_nan_in_grad"):
+            for value, counted in ((float("nan"), "NaN"), (float("inf"), "Inf")):
+                model, _ = pair(strategy, **{option: True}, sync_model_each_microbatch=False)
+                with model.no_sync():
+                    model(batch(0)).backward()
+                bad = batch(1)
+                bad[0, 0] = value
+                try:
+                    with model.sync():
+                        model(bad).backward()
+                except NonFiniteGradientError as error:
+                    found = error
+                else:
+                    raise AssertionError(f"{counted} was let through by {option}")
+                same("rank", found.rank, dist.get_rank())
+                same("microbatch", found.microbatch, 1)
+                named = set(dict(model.module.named_parameters()))
+                assert set(found.parameters) <= named, found.parameters
+                assert found.parameters, "no parameter is named"
+                assert f"rank {dist.get_rank()}" in str(found), str(found)
+                assert "microbatch 1" in str(found) or "0 to 1" in str(found), str(found)
+        model, _ = pair(strategy)
+        bad = batch(1)
+        bad[0, 0] = float("nan")
+        model(bad).backward()
+
+
+def a_second_reduction_is_refused_or_told() -> None:
+    """Where whole gradients have been reduced, another pass would reduce them twice."""
+    import warnings
+
+    for strategy in (0, 1):
+        model, _ = pair(strategy)
+        model(batch(0)).backward()
+        refuses(GradAlreadyReducedError, "already reduced", lambda m=model: m(batch(1)).backward())
+        model.zero_grad()
+        model(batch(1)).backward()
+        lenient, _ = pair(strategy, on_double_reduction="warn")
+        lenient(batch(0)).backward()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            lenient(batch(1)).backward()
+        assert any("already reduced" in str(w.message) for w in said), "nothing was said"
+
+
+CHECKS = (
+    arguments_are_refused,
+    configurations_that_contradict_are_refused,
+    parameters_that_cannot_be_sharded_are_refused,
+    what_is_not_finite_is_named,
+    a_second_reduction_is_refused_or_told,
+)

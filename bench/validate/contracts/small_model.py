@@ -1,0 +1,127 @@
+"""A small model, sharded, beside the same in plain torch, which sees the data of all ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import mfsdp_core
+from bench.testing.toy_models import build
+from bench.validate.contracts.judging import close
+
+WIDTH = 5
+PREFIX = "module."
+
+
+class Unit(nn.Module):
+    """A residual layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 7)
+        self.down = nn.Linear(7, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., WIDTH] to the same."""
+        out: Tensor = x + self.down(self.up(x).tanh())
+        return out
+
+
+class Small(nn.Module):
+    """Two units, and a parameter and a buffer of the root's own."""
+
+    unit_classes: tuple[type[nn.Module], ...] = (Unit,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([Unit(), Unit()])
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+        self.register_buffer("shift", torch.full((WIDTH,), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, WIDTH] to a loss."""
+        for unit in self.units:
+            x = unit(x)
+        return (x * self.scale + self.shift).square().mean()
+
+
+def pair(
+    strategy: int = 3,
+    module: Callable[[], nn.Module] = Small,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """A sharded model, and plain torch's with the same weights."""
+    plain = build(module, dtype, 3, 0.4)
+    policy = options.pop("mixed_precision_policy", mfsdp_core.MixedPrecisionPolicy(None))
+    units = options.pop("fsdp_unit_modules", getattr(plain, "unit_classes", ()))
+    model = mfsdp_core.fully_shard_model(
+        copy.deepcopy(plain),
+        fsdp_unit_modules=list(units),
+        zero_dp_strategy=strategy,
+        mixed_precision_policy=policy,
+        **options,
+    )
+    return model, plain
+
+
+def batch(number: int = 0, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Inputs of a rank, its own if none is named."""
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(100 * number + rank)
+    return torch.randn(3, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def plain_backward(plain: nn.Module, *numbers: int, times: float = 1.0) -> None:
+    """Add the mean over ranks of the gradients of these batches."""
+    ranks = dist.get_world_size()
+    dtype = next(plain.parameters()).dtype
+    for number in numbers:
+        for rank in range(ranks):
+            (plain(batch(number, rank, dtype)) * times / ranks).backward()
+
+
+def name_of(parameter_name: str) -> str:
+    """In the bare module."""
+    return parameter_name.removeprefix(PREFIX)
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """By names of the bare module."""
+    return {
+        # A sharded scalar is one row.
+        name_of(n): mfsdp_core.gather_full(p.detach()).reshape(p.orig_param.shape)
+        for n, p in model.named_parameters()
+    }
+
+
+def compare_gradients(
+    model: nn.Module, plain: nn.Module, relative: float = 1e-11, attribute: str = "grad"
+) -> None:
+    """All of them.
+
+    Raises:
+        AssertionError: one differs.
+    """
+    wanted = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        expected, found = wanted[name_of(name)].grad, getattr(parameter, attribute, None)
+        assert (found is None) == (expected is None), f"gradient of {name}: {found}, {expected}"
+        if expected is not None:
+            close(f"gradient of {name}", mfsdp_core.gather_full(found), expected, relative)
+
+
+def compare_weights(model: nn.Module, plain: nn.Module, relative: float = 1e-11) -> None:
+    """All of them.
+
+    Raises:
+        AssertionError: one differs.
+    """
+    found = whole_weights(model)
+    for name, wanted in plain.named_parameters():
+        close(f"weight {name}", found[name], wanted.detach(), relative)

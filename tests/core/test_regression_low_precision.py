@@ -1,0 +1,64 @@
+"""R22 and R23: quantised weights where ranks hold nothing, and where one holds everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.testing import transformer_engine as te
+from mfsdp_core import Float8Reference, MixedPrecisionPolicy, fully_shard_model
+from oracle.ranks import RankPool, mesh
+
+pytestmark = pytest.mark.processes
+
+
+class Narrow(nn.Module):
+    """A unit of one weight with two rows."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.down = layer(32, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.down(x).sum(-1, keepdim=True)
+
+
+def output(primary: bool, ranks: int) -> Tensor:
+    """Of a forward and the gradient of its input, under MXFP8 over `ranks` ranks."""
+    torch.manual_seed(1)
+
+    def layer(rows: int, columns: int, bias: bool) -> nn.Module:
+        return te.Linear(rows, columns, bias=bias, params_dtype=torch.float32, device="cpu")
+
+    codec = None if primary else Float8Reference("mxfp8")
+    with te.installed():
+        with te.quantized_model_init(primary, te.MXFP8BlockScaling(), True):
+            model = nn.Sequential(Narrow(layer), Narrow(layer))
+        model = fully_shard_model(
+            model,
+            device_mesh=mesh(ranks)["dp"],
+            fsdp_unit_modules=[Narrow],
+            mixed_precision_policy=MixedPrecisionPolicy(torch.float32, weight_codec=codec),
+        )
+        x = torch.randn(4, 32, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        y = model(x)
+        y.square().mean().backward()
+        assert x.grad is not None
+        return torch.cat((y.detach(), x.grad))
+
+
+@pytest.mark.parametrize("primary", [True, False])
+def test_r22_a_rank_without_a_part_takes_part_in_the_maxima(ranks: RankPool, primary: bool) -> None:
+    """TransformerEngine#3348. On four ranks two hold no row; one rank holds both."""
+    (wanted,) = ranks.run(output, primary, 1)[:1]
+    for found in ranks.run(output, primary, 4, seconds=20.0):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_r23_a_lone_shard_gets_all_payloads_back(ranks: RankPool) -> None:
+    """Codes and scales. Transformer Engine's MXFP8 under hybrid sharding got the first alone."""
+    (found,) = ranks.run(output, False, 1)[:1]
+    torch.testing.assert_close(found, ranks.run(output, False, 2)[0])
