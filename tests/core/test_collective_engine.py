@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.engines import collective
 from bench.engines.collective import CollectiveEngine, WrongValuesError
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
@@ -40,12 +41,17 @@ def group_of(ranks: int) -> Any:
     return dist.new_group([0, 1, 2]) if ranks == 3 else mesh(ranks)["dp"].get_group()
 
 
+def look_at_parts_of(elements: int) -> None:
+    collective.CHECKED_ELEMENTS = elements
+
+
 def checked(ranks: int, transport: str) -> int:
     """Every operation and dtype, twice with operations in between; how many were right."""
     group = group_of(ranks)
     if dist.get_rank() >= ranks:
         return 0
     right = 0
+    look_at_parts_of(100)  # so that parts and slices end at different elements
     for operation in OPERATIONS:
         if operation == "broadcast" and transport != "native":
             continue
@@ -57,6 +63,7 @@ def checked(ranks: int, transport: str) -> int:
             right += not engine._full.any() and not engine._own.any()
             engine.check()
             engine.close()
+    look_at_parts_of(1 << 24)
     return right
 
 
@@ -68,6 +75,16 @@ def test_every_operation_brings_what_it_should(
     found = ranks.run(checked, ranks_in_group, transport)
     wanted = 16 if transport == "native" else 12
     assert found[:ranks_in_group] == [wanted] * ranks_in_group
+
+
+@pytest.mark.parametrize("count", [2, 3, 36, 37, 128, 256, 257, 1000, 4096])
+def test_sums_over_any_number_of_ranks_are_exact_in_bf16(count: int) -> None:
+    values, index = collective.ExactValues(count, CPU), torch.arange(20_000)
+    total = sum(values.of(index, rank) for rank in range(count))
+    assert torch.equal(values.summed(index), total)
+    assert torch.equal(total.bfloat16().float(), total)
+    assert 0 < total.max() <= 256
+    assert len(total.unique()) > 1
 
 
 class _Broken:
