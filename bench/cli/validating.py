@@ -15,7 +15,7 @@ from bench.launch.environment import package_versions
 from bench.launch.git_state import git_state
 from bench.launch.rank_code import checkout_root
 from bench.resolve.machine import Machine
-from bench.spec import engine_names
+from bench.spec import engine_names, find_engine
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
@@ -105,10 +105,16 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
     """Engines as asked for, each once; mfsdp if none is.
 
     Raises:
-        UsageError: an unknown one.
+        UsageError: an unknown one, or one that trains nothing.
     """
     engines = tuple(names) or ("mfsdp",)
     for engine in engines:
+        row = find_engine(engine)
+        if row is not None and not row.trains:
+            raise UsageError(
+                f"engine {engine} trains nothing, so there is nothing to validate; its runs check"
+                " their own values: `mfsdp-bench run communication_cpu`"
+            )
         if engine not in engine_names() and ":" not in engine:
             raise UsageError(
                 f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "

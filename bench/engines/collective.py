@@ -14,7 +14,7 @@ elsewhere is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -38,11 +38,34 @@ from mfsdp_core.streams import Streams
 #: Whole numbers up to this one are exact in BF16.
 _EXACT: Final = 256
 _LEVELS: Final = 7
+_PATTERN: Final = 13
+#: Looked at together, so that looking takes little memory beside buffers of any size.
+CHECKED_ELEMENTS = 1 << 24
 _BUCKET: Final = "buffer"
 
 
 class WrongValuesError(BenchError):
     """A collective did not bring what it should have brought."""
+
+
+class ExactValues:
+    """What each of `ranks` ranks brings, element by element; see [Note: exact values]."""
+
+    def __init__(self, ranks: int, device: torch.device) -> None:
+        self._sparse = -(-ranks // _EXACT)
+        self._levels = max(1, min(_LEVELS, _EXACT * self._sparse // ranks))
+        # Values repeat with the index, so a sum over thousands of ranks is looked up.
+        period = torch.arange(_PATTERN * self._sparse, device=device)
+        self._sums = torch.stack([self.of(period, rank) for rank in range(ranks)]).sum(0)
+
+    def of(self, index: Tensor, rank: Tensor | int) -> Tensor:
+        """What `rank` brings."""
+        values = (index + 3 * rank) * 5 % _PATTERN % (self._levels + 1)
+        return torch.where((index + rank) % self._sparse == 0, values, 0).float()
+
+    def summed(self, index: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        return self._sums[index % self._sums.numel()]
 
 
 class _KeptScratch:
@@ -84,6 +107,7 @@ class CollectiveEngine:
                 symmetric=settings.registration == "symmetric",
             )
         self._communicator = _communicator(settings, group, self._streams)
+        self._values = ExactValues(self._communicator.size, device)
         elements = settings.size_bytes // self._dtype.itemsize
         is_cut = settings.operation in ("all_gather", "reduce_scatter")
         with self._streams.communicated() if self._registered else nullcontext():
@@ -98,7 +122,14 @@ class CollectiveEngine:
 
     def start(self) -> Pending | PendingSum:
         """Issue the operation once; its `wait` orders the current stream behind it."""
-        return self._operations[self._settings.operation]()
+        one, operation = self._communicator, self._settings.operation
+        if operation == "all_gather":
+            return one.all_gather(self._full, self._own, _BUCKET)
+        if operation == "reduce_scatter":
+            return one.reduce_scatter(self._own, self._full, _BUCKET, average=False)
+        if operation == "all_reduce":
+            return one.all_reduce(self._full, _BUCKET, average=False)
+        return one.broadcast(self._full, _BUCKET)
 
     def synchronize(self) -> None:
         """Return once the device has done everything."""
@@ -112,26 +143,17 @@ class CollectiveEngine:
         Raises:
             WrongValuesError: an element is another one than it should be; names the first.
         """
-        rank, ranks = self._communicator.rank, self._communicator.size
-        operation = self._settings.operation
+        rank, operation = self._communicator.rank, self._settings.operation
         is_gather = operation == "all_gather"
         operand = self._own if is_gather else self._full
-        offset = rank * self._own.numel() if is_gather else 0
-        operand.copy_(self._pattern(operand.numel(), offset, rank))
+        first = rank * self._own.numel() if is_gather else 0
+        for part, index in self._parts(operand, first):
+            part.copy_(self._values.of(index, rank))
         found = self.start().wait()
         if not isinstance(found, Tensor):
             found = self._full
         first = rank * self._own.numel() if operation == "reduce_scatter" else 0
-        wanted = self._expected(found.numel(), first, ranks).to(found.dtype)
-        wrong = torch.nonzero(found != wanted).flatten()
-        if wrong.numel():
-            at = int(wrong[0])
-            raise WrongValuesError(
-                f"{operation} of {self._settings.size_bytes} bytes by"
-                f" {self._communicator.transport}, {self._settings.registration} memory: rank"
-                f" {rank} expected {wanted[at].item():g} in element {first + at} and found"
-                f" {found[at].item():g}; {wrong.numel()} of {found.numel()} elements are wrong"
-            )
+        self._compare(found, first)
         for buffer in (self._full, self._own):
             buffer.zero_()
         self.synchronize()
@@ -161,38 +183,40 @@ class CollectiveEngine:
         if self._registered is not None:
             self._registered.close()
 
-    @property
-    def _operations(self) -> dict[str, Callable[[], Pending | PendingSum]]:
-        one, full, own = self._communicator, self._full, self._own
-        return {
-            "all_gather": lambda: one.all_gather(full, own, _BUCKET),
-            "reduce_scatter": lambda: one.reduce_scatter(own, full, _BUCKET, average=False),
-            "all_reduce": lambda: one.all_reduce(full, _BUCKET, average=False),
-            "broadcast": lambda: one.broadcast(full, _BUCKET),
-        }
+    def _compare(self, found: Tensor, first: int) -> None:
+        wrong, complaint = 0, ""
+        for part, index in self._parts(found, first):
+            wanted = self._wanted(index).to(part.dtype)
+            apart = torch.nonzero(part != wanted).flatten()
+            if apart.numel() and not wrong:
+                at = int(apart[0])
+                complaint = (
+                    f"expected {wanted[at].item():g} in element {int(index[at])} and found"
+                    f" {part[at].item():g}"
+                )
+            wrong += apart.numel()
+        if wrong:
+            settings, one = self._settings, self._communicator
+            raise WrongValuesError(
+                f"{settings.operation} of {settings.size_bytes} bytes by {one.transport},"
+                f" {settings.registration} memory: rank {one.rank} {complaint}; {wrong} of"
+                f" {found.numel()} elements are wrong"
+            )
 
-    def _expected(self, count: int, first: int, ranks: int) -> Tensor:
-        """Elements [first, first + count) of the right result."""
+    def _parts(self, buffer: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pieces of a buffer with the indices of their elements, which take eight bytes each."""
+        for part in buffer.split(CHECKED_ELEMENTS):
+            yield part, torch.arange(first, first + part.numel(), device=self._device)
+            first += part.numel()
+
+    def _wanted(self, index: Tensor) -> Tensor:
+        """The right elements of the result."""
         operation = self._settings.operation
         if operation == "broadcast":
-            return self._pattern(count, first, 0)
+            return self._values.of(index, 0)
         if operation == "all_gather":
-            each = count // ranks
-            slices = [self._pattern(each, rank * each, rank) for rank in range(ranks)]
-            return torch.cat(slices)
-        total = torch.zeros(count, device=self._device)
-        for rank in range(ranks):
-            total += self._pattern(count, first, rank)
-        return total
-
-    def _pattern(self, count: int, first: int, rank: int) -> Tensor:
-        """Elements [first, first + count) of what `rank` brings; see [Note: exact values]."""
-        ranks = self._communicator.size
-        sparse = -(-ranks // _EXACT)
-        levels = max(1, min(_LEVELS, _EXACT * sparse // ranks))
-        index = torch.arange(first, first + count, device=self._device)
-        values = (index + 3 * rank) * 5 % 13 % (levels + 1)
-        return torch.where((index + rank) % sparse == 0, values, 0).float()
+            return self._values.of(index, index // self._own.numel())
+        return self._values.summed(index)
 
 
 def _communicator(

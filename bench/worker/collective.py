@@ -42,7 +42,7 @@ _WARM_UP: Final = 5
 
 
 @dataclass(frozen=True)
-class _Times:
+class OperationTimes:
     """Of one operation; host_milliseconds: until the host had enqueued it, None on a CPU."""
 
     milliseconds: float
@@ -50,7 +50,7 @@ class _Times:
     host_milliseconds: float | None = None
 
 
-class _Clock:
+class OperationClock:
     """Times operations of one rank."""
 
     def __init__(self, collective: Collective, operations: int, place: Place) -> None:
@@ -59,12 +59,12 @@ class _Clock:
         self._phases = PhaseMeter.of(place.device)
         self._is_device = place.device.type == "cuda"
 
-    def step(self) -> _Times:
+    def step(self) -> OperationTimes:
         """All ranks at once. Collective."""
         dist.barrier()
         waited = [self._waited() for _ in range(self._operations)]
         if not self._is_device:
-            return _Times(sum(waited) / len(waited), median(waited))
+            return OperationTimes(sum(waited) / len(waited), median(waited))
         dist.barrier()
         self._phases.begin()
         self._phases.mark("operations")
@@ -74,7 +74,7 @@ class _Clock:
         self._collective.synchronize()
         taken = self._phases.milliseconds()["operations"] / self._operations
         host = (self._phases.host_milliseconds or 0.0) / self._operations
-        return _Times(taken, median(waited), host)
+        return OperationTimes(taken, median(waited), host)
 
     def _waited(self) -> float:
         start = perf_counter()
@@ -95,7 +95,7 @@ def measure_collective(
     if place.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(collective, resolved, place))
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
-    clock = _Clock(collective, settings.operations, place)
+    clock = OperationClock(collective, settings.operations, place)
     state = DeviceState.of(place.device, resolved.train.steps)
     memory, cpu, cost = MemoryMeter(place.device), CpuMeter(), MeterCost()
     collective.check()

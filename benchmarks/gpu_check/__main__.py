@@ -36,7 +36,7 @@ from benchmarks.gpu_check.record import (
     state_of,
 )
 
-PARTS = ("core", "validate", "speed", "memory", "symmetric", "graphs", "fp8")
+PARTS = ("core", "validate", "speed", "memory", "symmetric", "communication", "graphs", "fp8")
 LIMIT_SECONDS = 240.0
 _GRACE_SECONDS = 5.0
 _LOG_CHARACTERS = 1000

@@ -13,10 +13,10 @@ from bench.errors import UnsupportedError
 from bench.launch.command import SHARED_DEVICE
 from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve
-from bench.spec import RunSpec
+from bench.spec import ResolvedRun, RunSpec
 from bench.testing.workers import ForkServer, Workers
 from bench.worker.runtime_report import nccl_version
-from benchmarks.gpu_check.record import ROOT, Device, Findings, State
+from benchmarks.gpu_check.record import ROOT, Device, Findings
 from benchmarks.gpu_check.trained import Trained, train
 
 _SECONDS = 200.0
@@ -30,7 +30,9 @@ def ranks(device: Device, count: int) -> Iterator[Workers]:
     if device == "cuda" and _per_device(count) > 1:
         os.environ.update(SHARED_DEVICE)
     with (
-        ForkServer(device, (str(ROOT),), ("benchmarks.gpu_check.trained",)) as server,
+        ForkServer(
+            device, (str(ROOT),), ("benchmarks.gpu_check.trained", "benchmarks.gpu_check.timed")
+        ) as server,
         server.workers(count) as workers,
     ):
         yield workers
@@ -40,16 +42,22 @@ def run(
     workers: Workers, spec: dict[str, Any], findings: Findings, name: str
 ) -> list[Trained] | None:
     """Train as `spec` says, on its ranks; None, with the reason in `findings`, where it cannot."""
-    try:
-        resolved = resolve(RunSpec.model_validate(spec), Machine.detect())
-    except UnsupportedError as refusal:
-        state: State = "not_built" if refusal.rule == "not-built" else "skipped"
-        findings.note(name, state, f"{refusal.rule}: {refusal.reason}")
+    resolved = asked(spec, findings, name)
+    if resolved is None:
         return None
     document = resolved.model_dump(mode="json")
     count = resolved.launch.ranks
     trained: list[Trained] = workers.run(train, document, seconds=_SECONDS, ranks=count)
     return trained
+
+
+def asked(spec: dict[str, Any], findings: Findings, name: str) -> ResolvedRun | None:
+    """The run that `spec` means; None, with the reason in `findings`, where it cannot start."""
+    try:
+        return resolve(RunSpec.model_validate(spec), Machine.detect())
+    except UnsupportedError as refusal:
+        findings.note(name, "skipped", f"{refusal.rule}: {refusal.reason}")
+        return None
 
 
 def rank_count(device: Device) -> int:
@@ -75,12 +83,15 @@ def small_run(device: Device, engine: dict[str, Any], **train: Any) -> dict[str,
         "data": {"kind": "markov"},
         "engine": engine,
         "train": {"steps": 4, "global_batch": 2 * count, "micro_batch": 1, "seq_len": 16} | train,
-        "launch": {
-            "ranks": 1 if alone else count,
-            "device": device,
-            "ranks_per_device": 1 if alone or device == "cpu" else _per_device(count),
-        },
+        "launch": launch(device, 1 if alone else count),
     }
+
+
+def launch(device: Device, count: int | None = None) -> dict[str, Any]:
+    """The section of a spec for `count` ranks, those of the part if left out."""
+    count = rank_count(device) if count is None else count
+    per_device = 1 if device == "cpu" else _per_device(count)
+    return {"ranks": count, "device": device, "ranks_per_device": per_device}
 
 
 def _per_device(count: int) -> int:

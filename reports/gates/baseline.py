@@ -77,8 +77,7 @@ class _CellDocument(BaseModel):
             curves[curve.digest] = _Losses(runs=runs, **asdict(curve))
         plain = {name: getattr(cell, name) for name in cls.model_fields if hasattr(cell, name)}
         numbers = {
-            name: [round(value, 4) for value in found.values()]
-            for name, found in cell.values.items()
+            name: [_kept(value) for value in found.values()] for name, found in cell.values.items()
         }
         kept = {**plain, "values": numbers, "losses": list(curves.values())}
         kept["nodes"] = tuple(sorted(cell.nodes))
@@ -100,6 +99,11 @@ class _CellDocument(BaseModel):
             counts=_read_counts(self.counts),
             nodes=frozenset(self.nodes),
         )
+
+
+def _kept(value: float) -> float:
+    """Four decimals, and six digits of what is smaller: a collective takes microseconds."""
+    return round(value, 4) if abs(value) >= 1 else float(f"{value:.6g}")
 
 
 def _kept_counts(counts: StepCounts | None) -> dict[str, dict[str, list[int]]]:

@@ -95,7 +95,13 @@ def gate(
 
 
 def _is_asked(metric: Metric, pair: Pair) -> bool:
+    if metric.judge == "curve":
+        return _has_losses(pair)
     return metric not in UNASKED or bool(pair.base.of(metric) or pair.head.of(metric))
+
+
+def _has_losses(pair: Pair) -> bool:
+    return any(curve.values for curve in (*pair.base.curves, *pair.head.curves))
 
 
 def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = False) -> str:
@@ -184,7 +190,7 @@ def _ratio(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
 
 
 def _loss(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
-    if not any(curve.values for curve in (*pair.base.curves, *pair.head.curves)):
+    if not _has_losses(pair):
         return _unmeasured(pair, metric, rule, "nothing is trained, so there is no loss")
     bound = pair.head.loss_bound if rule.tolerance is None else rule.tolerance
     found = judge_loss(pair.base.curves, pair.head.curves, rule.mode, bound)

@@ -135,9 +135,7 @@ def tolerance_text(one: Judgement) -> str:
 
 
 def _milliseconds(value: float | None, *, step_time: bool) -> str:
-    if value is None:
-        return quantity.MISSING
-    return f"{value:.1f}" if step_time else "-"
+    return quantity.milliseconds(value if step_time else None)
 
 
 def _less_one(ratio: float | None) -> float | None:

@@ -233,4 +233,6 @@ def _amount(result: TargetResult, value: float | None) -> str:
     metric = target_metrics().get(result.metric)
     if value is None or metric is None:
         return quantity.MISSING
-    return f"{value:.1f} ms" if metric.unit == "ms" else quantity.amount(value, metric.unit)
+    if metric.unit == "ms":
+        return f"{quantity.milliseconds(value)} ms"
+    return quantity.amount(value, metric.unit)

@@ -73,6 +73,13 @@ def binary_bytes(value: float | None) -> str:
     return f"{scaled:.0f} B" if unit == 0 else f"{scaled:.1f} {_BINARY_UNITS[unit]}"
 
 
+def milliseconds(value: float | None) -> str:
+    """A time to a tenth of a millisecond, below one to three digits: 98.2 or 0.0109."""
+    if value is None:
+        return MISSING
+    return f"{value:.1f}" if value >= 1 else significant(value, 3)
+
+
 def gigabytes_per_second(bytes_per_second: float | None) -> str:
     """A bandwidth in 10^9 bytes per second, as nccl-tests print it: 12.41 GB/s."""
     if bytes_per_second is None:

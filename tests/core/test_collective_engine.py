@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.engines import collective
 from bench.engines.collective import CollectiveEngine, WrongValuesError
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
@@ -17,6 +18,7 @@ from bench.spec import CollectiveName, DtypeSpec, EngineSpec, LaunchSpec, RunSpe
 from bench.store.samples import read_samples
 from bench.worker.collective import measure_collective
 from bench.worker.place import Place
+from mfsdp_core.comm.protocol import Done, Summed
 from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes
@@ -39,12 +41,17 @@ def group_of(ranks: int) -> Any:
     return dist.new_group([0, 1, 2]) if ranks == 3 else mesh(ranks)["dp"].get_group()
 
 
+def look_at_parts_of(elements: int) -> None:
+    collective.CHECKED_ELEMENTS = elements
+
+
 def checked(ranks: int, transport: str) -> int:
     """Every operation and dtype, twice with operations in between; how many were right."""
     group = group_of(ranks)
     if dist.get_rank() >= ranks:
         return 0
     right = 0
+    look_at_parts_of(100)  # so that parts and slices end at different elements
     for operation in OPERATIONS:
         if operation == "broadcast" and transport != "native":
             continue
@@ -52,10 +59,11 @@ def checked(ranks: int, transport: str) -> int:
             run = resolved(ranks, dtype, operation=operation, size_bytes=2304, transport=transport)
             engine = CollectiveEngine(run, CPU, group)
             engine.check()
-            engine.start().wait()
+            engine.start().wait()  # of zeros, which any number of sums leaves as they are
+            right += not engine._full.any() and not engine._own.any()
             engine.check()
             engine.close()
-            right += 1
+    look_at_parts_of(1 << 24)
     return right
 
 
@@ -67,6 +75,16 @@ def test_every_operation_brings_what_it_should(
     found = ranks.run(checked, ranks_in_group, transport)
     wanted = 16 if transport == "native" else 12
     assert found[:ranks_in_group] == [wanted] * ranks_in_group
+
+
+@pytest.mark.parametrize("count", [2, 3, 36, 37, 128, 256, 257, 1000, 4096])
+def test_sums_over_any_number_of_ranks_are_exact_in_bf16(count: int) -> None:
+    values, index = collective.ExactValues(count, CPU), torch.arange(20_000)
+    total = sum(values.of(index, rank) for rank in range(count))
+    assert torch.equal(values.summed(index), total)
+    assert torch.equal(total.bfloat16().float(), total)
+    assert 0 < total.max() <= 256
+    assert len(total.unique()) > 1
 
 
 class _Broken:
@@ -127,6 +145,26 @@ def swapped_slices() -> str:
     except WrongValuesError as error:
         return str(error)
     return ""
+
+
+def own_values_twice() -> str:
+    """A sum that takes this rank's values for the other's."""
+    engine = CollectiveEngine(resolved(operation="all_reduce", size_bytes=4096), CPU, group_of(2))
+
+    def wrong(full: torch.Tensor, bucket: str, *, average: bool) -> Any:
+        del bucket, average
+        return Summed(full.mul_(2), Done())
+
+    engine._communicator.all_reduce = wrong  # type: ignore[method-assign]
+    try:
+        engine.check()
+    except WrongValuesError as error:
+        return str(error)
+    return ""
+
+
+def test_a_sum_of_the_wrong_ranks_is_seen(ranks: RankPool) -> None:
+    assert all("elements are wrong" in text for text in ranks.run(own_values_twice)[:2])
 
 
 def test_slices_in_the_wrong_order_are_seen(ranks: RankPool) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from gate_runs import write_gate_plan
 from recorded_runs import environment, write_plan
 
 from bench.derive.bandwidth import bus_factor
+from bench.derive.metrics import default_rules
 from bench.record import StepSample
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
 from reports.comparisons.change import change_between
 from reports.findings import find
 from reports.frames import read_frames
+from reports.gates.baseline import make_baseline, read_baseline
+from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
 from reports.nccl.asked import shortfalls
+from reports.renderers import quantity
 from reports.renderers.document import Bullets, Paragraph, TableBlock
 from reports.sections.cell_table import cells_section
 from reports.sections.collectives import collectives_section
@@ -210,7 +217,7 @@ def test_published_times_stand_beside_the_same_operation_only():
         assert published_microseconds(other) is None
 
 
-def gated(store, slower):
+def gated(store, slower, policy=None):
     cells = {"gather": collective(size_bytes=1 << 20)}
     write_gate_plan(store, ["base", "head"], "gate", cells, 8)
     for block in range(8):
@@ -219,7 +226,7 @@ def gated(store, slower):
             record(
                 store, cells["gather"], "gather", factor * noise, arm=arm, block=block, sweep="gate"
             )
-    return gate(sides_of_arms(store, "gate", "base", "head"), Policy(), lambda _: None)
+    return gate(sides_of_arms(store, "gate", "base", "head"), policy or Policy(), lambda _: None)
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(1.0, "equivalent"), (1.2, "regressed")])
@@ -228,9 +235,28 @@ def test_a_gate_judges_the_time_and_asks_for_no_loss(store, slower, verdict):
     assert judged["step_time"].verdict == verdict
     assert judged["latency"].verdict == verdict
     assert not judged["latency"].required
-    assert judged["loss"].verdict == "unmeasured"
-    assert not judged["loss"].required
+    assert "loss" not in judged
     assert judged["step_time"].throughput_ratio == pytest.approx(1 / slower, rel=0.01)
+
+
+def test_a_policy_that_names_the_loss_of_a_collective_is_not_passed_over(store):
+    rules = default_rules()
+    rules["loss"] = replace(rules["loss"], named=True)
+    judged = {one.metric: one for one in gated(store, 1.0, Policy(rules=rules)).judgements}
+    assert (judged["loss"].verdict, judged["loss"].required) == ("unmeasured", True)
+    assert "nothing is trained" in judged["loss"].reason
+
+
+def test_a_baseline_keeps_microseconds(store):
+    cells = {"gather": collective(size_bytes=1 << 16)}
+    write_plan(store, cells.items())
+    record(store, cells["gather"], "gather", 0.0109)
+    (cell,) = find(load_sweeps(store, ["quickstart"])).cells
+    baseline = make_baseline("links", "quickstart", "", [cell_samples(cell)])
+    (again,) = read_baseline(json.loads(baseline.to_text()), "links").cells
+    assert again.step_milliseconds[0] == pytest.approx(0.0109109, rel=1e-5)
+    assert not again.curves[0].values
+    assert quantity.milliseconds(again.step_milliseconds[0]) == "0.0109"
 
 
 def test_a_change_of_collectives_tells_throughput_by_bandwidth(store):

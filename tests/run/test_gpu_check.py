@@ -10,13 +10,16 @@ import pytest
 from bench.store import ResultsStore
 from benchmarks.gpu_check import training
 from benchmarks.gpu_check.__main__ import PARTS, main, run_part
+from benchmarks.gpu_check.communication import judge as judge_collective
 from benchmarks.gpu_check.core import device_tests, note_tests
 from benchmarks.gpu_check.memory import judge as judge_memory
 from benchmarks.gpu_check.record import Check, Findings, state_of
 from benchmarks.gpu_check.speed import judge as judge_speed
+from benchmarks.gpu_check.timed import Timed
 from benchmarks.gpu_check.trained import Trained
 from benchmarks.gpu_check.validate import note_verdicts
 
+PASSED_ON_A_CPU = ("core", "validate", "speed", "memory", "communication", "graphs")
 JUNIT = """<testsuites><testsuite>
   <testcase classname="a" name="good"/>
   <testcase classname="a" name="bad"><failure message="1 is not 2"/></testcase>
@@ -83,7 +86,7 @@ def test_a_part_that_is_not_built_says_so_and_fails_nothing(tmp_path, capsys):
 def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     found = {part: record(tmp_path, part)["state"] for part in PARTS}
-    assert {found[part] for part in ("core", "validate", "speed", "memory")} == {"passed"}
+    assert {found[part] for part in PASSED_ON_A_CPU} == {"passed"}
     assert set(found.values()) <= {"passed", "skipped", "not_built"}
     measured = record(tmp_path, "memory")["measurements"]
     assert measured["storage_resize"]["ledger"]["bytes"] > 0
@@ -156,6 +159,19 @@ def test_memory_that_grows_at_rest_and_retries_of_the_allocator_fail():
     assert states(growing)["pool: reserved minus allocated at rest"] == "failed"
     judge_memory("pool", trained(allocation_retries=1), retried)
     assert states(retried)["pool: no retries"] == "failed"
+
+
+def test_a_collective_with_a_wrong_value_or_without_its_registration_fails():
+    report = {"wanted": "symmetric", "groups": {"world": {"got": "plain", "reason": "no windows"}}}
+    engine = {"name": "collective", "operation": "all_reduce", "size_bytes": 1 << 20}
+    good, bad, plain = Findings(), Findings(), Findings()
+    judge_collective("sum", engine, [Timed(1.0, "", None), Timed(2.0, "", None)], good)
+    assert good.checks[0].said == "2000.0 us, bus bandwidth 0.524 GB/s"
+    judge_collective("sum", engine, [Timed(1.0, "", None), Timed(2.0, "rank 1", None)], bad)
+    assert (bad.checks[0].state, bad.checks[0].said) == ("failed", "rank 1")
+    judge_collective("sum", engine, [Timed(1.0, "", report)] * 2, plain)
+    assert states(plain) == {"sum": "passed", "sum: registered": "failed"}
+    assert plain.checks[1].said == "no windows"
 
 
 def test_the_time_of_a_step_is_the_median_without_the_warm_up():

@@ -235,6 +235,15 @@ def test_a_setting_that_is_no_longer_understood_is_refused() -> None:
         unknown_settings(problems, CELLS, "arm base")
 
 
+def test_a_commit_without_the_engine_of_a_cell_is_refused(cache: Path, repository: Path) -> None:
+    (repository / "bench" / "engines" / "fsdp2.py").unlink()
+    message = refusal(cache, checkout=repository)
+    assert message == (
+        "arm x: its bench has no engine fsdp2, which cell fsdp2 needs; choose a later commit, or"
+        " leave the cell out with --skip"
+    )
+
+
 def test_an_interpreter_without_torch_is_refused(cache: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "empty", with_pip=False)
     message = refusal(cache, python=tmp_path / "empty" / "bin" / "python")

@@ -13,7 +13,7 @@ from bench.errors import UsageError
 from bench.launch.arm.packages import distributions_in, installed_packages
 from bench.launch.arm.probe import probe
 from bench.launch.arm.request import ArmRequest
-from bench.launch.arm.unknown_settings import unknown_settings
+from bench.launch.arm.unknown_settings import check_engines, unknown_settings
 from bench.launch.arm.worktree import commit_of, worktree
 from bench.launch.git_state import git_state
 from bench.launch.rank_code import (
@@ -107,6 +107,7 @@ def _prepare(request: ArmRequest, cells: Mapping[str, ResolvedRun], cache: Path)
         folder = str(target.resolve())
         for name, version in distributions_in(target).items():
             installed[name] = {"version": version, "folder": folder}
+    check_engines(source.root, cells, who)
     code = RankCode(source.root, python, request.name, paths)
     answer = probe(code, cells=cells, packages=source.packages, distributions=installed)
     unknown = unknown_settings(answer["unreadable"], cells, who)

@@ -1,4 +1,4 @@
-"""Settings that the `bench` of an older commit does not know.
+"""Settings and engines that the `bench` of an older commit does not know.
 
 spec.json is what two versions agree on. A setting that came later can be left out of it as long as
 it has its default, which is how the older code behaves; with any other value the older code cannot
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from bench.errors import UsageError
-from bench.spec import ResolvedRun
+from bench.spec import ResolvedRun, known_engine
+from bench.spec.engine_table import TABLE
 
 Place = tuple[str, ...]
 
@@ -44,6 +46,27 @@ def unknown_settings(
                 )
             unknown.add(path)
     return frozenset(unknown)
+
+
+def check_engines(root: Path, cells: Mapping[str, ResolvedRun], who: str) -> None:
+    """Refuse a checkout without the engine of a cell, whose settings it takes for somebody's own.
+
+    Args:
+        root: the arm's checkout.
+        cells: the specs.
+        who: begins the message of an error.
+
+    Raises:
+        UsageError: engines of this repository that came later.
+    """
+    for cell, resolved in cells.items():
+        row = known_engine(resolved.engine.name)
+        module = row.factory.partition(":")[0].replace(".", "/")
+        if row in TABLE and not (root / f"{module}.py").is_file():
+            raise UsageError(
+                f"{who}: its bench has no engine {row.name}, which cell {cell} needs; choose a"
+                " later commit, or leave the cell out with --skip"
+            )
 
 
 def _is_default(resolved: ResolvedRun, path: Place) -> bool:
