@@ -46,6 +46,7 @@ CONTRACTS = (
     ContractCase("meta_device"),
     ContractCase("memory_accounts"),
     ContractCase("meshes", ranks=4),
+    ContractCase("transformer_engine", ranks=4),
 )
 
 
