@@ -4,34 +4,52 @@
 shards that the flat layout has cut otherwise its `mean()` is NaN, `full_tensor()` raises or hangs,
 and `std()` gathers the wrong rows. What treats every element, or every row, by itself is left to
 torch, and so are sums and norms. Anything else gets whole tensors, which are gathered for it: all
-ranks must call it. What would change or alias such a whole tensor in place is refused, since the
-shard would not follow.
+ranks must call it. Views get such a copy too, and are read alone: what would write into one is
+refused, since the shard would not follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import gather_full, local_tensor, without_offset
 
 _CUT = "_mfsdp_cut"
+_VIEW = "_mfsdp_is_gathered_view"
+_LOST = (
+    "{func} on rows, slices or views of a sharded tensor, or together with a tensor that is cut "
+    "otherwise, would write to a copy that the shard does not follow. Write values by operations "
+    "on all of the shard, into to_local(), or by load_state_dict()."
+)
 
 #: Rows of every rank, in the order of their slices.
 Cut = tuple[int, ...]
 
 _ROW_BY_ROW = frozenset(
     (
-        *("alias", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
-        *("exponential_", "fill_", "full_like", "log_normal_", "normal_", "ones_like", "random_"),
-        *("sum", "uniform_", "zero_", "zeros_like", "_to_copy"),
+        *("alias", "bernoulli", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
+        *("exponential_", "fill_", "full_like", "log_normal_", "masked_fill", "masked_fill_"),
+        *("native_dropout", "normal_", "ones_like", "rand_like", "randint_like", "randn_like"),
+        *("random_", "uniform_", "zero_", "zeros_like", "_to_copy"),
+    )
+)
+#: Those over other dims than rows are each rank's own; those over all, where torch adds up.
+_REDUCTIONS = frozenset(
+    (
+        *("all", "amax", "amin", "any", "argmax", "argmin", "cumsum", "_foreach_norm"),
+        *("linalg_vector_norm", "logsumexp", "_log_softmax", "mean", "norm", "prod", "_softmax"),
+        *("std", "sum", "var"),
     )
 )
 
@@ -50,31 +68,23 @@ class UnevenShard(DTensor):
         """
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+        _check_written(func, args)
         is_uneven = any(cut_of(tensor) is not None for tensor in tensors)
         if not is_uneven or _is_row_by_row(func, args, kwargs, tensors):
             result = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
             _count_changes(func, args)
+            if any(hasattr(tensor, _VIEW) for tensor in tensors):
+                _mark_views(func, result)
             if isinstance(result, (list, tuple)) and isinstance(args[0], (list, tuple)):
                 return [cut_like(one, source) for one, source in zip(result, args[0], strict=True)]
             return cut_like(result, next((t for t in tensors if cut_of(t) is not None), args[0]))
-        schema = func._schema
-        if schema.is_mutable or any(result.alias_info is not None for result in schema.returns):
-            raise LifecycleError(
-                f"{func} on a sharded tensor of shape {tuple(tensors[0].shape)}, whose rows are "
-                f"{cut_of(tensors[0])} by rank, would change or return a part of it that the shard "
-                "does not follow. Compute with gather_full(tensor), and write values with "
-                "load_state_dict() or into to_local()."
-            )
+        if func._schema.is_mutable:
+            raise LifecycleError(_LOST.format(func=func))
         mesh = tensors[0].device_mesh
         whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
-        return tree_map(
-            lambda result: (
-                DTensor.from_local(result, mesh, [Replicate()] * mesh.ndim, run_check=False)
-                if isinstance(result, torch.Tensor)
-                else result
-            ),
-            func(*whole_args, **whole_kwargs),
-        )
+        results = tree_map(partial(_replicated, mesh), func(*whole_args, **whole_kwargs))
+        _mark_views(func, results)
+        return results
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor, with all rows in their order. Collective."""
@@ -107,12 +117,12 @@ class UnevenShard(DTensor):
 
 
 def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
-    """The same shard as an `UnevenShard`, with `cut` where that is not how torch cuts its rows."""
-    rows = sum(cut)
-    chunk = -(-rows // max(1, len(cut)))
-    even = tuple(max(0, min(chunk, rows - index * chunk)) for index in range(len(cut)))
+    """The same shard as an `UnevenShard`, with `cut` where ranks have different numbers of rows.
+
+    On a mesh of several axes always: ranks must agree, and each knows the cut of one axis.
+    """
     shard.__class__ = UnevenShard
-    if tuple(cut) != even or (shard.device_mesh.ndim > 1 and len(set(cut)) > 1):
+    if len(set(cut)) > 1 or (cut and shard.device_mesh.ndim > 1):
         setattr(shard, _CUT, tuple(cut))
     return shard
 
@@ -149,6 +159,16 @@ def is_cut_by_torch(shard: DTensor) -> bool:
     return tuple(local_tensor(shard).shape) == tuple(size)
 
 
+def own_rows(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A view of what this rank's shard of `parameter` has of `whole`."""
+    offsets = offsets_of(parameter)
+    assert offsets is not None
+    rows = whole.reshape(parameter.shape)
+    for dim, (start, length) in enumerate(zip(offsets, local_tensor(parameter).shape, strict=True)):
+        rows = rows.narrow(dim, start, length)
+    return rows
+
+
 def cut_of(tensor: object) -> Cut | None:
     """The rows of each rank, where torch would get them wrong."""
     found: Cut | None = getattr(tensor, _CUT, None)
@@ -171,16 +191,50 @@ class _Gathered(torch.autograd.Function):
         )
 
 
+def _replicated(mesh: DeviceMesh, result: Any) -> Any:
+    if not isinstance(result, torch.Tensor):
+        return result
+    replicas = [Replicate()] * mesh.ndim
+    made = DTensor.from_local(result, mesh, replicas, run_check=False)
+    made.__class__ = UnevenShard
+    return made
+
+
+def _mark_views(func: Any, results: Any) -> None:
+    """Know what `func` returns as views, where it does."""
+    if any(one.alias_info is not None for one in func._schema.returns):
+        for result in tree_leaves(results):
+            if isinstance(result, DTensor):
+                result.__class__ = UnevenShard
+                setattr(result, _VIEW, True)
+
+
+def _check_written(func: Any, args: Any) -> None:
+    """Refuse to write into a view of an uneven shard, which is a copy."""
+    if not func._schema.is_mutable:
+        return
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and any(hasattr(one, _VIEW) for one in tree_leaves(value)):
+            raise LifecycleError(_LOST.format(func=func))
+
+
 def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
     """Whether torch gets it right, since each rank needs its own rows alone."""
     name = func._schema.name.removeprefix("aten::")
-    if name in {"linalg_vector_norm", "norm", "_foreach_norm", "sum"}:
-        order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
-        is_whole = len(args) < 3 and kwargs.get("dim") is None  # noqa: PLR2004 - tensor, order
-        return is_whole and (len(args) == 1 if name == "sum" else order not in (inf, -inf, None))
-    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")):
+    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")) and name != "_foreach_norm":
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]
         return all(_alike(row) for row in zip(*lists, strict=False))
+    if name in _REDUCTIONS:
+        given = dict(
+            zip((one.name for one in func._schema.arguments), args, strict=False), **kwargs
+        )
+        dims = given.get("dim")
+        if dims is not None and dims != []:
+            listed = dims if isinstance(dims, (list, tuple)) else [dims]
+            return all(dim % tensors[0].ndim for dim in listed)
+        order = given.get("p", given.get("ord", 2))
+        return name == "sum" or ("norm" in name and order not in (inf, -inf, None))
     is_known = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags
     return is_known and _alike(tensors)
 
@@ -193,11 +247,11 @@ def _alike(tensors: Iterable[object]) -> bool:
         return True
     for tensor in among:
         if not all(p.is_replicate() or p.is_partial() for p in tensor.placements):
-            fits = tensor.shape == first.shape and tensor.placements == first.placements
+            fits = (tensor.ndim, tensor.placements) == (first.ndim, first.placements)
             if not fits or cut_of(tensor) != cut_of(first):
                 return False
-        elif tensor.ndim >= first.ndim and tensor.ndim and tensor.shape[-first.ndim] != 1:
-            return False
+        elif tensor.ndim >= first.ndim and (first.shape[0] == 1 or tensor.shape[-first.ndim] != 1):
+            return False  # torch would give each rank the rows that it thinks are its own
     return True
 
 
@@ -211,7 +265,7 @@ def cut_like(result: Any, source: Any) -> Any:
     """Note on a result that it is cut as `source` is, and changes where it does."""
     if not isinstance(result, DTensor) or not isinstance(source, UnevenShard):
         return result
-    if (result.shape, result.placements) == (source.shape, source.placements):
+    if (result.shape[:1], result.placements) == (source.shape[:1], source.placements):
         result.__class__ = UnevenShard
         setattr(result, _CUT, cut_of(source))
     return result

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.errors import StateDictError
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
 from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor
-from mfsdp_core.shard.uneven_shard import cut_like, is_cut_alike, is_cut_by_torch
+from mfsdp_core.shard.uneven_shard import cut_like, is_cut_alike, is_cut_by_torch, own_rows
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.local_step import ELEMENTWISE
 
@@ -71,10 +71,7 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
     if is_whole and isinstance(value, DTensor) and not _lies_alike(value, parameter):
         value = gather_full(value) if is_cut_by_torch(value) else value
     if is_whole and not isinstance(value, DTensor):
-        rows = value.reshape(shape)
-        for dim, (start, length) in enumerate(zip(offsets, local.shape, strict=True)):
-            rows = rows.narrow(dim, start, length)
-        return _like(rows.to(local.device, copy=True), parameter)
+        return _like(own_rows(value, parameter).to(local.device, copy=True), parameter)
     if is_whole and isinstance(value, DTensor) and _lies_alike(value, parameter):
         # What was pickled has a mesh of its own, equal to the parameter's.
         return (

@@ -22,8 +22,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
 
-from mfsdp_core.shard.dtensor import local_tensor
-from mfsdp_core.shard.uneven_shard import cut_like
+from mfsdp_core.shard.dtensor import gather_full, local_tensor
+from mfsdp_core.shard.uneven_shard import cut_like, own_rows
 from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
@@ -143,7 +143,7 @@ class _Swapped:
         self._parameter = parameter
         self._states = optimizer.state
         self._local: torch.Tensor = local_tensor(parameter)
-        self._gradient: torch.Tensor = local_tensor(parameter.grad)
+        self._gradient = _local_gradient(parameter)
         self._before: State | None = self._states.get(parameter)
         local_state = {name: local_tensor(value) for name, value in (self._before or {}).items()}
         self._cut = {
@@ -222,6 +222,15 @@ class _Swapped:
             stride=parameter.stride(),
         )
         return cut_like(state, parameter)
+
+
+def _local_gradient(parameter: DTensor) -> torch.Tensor:
+    """This rank's rows of the gradient, also of one that a penalty of whole weights has left."""
+    gradient: torch.Tensor = local_tensor(parameter.grad)
+    if gradient.shape != local_tensor(parameter).shape:
+        assert parameter.grad is not None
+        return own_rows(gather_full(parameter.grad), parameter).contiguous()
+    return gradient
 
 
 def _own(value: Any, *, is_first: bool) -> Any:

@@ -80,7 +80,8 @@ class NoRowsMoved(TorchDispatchMode):
         """Raises ConfigurationError; else does what was asked for."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # comes back as what it does with local tensors
-        if func.namespace == "_c10d_functional" and not self._paused and _moves_rows(func, args):
+        is_collective = func.namespace in {"c10d", "_c10d_functional"}
+        if is_collective and not self._paused and _moves_rows(func, args):
             raise ConfigurationError(
                 f"{self._name} looks at whole matrices ({func.overloadpacket.__name__} in its "
                 f"step), and a rank has only some rows. {_CHOICES}"
@@ -92,7 +93,8 @@ def _moves_rows(func: Any, args: Any) -> bool:
     operation: str = func.overloadpacket.__name__
     if operation.startswith("all_reduce"):
         return "avg" in args  # a mean of means, which is not that of uneven shards
-    return operation.startswith(("all_gather", "reduce_scatter", "all_to_all", "broadcast"))
+    moving = ("all_gather", "allgather", "_allgather", "reduce_scatter", "all_to_all", "broadcast")
+    return operation.startswith(moving)
 
 
 def are_whole(parameters: Iterable[torch.Tensor]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import WAYS, beside, distance, own_batch, refusal
 from oracle.models import Block, loss
@@ -48,6 +49,12 @@ class Hollow(nn.Module):
         return self.block(x) + self.empty.sum()
 
 
+def _noisy(tensor: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of random numbers on a CPU mesh
+        return tensor + 0 * torch.rand_like(tensor)
+
+
 def _saved(tensor: Tensor) -> Tensor:
     """What comes back from a file: this rank's rows."""
     file = io.BytesIO()
@@ -75,7 +82,15 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "sum": lambda t: t.sum(),
     "sum of rows": lambda t: t.sum(0),
     "mean of rows": lambda t: t.mean(0),
-    "product": lambda t: t @ t.mT.contiguous() if t.ndim > 1 and not _is_shard(t) else None,
+    "product": lambda t: t @ t.mT if t.ndim > 1 else t,
+    "flat": lambda t: torch.cat([t.view(-1), t.flatten()]).std() if t.numel() > 1 else t,
+    "a row": lambda t: t[0].mean() if t.ndim > 1 else t,
+    "rows": lambda t: sum(row.max() for row in t) if t.ndim else t,
+    "means of rows": lambda t: t / t.mean(-1, keepdim=True) if t.ndim > 1 else t,
+    "normalised rows": lambda t: t / t.norm(dim=1, keepdim=True) if t.ndim > 1 else t,
+    "masked": lambda t: torch.where(t > 0, t, 0).masked_fill(t.abs() < 0.1, 1.0),
+    "largest by row": lambda t: t.max(1).values if t.ndim > 1 else t,
+    "with noise": lambda t: _noisy(t).sum(),
     "close": lambda t: torch.isclose(t, t + 1e-12).all(),
     "has NaN": lambda t: bool(t.isnan().any()),
     "median": lambda t: t.median(),
@@ -149,6 +164,31 @@ def _error(found: Any, wanted: Any) -> float:
     return distance(found.double(), wanted.double())
 
 
+PENALTIES: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.norm,
+    torch.mean,
+    lambda weight: weight.abs().sum(),
+    lambda weight: weight.view(-1)[0],
+    lambda weight: weight.max(),
+    lambda weight: weight.square().mean(0).sum(),
+)
+
+
+def penalised(way: tuple[str, str]) -> list[float]:
+    """Errors of weights after a step of a penalty that is computed from them, and nothing else."""
+    errors = []
+    for penalty in PENALTIES:
+        pair = beside(Uneven, way)
+        for module in pair.both:
+            optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+            if module is pair.model:
+                fully_shard_optimizer(optimizer)
+            sum(penalty(parameter) for parameter in module.parameters()).backward()
+            optimizer.step()
+        errors.append(pair.worst_weight())
+    return errors
+
+
 def refused(way: tuple[str, str]) -> list[str]:
     """What is said where a whole tensor would be changed, or a gradient be lost."""
     pair = beside(Uneven, way)
@@ -159,6 +199,8 @@ def refused(way: tuple[str, str]) -> list[str]:
 
     return [
         refusal(lambda: weight.detach()[0].fill_(0.0), LifecycleError),
+        refusal(lambda: weight.detach().view(1, -1)[0].view(-1).mul_(0.0), LifecycleError),
+        refusal(lambda: weight.detach().__setitem__(0, 1.0), LifecycleError),
         refusal(lambda: weight.detach().view(-1).zero_(), LifecycleError),
         refusal(lambda: nn.init.constant_(weight.data[:2], 0.0), LifecycleError),
         refusal(penalty, LifecycleError),
@@ -191,9 +233,14 @@ def test_statistics_are_right_on_two_axes(ranks: RankPool, outer_strategy: int) 
         assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
 
 
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_penalties_of_weights_move_them_as_plain_torch(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    assert max(max(errors) for errors in ranks.run(penalised, way)) < 1e-12
+
+
 def test_what_the_shard_would_not_follow_is_refused(ranks: RankPool) -> None:
-    for part, view, slice_, penalty in ranks.run(refused, WAYS[3]):
-        assert "that the shard does not follow" in part
-        assert "that the shard does not follow" in view
-        assert "that the shard does not follow" in slice_
+    for *writes, penalty in ranks.run(refused, WAYS[3]):
+        assert all("that the shard does not follow" in said for said in writes), writes
         assert "from the model's forward alone" in penalty

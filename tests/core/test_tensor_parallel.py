@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -185,6 +186,21 @@ def torchs_own_gather(outer: str) -> bool:
     return True
 
 
+def whole_state(shape: str, inner: str, outer: str) -> list[str]:
+    """Names of which torch's own whole state, mean or largest value is not that of one process."""
+    model = sharded_tp(shape, "sequence", inner, outer)
+    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    expected = build_twin().state_dict()
+    shards = dict(named(model))
+    return [
+        name
+        for name, value in expected.items()
+        if not torch.equal(found[f"module.{name}"], value)
+        or not torch.allclose(shards[name].detach().mean().full_tensor(), value.mean())
+        or not torch.equal(shards[name].detach().max().full_tensor(), value.max())
+    ]
+
+
 def loaded_whole_and_cut(inner: str) -> bool:
     """Loads whole tensors and, in another model, the DTensors of the model before sharding."""
     values = build_parallel(root_mesh("dp2_tp2")["tp"], "sequence").state_dict()
@@ -324,6 +340,20 @@ def test_modules_see_tensor_parallel_weights_while_they_run_and_shards_at_rest(
 @pytest.mark.parametrize("outer", ["no_shard", "optim"])
 def test_placements_say_what_torch_means_by_them(ranks: RankPool, outer: str) -> None:
     assert ranks.run(torchs_own_gather, outer) == [True] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("shape", "inner", "outer"),
+    [
+        *(("dp2_tp2", inner, "no_shard") for inner in STRATEGIES),
+        ("outer2_tp2", "optim_grads_params", "no_shard"),
+        ("outer2_tp2", "optim_grads_params", "optim"),
+    ],
+)
+def test_torch_takes_whole_state_and_statistics_of_tensor_parallel_shards(
+    ranks: RankPool, shape: str, inner: str, outer: str
+) -> None:
+    assert ranks.run(whole_state, shape, inner, outer) == [[]] * WORLD
 
 
 @pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
@@ -19,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from mfsdp_core import fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import StateDictError
 from oracle.beside_torch import refusal
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool, mesh, two_axes
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
@@ -37,6 +38,24 @@ def built(strategy: str, size: int, *widths: int) -> tuple[Any, Any]:
         zero_dp_strategy=strategy,
     )
     return model, fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
+
+
+def on_two_axes(outer_strategy: int) -> bool:
+    axes, group = two_axes()
+    torch.manual_seed(0)
+    model = fully_shard_model(
+        nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)),
+        device_mesh=axes,
+        dp_shard_dim="inner",
+        dp_outer_dim="outer",
+        hybrid_fsdp_group=group,
+        outer_dp_sharding_strategy=outer_strategy,
+        fsdp_unit_modules=[nn.Linear],
+    )
+    found = get_model_state_dict(model, options=WHOLE)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).state_dict()
+    return alike(found, {f"module.{name}": value for name, value in plain.items()})
 
 
 def step(model: Any, optimizer: Any, seed: int) -> None:
@@ -117,6 +136,11 @@ def written_by_torch() -> list[str]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_whole_state_is_taken_and_set(ranks: RankPool, strategy: str, size: int) -> None:
     assert ranks.run(there_and_back, strategy, size) == [[True] * 4] * 4
+
+
+@pytest.mark.parametrize("outer_strategy", [0, 1])
+def test_whole_state_is_taken_from_two_axes(ranks: RankPool, outer_strategy: int) -> None:
+    assert all(ranks.run(on_two_axes, outer_strategy))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
