@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -14,16 +11,6 @@ from mfsdp_core import CapturedStep, fully_shard_model, fully_shard_optimizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 _SLEEP_CYCLES = 20_000_000
-
-
-@pytest.fixture
-def nccl(tmp_path) -> Iterator[None]:
-    """One rank on the first device."""
-    device = torch.device("cuda", 0)
-    store = f"file://{tmp_path / 'store'}"
-    dist.init_process_group("nccl", init_method=store, rank=0, world_size=1, device_id=device)
-    yield
-    dist.destroy_process_group()
 
 
 def losses(*, sleep: bool, **options) -> list[float]:

@@ -385,3 +385,21 @@ def test_main_weights_without_the_drawn_values_are_warned_about(ranks: RankPool)
     for message, equal in ranks.run(without_values):
         assert "preserve_high_precision_init_val=True" in message
         assert equal
+
+
+def without_extra_state() -> list[bool]:
+    """Weights alone are loaded, as a model of plain layers saves them; whether outputs follow."""
+    with te.installed():
+        _, source = losses_of("mxfp8")
+        state = source.state_dict()
+        weights = {name: value for name, value in state.items() if "_extra_state" not in name}
+        target = sharded(primary("mxfp8"), "fsdp", FLAT)
+        target.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            same = torch.equal(source(batch(9, 0)), target(batch(9, 0)))
+        return [len(weights) < len(state), same]
+
+
+def test_extra_state_is_saved_and_may_be_left_out(ranks: RankPool) -> None:
+    for one in ranks.run(without_extra_state):
+        assert one == [True, True]

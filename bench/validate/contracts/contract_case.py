@@ -35,15 +35,18 @@ class ContractCase:
 CONTRACTS = (
     ContractCase("plans", ranks=1),
     ContractCase("interface"),
+    ContractCase("upstream_names"),
     ContractCase("optimizers"),
     ContractCase("checkpoints"),
     ContractCase("copies"),
+    ContractCase("shards"),
     ContractCase("refusals"),
     ContractCase("graphs_of_calls"),
     ContractCase("captured_steps"),
     ContractCase("meta_device"),
     ContractCase("memory_accounts"),
     ContractCase("meshes", ranks=4),
+    ContractCase("transformer_engine", ranks=4),
 )
 
 
