@@ -105,7 +105,7 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(base, strategy="optim", model="scalar", scenario="exported", policy="bf16")
     yield replace(sharded, model="tied", scenario="exported", policy="bf16")
     yield replace(base, scenario="equalised")
-    yield replace(sharded, transport="native", microbatches=2)
+    yield replace(sharded, transport="native", policy="bf16_wire", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
     yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
     yield replace(base, transport="same_host", strategy="optim", policy="bf16_wire")

@@ -15,6 +15,7 @@ from typing import Any
 from bench.testing.call import Call
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
+from bench.validate.cases import Case
 from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
@@ -60,15 +61,15 @@ def cover(
 def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> list[AnyCase]:
     """Cases that execute the changed statement, all if an import does; unlike ones come first.
 
-    Of contracts those that execute least besides it, since they are about it. Then each next case
-    is the one with most properties that no case before it had, for its seconds.
+    Of contracts and programs those that execute least besides it, since they are about it. Then
+    each next case is the one with most properties that no case before it had, for its seconds.
     """
     left = {}
     for case in cases:
         found = known.of(case)
         if found is not None and (not mutant.function or mutant.is_on(found[1])):
             left[case.id] = case, found[0] + _START_SECONDS, _properties(case)
-    contracts = [case for case, _, _ in left.values() if isinstance(case, ContractCase)]
+    contracts = [case for case, _, _ in left.values() if not isinstance(case, Case)]
     chosen: list[AnyCase] = sorted(contracts, key=lambda case: _extent(known.of(case)))
     for case in contracts:
         del left[case.id]
@@ -86,13 +87,11 @@ def _extent(found: tuple[float, Lines] | None) -> int:
 
 
 def _properties(case: AnyCase) -> set[tuple[str, object]]:
-    if isinstance(case, ProgramCase):
-        return {("program", case.name), ("ranks", case.ranks)}
     return set(dataclasses.asdict(case).items())
 
 
 def _ranks_of_its_kind(case: AnyCase) -> tuple[int, bool]:
-    return case.ranks, not isinstance(case, ContractCase)
+    return case.ranks, isinstance(case, Case)
 
 
 class Trials:

@@ -10,6 +10,7 @@ from reports.views.cells import Cell, Run
 
 _MEANING = {
     "failed": "the run ended without finishing",
+    "stopped": "the run was ended from outside, and the same command runs it again",
     "damaged": "a file of the record is damaged or missing; none of its numbers is used",
     "unsteady": "finished, but has no time that could stand for it",
     "running": "still running when the report was written",
@@ -57,7 +58,7 @@ def _run_row(cell: Cell, run: Run) -> Row:
         f"{steps} of {record.resolved.train.steps}",
         rank,
     )
-    return Row(texts, "unsteady" if run.kind in ("unsteady", "running") else "bad")
+    return Row(texts, "unsteady" if run.kind in ("unsteady", "stopped", "running") else "bad")
 
 
 def reason_of(run: Run) -> str:

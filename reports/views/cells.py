@@ -9,10 +9,10 @@ from typing import Literal
 
 from bench.derive.metrics import Metric
 from bench.derive.summary import summarise
-from bench.record import FINISHED_GOOD, RunRecord, RunSummary
+from bench.record import FINISHED_GOOD, STOPPED, RunRecord, RunSummary
 from bench.spec import ResolvedRun
 
-RunClass = Literal["measured", "unsteady", "failed", "damaged", "running"]
+RunClass = Literal["measured", "unsteady", "failed", "stopped", "damaged", "running"]
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,16 @@ class Run:
         """How the run counts.
 
         Damage outranks success, because what is left of the numbers would not be all of them. A
-        run that was killed may well have a last line cut off: it stays a failed run, unless the
-        damage is in the status that says so.
+        run that was killed may well have a last line cut off: it stays failed or stopped, unless
+        the damage is in the status that says so.
         """
         state, problems = self.record.status.state, self.record.problems
         if state == "running":
             return "running"
         if state not in FINISHED_GOOD:
-            return "damaged" if any("status.json" in text for text in problems) else "failed"
+            if any("status.json" in text for text in problems):
+                return "damaged"
+            return "stopped" if state in STOPPED else "failed"
         if self.record.damage:
             return "damaged"
         return "measured" if self.summary.step_milliseconds_median is not None else "unsteady"

@@ -16,10 +16,12 @@ from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import CollectiveName, DtypeSpec, EngineSpec, LaunchSpec, RunSpec, TrainSpec
 from bench.store.samples import read_samples
-from bench.worker.collective import measure_collective
+from bench.worker.collective import OperationClock, measure_collective
 from bench.worker.place import Place
 from mfsdp_core.comm.protocol import Done, Summed
+from mfsdp_core.streams import Streams
 from oracle.ranks import RankPool, mesh
+from test_user_buffers import Twin
 
 pytestmark = pytest.mark.processes
 
@@ -171,6 +173,34 @@ def test_slices_in_the_wrong_order_are_seen(ranks: RankPool) -> None:
     assert all("elements are wrong" in text for text in ranks.run(swapped_slices)[:2])
 
 
+def registered(registration: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """What a twin of NCCL's backend is asked, and the report before and after the end."""
+    twin = Twin(CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Streams, "of", staticmethod(lambda _device: twin))
+        engine = CollectiveEngine(resolved(registration=registration), CPU, group_of(2))
+    engine.check()
+    before = engine.buffer_registration()
+    engine.close()
+    return (
+        [line for line in twin.log if line != "synchronize"],
+        before,
+        engine.buffer_registration(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("registration", "level"), [("symmetric", "symmetric"), ("registered", "plain")]
+)
+def test_both_buffers_lie_in_the_pool_that_is_registered_and_given_back(
+    ranks: RankPool, registration: str, level: str
+) -> None:
+    for log, before, after in ranks.run(registered, registration)[:2]:
+        assert log == ["allocate", f"group 0: register {level}", "group 0: deregister"]
+        assert (before["wanted"], before["groups"]["world"]["got"]) == (level, level)
+        assert after["groups"]["world"] == {"got": "none", "reason": "deregistered"}
+
+
 def timed(folder: str) -> None:
     """All four ranks: the barrier of a step is one of the world."""
     run = resolved(4, operation="reduce_scatter", size_bytes=65536, operations=3)
@@ -196,3 +226,38 @@ def test_a_run_leaves_a_sample_per_step_and_rank_without_a_loss(
     runtime = json.loads((tmp_path / "runtime.json").read_text())
     assert runtime["transports"] == {"world": "native"}
     assert runtime["buffer_registration"] is None
+
+
+def test_on_a_device_operations_are_enqueued_between_two_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+
+    class Logged:
+        def __init__(self, **_options: bool) -> None:
+            pass
+
+        def start(self) -> Logged:
+            log.append("start")
+            return self
+
+        def wait(self) -> None:
+            log.append("wait")
+
+        def synchronize(self) -> None:
+            log.append("synchronize")
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, _later: Logged) -> float:
+            return 40.0
+
+    monkeypatch.setattr(dist, "barrier", lambda: log.append("barrier"))
+    monkeypatch.setattr(torch.cuda, "Event", Logged)
+    place = Place(0, 2, torch.device("cuda", 0))
+    times = OperationClock(Logged(), 4, place).step()  # type: ignore[arg-type]
+    assert log[:13] == ["barrier", *["start", "wait", "synchronize"] * 4]
+    assert log[13:] == ["barrier", "event", *["start", "wait"] * 4, "event", "synchronize"]
+    assert times.milliseconds == 10.0
+    assert times.host_milliseconds is not None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from recorded_runs import Recorded, record_run, resolved_run
 
 from bench.derive.metrics import LOSS, STEP_TIME
+from bench.record import STOPPED
 from reports.views.cells import Run, dtype_policy, make_cell
 
 RUN = resolved_run("ddp", "no_shard")
@@ -72,6 +74,12 @@ def test_a_crashed_run_with_a_cut_last_line_is_failed_not_damaged(store):
     path = folder.steps_path()
     path.write_text(path.read_text()[:-20])
     assert make_cell("c", store.records()).runs[0].kind == "failed"
+
+
+@pytest.mark.parametrize("state", sorted(STOPPED))
+def test_a_run_that_was_ended_from_outside_has_not_failed(store, state):
+    record_run(store, Recorded(RUN, state=state, reason="by the user", steps=5))
+    assert make_cell("c", store.records()).runs[0].kind == "stopped"
 
 
 def test_a_damaged_status_is_damage(store):

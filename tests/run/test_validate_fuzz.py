@@ -68,7 +68,7 @@ def test_an_engine_of_ones_own_runs_the_programs(fork_server: ForkServer) -> Non
     assert refused.kind == "refused"
 
 
-@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", OUTSIDE])
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp1", "fsdp2", "ddp", OUTSIDE])
 def test_a_program_is_the_same_for_ever_and_has_a_source(engine: str) -> None:
     for number in range(50):
         program = draw(engine, 3, number)

@@ -14,7 +14,7 @@ from torch import Tensor
 import mfsdp_core
 from bench.validate.contracts.judging import close, refuses, same
 from bench.validate.contracts.small_model import WIDTH, batch, compare_weights, pair
-from mfsdp_core.comm.symmetric import Member, UserBuffers
+from mfsdp_core.comm.symmetric import Member, UserBuffers, user_buffers
 from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
 from mfsdp_core.replay import Recording, differences
 from mfsdp_core.streams import Streams
@@ -338,6 +338,22 @@ def user_buffers_are_registered_group_by_group() -> None:
     same("nothing", buffers.report()["bytes"], 0)
 
 
+def groups_are_members_once() -> None:
+    """Those of several ranks, whose agreement reaches all of them."""
+    world = torch.distributed.group.WORLD
+    backend = _Backend("one", [])
+    backend.mem_allocator = None
+    streams = Streams(torch.device("cpu"))
+    streams.registrar = lambda _group: backend
+    streams.new_pool = lambda _allocator: _Pool([64])
+    both = user_buffers([("inner", world), ("gather", world)], streams, symmetric=True)
+    same("each once", [member.name for member in both.members], ["inner"])
+    rank = torch.distributed.get_rank()
+    same("of all ranks", both.members[0].agree(rank), [0, 1])
+    both.register()
+    same("registered", both.report()["groups"]["inner"]["got"], "symmetric")
+
+
 CHECKS = (
     steps_that_repeat_are_let_through,
     steps_that_would_not_repeat_are_refused,
@@ -345,4 +361,5 @@ CHECKS = (
     recordings_are_compared_operation_by_operation,
     accesses_that_nothing_orders_are_races,
     user_buffers_are_registered_group_by_group,
+    groups_are_members_once,
 )

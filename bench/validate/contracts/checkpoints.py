@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 import mfsdp_core
 from bench.validate.contracts.judging import refuses, same
@@ -165,6 +166,8 @@ def what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one fol
         for words, content in (
             ("which no metadata needs", pickle.dumps(_Runs())),
             ("holds no metadata", pickle.dumps(torch.Size([1]))),
+            ("but a _MEM_FORMAT_ENCODING", pickle.dumps(_Member("TORCH_CONTIGUOUS_FORMAT"))),
+            ("asks for the attribute", pickle.dumps(_Member("__class__"))),
             ("is damaged", b"nonsense"),
         ):
             files = {"files": sizes | {".metadata": len(content)}}
@@ -196,6 +199,16 @@ class _ExtraState(Small):
 
     def set_extra_state(self, state: int) -> None:
         del state
+
+
+class _Member:
+    """Of an enum, as Python 3.11.0 to 3.11.3 pickle it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return getattr, (_MEM_FORMAT_ENCODING, self.name)
 
 
 class _Runs:

@@ -35,9 +35,11 @@ class ContractCase:
 CONTRACTS = (
     ContractCase("plans", ranks=1),
     ContractCase("interface"),
+    ContractCase("upstream_names"),
     ContractCase("optimizers"),
     ContractCase("checkpoints"),
     ContractCase("copies"),
+    ContractCase("shards"),
     ContractCase("refusals"),
     ContractCase("graphs_of_calls"),
     ContractCase("captured_steps"),

@@ -130,6 +130,7 @@ def _refused_files(folder: Path, model: Any, one: dict[str, Tensor]) -> None:
     on_first(lambda: (path / "model.safetensors.index.json").write_text(json.dumps(index)))
     refuses(CheckpointError, "not there", lambda: load(path, model))
     aliased = {("units.1.up.weight" if n == "units.0.up.weight" else n): v for n, v in one.items()}
+    load(written("plain", one | {"gain": one["gain"].reshape(())}), model)
     load(written("alias", aliased), model)
     compare_weights(model, _plain_of(one), 1e-15)
 
@@ -268,6 +269,9 @@ def _made(model: Any, whole: Tensor) -> None:
         made = make_fsdp_dtensor(
             local, p, index, run_check=True, update_uneven_dtensor_chunk_meta=True
         )
+        same("described", bool(hasattr(made._local_tensor, "__create_chunk_list__")), True)
+        bare = make_fsdp_dtensor(local.clone(), p, index)
+        same("bare", hasattr(bare._local_tensor, "__create_chunk_list__"), False)
         same("made", mfsdp_core.gather_full(made), mfsdp_core.gather_full(p.detach()) + 1)
         all_of_it = mfsdp_core.gather_full(p.detach())
         made = make_fsdp_dtensor(all_of_it.flatten(), p, index, is_sharded_param=False)

@@ -283,6 +283,38 @@ def gradients_of_gradients_are_those_of_torch() -> None:
                 plain.zero_grad()
 
 
+class _Joining(Unit):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x * y), y.sin()
+
+
+class _Joined(Small):
+    unit_classes = (_Joining,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([_Joining(), _Joining()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        pair_of = (x * 2, x + 1)
+        for unit in self.units:
+            pair_of = unit(*pair_of)
+        return (pair_of[0] * self.scale + pair_of[1]).square().mean()
+
+
+def units_of_several_inputs_give_gradients_of_gradients() -> None:
+    """Through both of them at once."""
+    model, plain = pair(3, _Joined)
+    found = []
+    for one in (model, plain):
+        x = batch().requires_grad_()
+        (gradient,) = torch.autograd.grad(one(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), x)
+        found.append((gradient.detach(), second))
+    close("first", found[0][0], found[1][0])
+    close("second", found[0][1], found[1][1])
+
+
 def some_gradients_may_be_asked_for_alone() -> None:
     """`autograd.grad` of an input and `backward(inputs=...)` leave parameters without gradients."""
     for strategy in (0, 3):
@@ -399,6 +431,7 @@ CHECKS = (
     losses_may_be_left_on_modules,
     what_nobody_could_follow_is_refused,
     gradients_of_gradients_are_those_of_torch,
+    units_of_several_inputs_give_gradients_of_gradients,
     some_gradients_may_be_asked_for_alone,
     units_run_alone_frozen_twice_and_recomputed,
     hooks_on_parameters_see_the_reduced_gradient,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from bench.validate.contracts.small_model import (
     batch,
     compare_gradients,
     compare_weights,
-    name_of,
     pair,
     plain_backward,
     whole_weights,
@@ -275,60 +273,6 @@ def states_are_loaded_whole_or_not_at_all() -> None:
     compare_gradients(model, plain)
 
 
-def names_and_marks_say_what_upstreams_say() -> None:
-    """On parameters, buffers, groups and the index."""
-    for strategy in (0, 2, 3):
-        model, plain = pair(strategy, calculate_per_token_loss=True)
-        named = dict(plain.named_parameters())
-        same("names", sorted(model.param_to_name.values()), sorted(named))
-        same("all", (len(model.param_to_name), len(model.raw_param)), (len(named),) * 2)
-        same("raw", sorted(model.raw_param), sorted(named))
-        same("by id", len(model.sharded_by_original()), len(named))
-        for full_name, p in model.named_parameters():
-            whole = mfsdp_core.gather_full(p.detach())
-            part = whole.flatten()[p.megatron_fsdp_slice]
-            same("slice", part, p.detach().to_local().flatten())
-            same("name", model.param_to_name[p], name_of(full_name))
-            same("index", p.megatron_fsdp_dist_index is model.dist_index, True)
-            facts = (p.orig_param.shape, p.orig_param.device.type, p.__fsdp_param__)
-            same("orig_param", facts, (whole.shape, "meta", True))
-        seen: list[str] = []
-
-        def look(module: nn.Module, _inputs: object, m: Any = model, s: Any = seen) -> None:
-            raw = m.raw_param["units.1.up.weight"]
-            same("raw while the unit runs", raw is module.up.weight, True)
-            s.append(m.param_to_name[raw])
-
-        model.module.units[1].register_forward_pre_hook(look)
-        model(batch()).backward()
-        same("looked", seen, ["units.1.up.weight"])
-        plain_backward(plain, 0, times=dist.get_world_size())
-        compare_gradients(model, plain)
-        groups = model.param_and_grad_buffer.parameter_groups
-        listed = [model.param_to_name[p] for group in groups for p in group.params]
-        same("groups", sorted(listed), sorted(named))
-        same("units", {g.fsdp_unit_id for g in groups}, {None, 0, 1})
-        same(
-            "kinds",
-            {(g.dtype, g.requires_grad, g.is_expert_param) for g in groups},
-            {(torch.float64, True, False)},
-        )
-        if strategy == 3:
-            refuses(
-                LifecycleError, "not gathered", lambda m=model: m.raw_param["units.0.up.weight"]
-            )
-        same("ranks", model.checkpoint_group.size(), dist.get_world_size())
-        refuses(
-            LifecycleError,
-            "manual_buffer_registration() registers",
-            model.param_and_grad_buffer.manual_buffer_registration,
-        )
-        same("no registration", model.buffer_registration, None)
-    same("public names", set(mfsdp_core.__all__) == set(dir(mfsdp_core)), True)
-    assert mfsdp_core.__version__[0].isdigit()
-    refuses(AttributeError, "no attribute 'nothing'", lambda: mfsdp_core.nothing)
-
-
 def what_travels_is_logged_and_told() -> None:
     """Events up to the end of a subscription; ranges of units and collectives."""
     model, _ = pair()
@@ -374,53 +318,6 @@ def what_travels_is_logged_and_told() -> None:
     same("by dtype", sum(model.wire_log.gathered_bytes.values()), 0)
 
 
-def the_wrapper_is_built_by_upstreams_arguments() -> None:
-    """An index, a configuration and a policy; what has no effect is said."""
-    for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params"):
-        _, plain = pair(0)
-        config = mfsdp_core.DistributedDataParallelConfig(
-            data_parallel_sharding_strategy=strategy, bucket_size=10
-        )
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            model = mfsdp_core.MegatronFSDP(
-                copy.deepcopy(plain),
-                None,
-                config,
-                mfsdp_core.MixedPrecisionPolicy(None),
-                fsdp_unit_modules=[Unit],
-            )
-        same("said", sum("bucket_size=10 has no effect" in str(w.message) for w in said), 1)
-        same("strategy", model.ddp_config.data_parallel_sharding_strategy, strategy)
-        same("index", model.get_distributed_index() is model.dist_index, True)
-        with model.no_sync():
-            model(batch(0)).backward()
-        model(batch(1)).backward()
-        assert all(p.grad is None for p in model.parameters()), "this wrapper does not sync itself"
-        model.finish_grad_sync()
-        plain_backward(plain, 0, 1)
-        compare_gradients(model, plain)
-    model, plain = pair(0)
-    sharding = mfsdp_core.MegatronFSDP(copy.deepcopy(plain), fsdp_unit_modules=[Unit])
-    same("by default", sharding.ddp_config.data_parallel_sharding_strategy, "optim_grads_params")
-    fine = mfsdp_core.MegatronFSDP(
-        copy.deepcopy(plain),
-        mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(None),
-        fsdp_unit_modules=[Unit],
-        enable_fine_grained_param_gather_backward_hook=True,
-        check_for_nan_in_grad=True,
-        fsdp_double_buffer=True,
-    )
-    said_of_fine = fine.ddp_config
-    same("fine", said_of_fine.megatron_fsdp_enable_fine_grained_param_gather, True)
-    same("double", said_of_fine.fsdp_double_buffer, True)
-    fine(batch()).backward()
-    fine.finish_grad_sync()
-    plain_backward(plain, 0)
-    compare_gradients(fine, plain)
-    close("loss", fine(batch()).detach(), plain(batch()).detach())
-
-
 def weights_gathered_ahead_are_used() -> None:
     """`start_param_sync` with and without waiting; `broadcast_params` where ranks hold wholes."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
@@ -448,8 +345,6 @@ CHECKS = (
     the_wire_dtype_changes_for_a_block,
     a_sharded_model_stays_what_it_is,
     states_are_loaded_whole_or_not_at_all,
-    names_and_marks_say_what_upstreams_say,
     what_travels_is_logged_and_told,
-    the_wrapper_is_built_by_upstreams_arguments,
     weights_gathered_ahead_are_used,
 )

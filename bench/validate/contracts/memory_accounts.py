@@ -11,6 +11,7 @@ import torch.distributed as dist
 import mfsdp_core
 from bench.validate.contracts.judging import close, refuses, same
 from bench.validate.contracts.small_model import batch, compare_gradients, pair, plain_backward
+from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocators import (
@@ -168,6 +169,8 @@ def slots_go_from_unit_to_unit() -> None:
     other = pool.acquire(_key("other"))
     same("elsewhere", other.numel(), 8)
     pool.release(_key("other"))
+    alive = {(b.bucket, b.count_bytes) for b in ledger.alive() if b.in_pool}
+    same("in use", alive, {("a/0", 32)})
     same("pool and nothing else", ledger.bytes_by_category()["communication_buffers"], 96)
 
 
@@ -279,6 +282,16 @@ def events_reach_who_asked() -> None:
     end()
     bus.publish(Event("land", "copy", "float32", 8, "inner", 2, "b"))
     same("seen", (len(seen), len(all_of_them)), (0, 2))
+    log = WireLog(capacity=3)
+    for number, (operation, sent) in enumerate(
+        (("all_gather", 6), ("reduce_scatter", 6), ("broadcast", 6), ("all_reduce", 12))
+    ):
+        log(Event("collective", operation, "float32", 8, "inner", 4, f"{number}"))
+        same(operation, list(log)[-1].sent_bytes, sent)
+    same("kept", [record.bucket for record in log], ["1", "2", "3"])
+    same(
+        "all", (log.sent_bytes, log.gathered_bytes["float32"], log.counts["broadcast"]), (30, 6, 1)
+    )
     close("of two ranks", torch.tensor(float(dist.get_world_size())), torch.tensor(2.0))
 
 

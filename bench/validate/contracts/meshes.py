@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import mfsdp_core
 from bench.validate.contracts.judging import close, refuses, same
@@ -148,6 +149,55 @@ def every_arrangement_trains_as_plain_torch() -> None:
             assert all(transport in str(t) for t in model.transports.values()), model.transports
 
 
+def tensor_parallel_gradients_are_brought_home() -> None:
+    """A replicated weight whose gradient is a partial sum; rows that three axes cut."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    tensor = mesh["tp"]
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            value = torch.arange(1.0, 6.0, dtype=torch.float64)
+            self.weight = torch.nn.Parameter(distribute_tensor(value, tensor, [Replicate()]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = distribute_tensor(x, tensor, [Shard(0)])
+            return (rows * self.weight).redistribute(placements=[Replicate()]).to_local()
+
+    policy = mfsdp_core.MixedPrecisionPolicy(None)
+    for strategy in (0, 3):
+        model = mfsdp_core.fully_shard_model(
+            Scaled(),
+            mesh,
+            "dp",
+            tp_dim="tp",
+            zero_dp_strategy=strategy,
+            mixed_precision_policy=policy,
+        )
+        own = mesh.get_local_rank("dp")
+        model(batch(0, own)[:2]).square().sum().backward()
+        weight = torch.arange(1.0, 6.0, dtype=torch.float64, requires_grad=True)
+        loss = sum((batch(0, rank)[:2] * weight).square().sum() for rank in (0, 1)) / 2
+        loss.backward()
+        (parameter,) = model.parameters()
+        close("gradient", mfsdp_core.gather_full(parameter.grad), weight.grad)
+    cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("outer", "inner", "tp"))
+    linear = torch.nn.Linear(3, 8, bias=False)
+    linear.weight._tensor_parallel_mode = "column"
+    model = mfsdp_core.fully_shard_model(
+        linear,
+        cube,
+        "inner",
+        "outer",
+        "tp",
+        hybrid_fsdp_group=cube["outer", "inner"]._flatten().get_group(),
+        outer_dp_sharding_strategy=1,
+    )
+    (parameter,) = model.parameters()
+    factors = [getattr(p, "split_factor", None) for p in parameter.placements]
+    same("cuts before", factors, [2, 2, None])
+
+
 def sums_are_taken_in_the_order_of_ranks() -> None:
     """To the bit, whoever comes first, in every dtype on the wire."""
     for transport in ("point_to_point", "same_host"):
@@ -247,6 +297,7 @@ CHECKS = (
     the_index_finds_groups_and_dimensions,
     what_cannot_be_arranged_is_refused,
     every_arrangement_trains_as_plain_torch,
+    tensor_parallel_gradients_are_brought_home,
     sums_are_taken_in_the_order_of_ranks,
     weights_are_made_equal_along_replicas,
     ranks_agree_on_errors,

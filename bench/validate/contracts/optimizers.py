@@ -178,6 +178,23 @@ class _Gathering(_Twice):
         return super().step(closure)
 
 
+def compute_weights_follow_a_step_at_once() -> None:
+    """Of a whole copy in another dtype, unless the caller says otherwise; then when asked."""
+    policy = mfsdp_core.MixedPrecisionPolicy(torch.float32, torch.float32, torch.float32)
+    for wanted in (True, False):
+        model, _ = pair(0, dtype=torch.bfloat16, mixed_precision_policy=policy)
+        optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        raw = {n: p.detach().clone() for n, p in model.raw_param.items()}
+        model(batch(dtype=torch.bfloat16)).backward()
+        optimizer.step(install_optimized_model_weights=wanted)
+        if not wanted:
+            same("as before", {n: p.detach() for n, p in model.raw_param.items()}, raw)
+            model.install_optimized_model_weights()
+        for name, p in model.named_parameters():
+            now = p.detach().to_local().to(torch.bfloat16)
+            same(name, model.raw_param[name_of(name)].detach(), now)
+
+
 def closures_are_evaluated_with_the_weights_of_now() -> None:
     """Once before an elementwise step, as often as others like, and the loss comes back."""
     for make in (_ELEMENTWISE[1], _Twice):
@@ -375,6 +392,7 @@ CHECKS = (
     elementwise_optimizers_step_as_torchs_do,
     an_optimizer_that_was_built_before_is_taken_over,
     steps_may_be_taken_apart,
+    compute_weights_follow_a_step_at_once,
     closures_are_evaluated_with_the_weights_of_now,
     what_needs_whole_matrices_is_refused,
     states_are_there_before_the_first_step,

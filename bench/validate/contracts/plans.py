@@ -402,6 +402,15 @@ def bytes_at_rest_are_as_counted_by_hand() -> None:
         "padding": 3 * (4 + 2 + 4),
     }
     same("at the step", {name: step[name] for name in wanted}, wanted)
+    wide = [grouping.ParameterFacts(("unit",), ("u",), (5, 3), "float64", True)]
+    masters = memory_model.memory_at_rest(
+        wide,
+        strategy.parse_strategy(3),
+        Coordinate(0, 2),
+        memory_model.PolicyNames(None),
+        optimizer=memory_model.OptimizerFacts(0, 0, None, True),
+    ).bytes_by_line()
+    same("as wide as the weights", masters["master weights"], 8 * 9)
     pooled = memory_model.memory_at_rest(
         facts,
         strategy.parse_strategy(3),

@@ -146,6 +146,65 @@ def held(model):
     return {}
 """
 
+FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+
+def shard(module):
+    $MESH
+    units = set(module.units)
+    model = FullyShardedDataParallel(
+        module,
+        device_mesh=mesh,
+        device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy.$SHARDING,
+        auto_wrap_policy=CustomPolicy(lambda one: one in units),
+        use_orig_params=True,
+    )
+    return model, sgd(model.parameters())
+
+
+def accumulating(model, last):
+    return contextlib.nullcontext() if last else model.no_sync()
+
+
+def finish(model, end):
+    pass
+
+
+def sharded(model):
+    found = {}
+    with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+        for name, p in model.named_parameters():
+            grad = None if p.grad is None else p.grad.clone()
+            found[name.replace("_fsdp_wrapped_module.", "")] = p.detach().clone(), grad
+    return found
+
+
+def gradient(parameter):
+    found = parameter[1]
+    # In a unit that was used, what nobody used has zeros.
+    return found if found is not None and found.any() else None
+
+
+def weight(parameter):
+    return parameter[0]
+
+
+def load(model, weights):
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        model.load_state_dict(weights)
+
+
+def forget(model, optimizer):
+    optimizer.zero_grad()
+
+
+def held(model):
+    return {}
+"""
+
 DDP = """
 from torch.nn.parallel import DistributedDataParallel
 
@@ -215,5 +274,6 @@ def shard(module):
 SOURCES = {
     "mfsdp": f"{MFSDP}\n{TRAIN}",
     "fsdp2": f"{FSDP2}\n{TRAIN}",
+    "fsdp1": f"{FSDP1}\n{TRAIN}",
     "ddp": f"{DDP}\n{TRAIN}",
 }

@@ -46,6 +46,7 @@ if __name__ == "__main__":
     dist.destroy_process_group()
 """
 _TOLERANCES = {"float64": 1e-10, "float32": 2e-5}
+_SHARDINGS = {0: "NO_SHARD", 2: "SHARD_GRAD_OP", 3: "FULL_SHARD"}
 _FUNCTION = re.compile(r"def (\w+)")
 _IMPORT = re.compile(r"(?:from \S+ )?import (?:torch\.nn\.functional as )?([\w, ]+)$")
 
@@ -123,6 +124,8 @@ def _engine_words(program: Program, options: dict[str, object]) -> dict[str, str
         )
         words["GRAD"] = "decoupled_grad" if options.get("use_decoupled_grad") else "grad"
         words["OPTIONS"] = f"\n{' ' * 8}".join(f"{k}={v!r}," for k, v in options.items())
+    elif program.engine == "fsdp1":
+        words["SHARDING"] = _SHARDINGS[program.strategy]
     elif program.engine == "fsdp2":
         unused = options.get("reduce_scatter_unused_params")
         words["OPTIONS"] = "model.set_reduce_scatter_unused_params(True)" if unused else ""

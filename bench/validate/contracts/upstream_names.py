@@ -1,0 +1,180 @@
+"""Names, marks and arguments that callers of upstream know."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import mfsdp_core
+from bench.validate.contracts.judging import close, refuses, same
+from bench.validate.contracts.small_model import (
+    Unit,
+    batch,
+    compare_gradients,
+    name_of,
+    pair,
+    plain_backward,
+)
+from mfsdp_core.errors import LifecycleError
+
+_BF16, _FP32 = torch.bfloat16, torch.float32
+
+
+def names_and_marks_say_what_upstreams_say() -> None:
+    """On parameters, buffers, groups and the index."""
+    for strategy in (0, 2, 3):
+        model, plain = pair(strategy, calculate_per_token_loss=True)
+        named = dict(plain.named_parameters())
+        same("names", sorted(model.param_to_name.values()), sorted(named))
+        same("all", (len(model.param_to_name), len(model.raw_param)), (len(named),) * 2)
+        same("raw", sorted(model.raw_param), sorted(named))
+        same("by id", len(model.sharded_by_original()), len(named))
+        for full_name, p in model.named_parameters():
+            whole = mfsdp_core.gather_full(p.detach())
+            part = whole.flatten()[p.megatron_fsdp_slice]
+            same("slice", part, p.detach().to_local().flatten())
+            same("name", model.param_to_name[p], name_of(full_name))
+            same("index", p.megatron_fsdp_dist_index is model.dist_index, True)
+            facts = (p.orig_param.shape, p.orig_param.device.type, p.__fsdp_param__)
+            same("orig_param", facts, (whole.shape, "meta", True))
+        seen: list[str] = []
+
+        def look(module: nn.Module, _inputs: object, m: Any = model, s: Any = seen) -> None:
+            raw = m.raw_param["units.1.up.weight"]
+            same("raw while the unit runs", raw is module.up.weight, True)
+            s.append(m.param_to_name[raw])
+
+        model.module.units[1].register_forward_pre_hook(look)
+        model(batch()).backward()
+        same("looked", seen, ["units.1.up.weight"])
+        plain_backward(plain, 0, times=dist.get_world_size())
+        compare_gradients(model, plain)
+        groups = model.param_and_grad_buffer.parameter_groups
+        listed = [model.param_to_name[p] for group in groups for p in group.params]
+        same("groups", sorted(listed), sorted(named))
+        same("units", {g.fsdp_unit_id for g in groups}, {None, 0, 1})
+        same(
+            "kinds",
+            {(g.dtype, g.requires_grad, g.is_expert_param) for g in groups},
+            {(torch.float64, True, False)},
+        )
+        if strategy == 3:
+            refuses(
+                LifecycleError, "not gathered", lambda m=model: m.raw_param["units.0.up.weight"]
+            )
+        same("gradients", {g.grad_dtype for g in groups}, {torch.float64})
+        same("ranks", model.checkpoint_group.size(), dist.get_world_size())
+        refuses(
+            LifecycleError,
+            "manual_buffer_registration() registers",
+            model.param_and_grad_buffer.manual_buffer_registration,
+        )
+        same("no registration", model.buffer_registration, None)
+    policy = mfsdp_core.MixedPrecisionPolicy(_FP32, _FP32, _FP32)
+    model, _ = pair(3, dtype=_BF16, mixed_precision_policy=policy)
+    kinds = {(g.dtype, g.grad_dtype) for g in model.param_and_grad_buffer.parameter_groups}
+    same("of other dtypes", kinds, {(_BF16, _FP32)})
+    same("public names", set(mfsdp_core.__all__) == set(dir(mfsdp_core)), True)
+    assert mfsdp_core.__version__[0].isdigit()
+    refuses(AttributeError, "no attribute 'nothing'", lambda: mfsdp_core.nothing)
+
+
+def the_wrapper_is_built_by_upstreams_arguments() -> None:
+    """An index, a configuration and a policy; what has no effect is said."""
+    for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params"):
+        _, plain = pair(0)
+        config = mfsdp_core.DistributedDataParallelConfig(
+            data_parallel_sharding_strategy=strategy, bucket_size=10
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = mfsdp_core.MegatronFSDP(
+                copy.deepcopy(plain),
+                None,
+                config,
+                mfsdp_core.MixedPrecisionPolicy(None),
+                fsdp_unit_modules=[Unit],
+            )
+        same("said", sum("bucket_size=10 has no effect" in str(w.message) for w in said), 1)
+        same("strategy", model.ddp_config.data_parallel_sharding_strategy, strategy)
+        same("index", model.get_distributed_index() is model.dist_index, True)
+        with model.no_sync():
+            model(batch(0)).backward()
+        model(batch(1)).backward()
+        assert all(p.grad is None for p in model.parameters()), "this wrapper does not sync itself"
+        model.finish_grad_sync()
+        plain_backward(plain, 0, 1)
+        compare_gradients(model, plain)
+    model, plain = pair(0)
+    sharding = mfsdp_core.MegatronFSDP(copy.deepcopy(plain), fsdp_unit_modules=[Unit])
+    same("by default", sharding.ddp_config.data_parallel_sharding_strategy, "optim_grads_params")
+    fine = mfsdp_core.MegatronFSDP(
+        copy.deepcopy(plain),
+        mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(None),
+        fsdp_unit_modules=[Unit],
+        enable_fine_grained_param_gather_backward_hook=True,
+        check_for_nan_in_grad=True,
+        fsdp_double_buffer=True,
+    )
+    said_of_fine = fine.ddp_config
+    same("fine", said_of_fine.megatron_fsdp_enable_fine_grained_param_gather, True)
+    same("double", said_of_fine.fsdp_double_buffer, True)
+    fine(batch()).backward()
+    fine.finish_grad_sync()
+    plain_backward(plain, 0)
+    compare_gradients(fine, plain)
+    close("loss", fine(batch()).detach(), plain(batch()).detach())
+
+
+def arguments_left_out_mean_what_upstreams_mean() -> None:
+    """The defaults of the functions, of the wrapper class and of its configuration."""
+    off = [
+        "init_model_with_meta_device",
+        "report_nan_in_param_grad",
+        "average_in_collective",
+        "disable_bucketing",
+        "calculate_per_token_loss",
+        "keep_fp8_transpose_cache",
+        "nccl_ub",
+        "fsdp_double_buffer",
+        "fsdp_db_use_persist_buf_on_alloc_fail",
+        "disable_symmetric_registration",
+        "enable_fine_grained_param_gather",
+        "use_decoupled_grad",
+        "cuda_graph_mode",
+        "maxpool_double_buffer",
+        "check_for_nan_in_grad",
+        "manual_registration",
+    ]
+    on = ["overlap_grad_reduce", "overlap_param_gather", "sync_model_each_microbatch"]
+    wanted = dict.fromkeys(off, False) | dict.fromkeys(on, True)
+    wanted |= {"zero_dp_strategy": 3, "outer_dp_sharding_strategy": 0, "pool_slots": 2}
+    wanted |= {"on_double_reduction": "raise", "transport": "auto", "nested_units": "outermost"}
+    wanted |= {"prefetch_order": "recorded", "unused_parameters": "none", "allocator": None}
+    for function in (mfsdp_core.fully_shard_model, mfsdp_core.fully_shard):
+        found = {n: p.default for n, p in inspect.signature(function).parameters.items()}
+        same(function.__name__, {name: found[name] for name in wanted}, wanted)
+    own = inspect.signature(mfsdp_core.MegatronFSDP.__init__).parameters
+    same("the wrapper", {p.default for p in own.values() if isinstance(p.default, bool)}, {False})
+    fields = dataclasses.fields(mfsdp_core.DistributedDataParallelConfig)
+    same(
+        "on",
+        {f.name for f in fields if f.default is True},
+        {"gradient_reduce_div_fusion", "fsdp_all_gather_in_start_param_sync"},
+    )
+    model, _ = pair(3)
+    same("as it was asked for", model.ddp_config.overlap_grad_reduce, True)
+
+
+CHECKS = (
+    names_and_marks_say_what_upstreams_say,
+    the_wrapper_is_built_by_upstreams_arguments,
+    arguments_left_out_mean_what_upstreams_mean,
+)
