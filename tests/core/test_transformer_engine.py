@@ -194,19 +194,12 @@ def trained(recipe: str, axes: str, strategy: Any, fuses: bool) -> dict[str, Any
             earlier = {name: [value] for name, value in main.items()}
             optimizer.step()
             optimizer.zero_grad()
-        held = sum(
-            getattr(raw, name).untyped_storage().nbytes()
-            for raw in raws.values()
-            for name in ("_data", "_rowwise_data", "_columnwise_data", "_transpose")
-            if getattr(raw, name, None) is not None
-        )
-        gathered = dict(model.wire_log.gathered_bytes)
+        held = sum(map(codes_of, raws.values()))
         return {
             "losses": losses,
             "wrong": wrong,
             "seen": sum(map(len, seen.values())),
             "held": held,
-            "gathered": gathered,
         }
 
 
@@ -271,10 +264,23 @@ def recomputed(recipe: str) -> bool:
     return plain == again
 
 
+def codes_of(raw: Any) -> int:
+    """Bytes of a weight's codes, and of copies of them."""
+    names = ("_data", "_rowwise_data", "_columnwise_data", "_transpose")
+    found = [getattr(raw, name, None) for name in names]
+    return sum(codes.untyped_storage().nbytes() for codes in found if codes is not None)
+
+
 def on_the_wire(recipe: str) -> dict[str, Any]:
     """Gathers of one unit's codes in a step, and the most bytes of compute weights ever there."""
     with te.installed():
         model = sharded(primary(recipe), "fsdp", FLAT)
+        at_rest = sum(
+            codes_of(managed.raw)
+            for group in model._groups()
+            for managed in group.parameters
+            if group.plan.unit and group.plan.primary
+        )
         model(batch(0, 0)).square().mean().backward()
         gathers = [
             (r.bucket, r.payload_bytes)
@@ -283,6 +289,7 @@ def on_the_wire(recipe: str) -> dict[str, Any]:
         ]
         return {
             "gathers": gathers,
+            "at_rest": at_rest,
             "compute": model.ledger.peak_bytes_by_category()["compute_weights"],
         }
 
@@ -360,6 +367,7 @@ def test_a_gather_sends_a_byte_per_weight_and_no_full_weights_exist(
         assert 2 * elements <= sent <= 2.05 * elements
         assert len(one["gathers"]) == 2 * len(dict(one["gathers"]))  # forward and backward
         assert one["compute"] < 4 * elements
+        assert one["at_rest"] == 0
 
 
 def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept(ranks: RankPool) -> None:
