@@ -83,11 +83,9 @@ def _train(
 def elementwise_optimizers_step_as_torchs_do() -> None:
     """Over shards, over whole tensors, and over shards that are taken piece by piece."""
     for number, make in enumerate(_ELEMENTWISE):
-        _train(*_both(make, strategy=number % 4), 0, 1, 2)
-        if number % 4 == 0:
-            _train(*_both(make, 3, _Wide), 0, 1, 2)
-    for make in _ELEMENTWISE[1:4:2]:
-        _train(*_both(make, 2, _Wide), 0, 1, 2)
+        _train(*_both(make, strategy=number % 4), 0, 1)
+    for strategy, make in ((3, _ELEMENTWISE[1]), (2, _ELEMENTWISE[3])):
+        _train(*_both(make, strategy, _Wide), 0, 1, 2)
 
 
 def an_optimizer_that_was_built_before_is_taken_over() -> None:
