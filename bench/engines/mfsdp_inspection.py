@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
@@ -114,12 +115,14 @@ class MfsdpInspection:
         )
 
     def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Export, uneven DTensors of a copy, files that were read into other weights; two losses.
+        """Exports, uneven DTensors of a copy, files that were read into other weights; two losses.
 
         A rank that gets nothing from an export has an empty dict.
         """
         model, copied = self._model, copy.deepcopy(self._model.module)
         found: dict[str, Any] = {"export_state_dict": mfsdp_core.export_state_dict(model)}
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        found["full_state_dict"] = {n.removeprefix(_PREFIX): value for n, value in whole.items()}
         state = mfsdp_core.uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(
             {name: parameter.detach() for name, parameter in copied.named_parameters()}
         )

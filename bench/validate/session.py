@@ -61,7 +61,7 @@ class WorkerSettings:
         devices = len(Machine.detect().cuda_devices)
         if devices and torch.cuda.is_available():
             return cls(min(ranks or devices, devices), "cuda", case_seconds)
-        lanes = min(_MOST_LANES, max(2, len(os.sched_getaffinity(0)) // 2))
+        lanes = min(_MOST_LANES, max(3, len(os.sched_getaffinity(0)) // 2))
         return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds, lanes)
 
 

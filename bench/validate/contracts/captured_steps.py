@@ -51,7 +51,7 @@ def _run(step: Any, calls: int = 5) -> list[Tensor]:
 
 def steps_that_repeat_are_let_through() -> None:
     """And train as plain torch does; outputs are not overwritten."""
-    for strategy in (0, 1, 2, 3):
+    for strategy in (0, 3):
         step, model, _, plain = _captured(strategy=strategy)
         reference = torch.optim.SGD(plain.parameters(), lr=0.1)
         found = _run(step, 3)

@@ -22,7 +22,7 @@ def shard(module):
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
         $OPTIONS
     )
-    return model, fully_shard_optimizer(sgd(model.parameters()))
+    return model, $OPTIMIZER
 
 
 def accumulating(model, last):

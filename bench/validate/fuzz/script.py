@@ -122,6 +122,10 @@ def _engine_words(program: Program, options: dict[str, object]) -> dict[str, str
             if auto
             else "model.sync() if last else model.no_sync()"
         )
+        # Nothing of torch steps with decoupled gradients.
+        decoupled = options.get("use_decoupled_grad")
+        own = "sgd(model.parameters())"
+        words["OPTIMIZER"] = own if decoupled else f"fully_shard_optimizer({own})"
         words["GRAD"] = "decoupled_grad" if options.get("use_decoupled_grad") else "grad"
         words["OPTIONS"] = f"\n{' ' * 8}".join(f"{k}={v!r}," for k, v in options.items())
     elif program.engine == "fsdp1":
