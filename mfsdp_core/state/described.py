@@ -40,7 +40,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> None:
         numbers = [number for group in found["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
             for value in found["state"].get(number, {}).values():
-                describe_like(value, parameter)
+                describe_like(cut_like(value, parameter), parameter)
         return found
 
     optimizer.state_dict = state_dict  # type: ignore[method-assign]
@@ -70,4 +70,4 @@ def _describe_state(optimizer: torch.optim.Optimizer, _state_dict: dict[str, Any
     """Post hook: the state dict holds the very tensors that the optimizer has."""
     for parameter, values in optimizer.state.items():
         for value in values.values():
-            describe_like(value, parameter)
+            describe_like(cut_like(value, parameter), parameter)
