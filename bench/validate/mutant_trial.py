@@ -87,7 +87,7 @@ def _extent(found: tuple[float, Lines] | None) -> int:
 
 
 def _properties(case: AnyCase) -> set[tuple[str, object]]:
-    return set(dataclasses.asdict(case).items())
+    return set(dataclasses.asdict(case).items()) if isinstance(case, Case) else set()
 
 
 def _ranks_of_its_kind(case: AnyCase) -> tuple[int, bool]:

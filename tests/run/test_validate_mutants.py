@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from bench.validate.cases import Case
+from bench.validate.line_coverage import CoverageFile
+from bench.validate.matrix import cases
+from bench.validate.mutant_trial import executing
 from bench.validate.mutants import Mutant, mutants_of, sample, write
 from bench.validate.mutation import CORE, copy_of_core
 
@@ -63,3 +67,15 @@ def test_a_mutant_changes_one_file_of_a_copy(tmp_path: Path) -> None:
     ]
     assert differing == [mutant.file]
     ast.parse((core / mutant.file).read_text())
+
+
+def test_a_mutant_meets_what_is_about_it_before_what_only_comes_by(tmp_path: Path) -> None:
+    mutant = sample(seed=3, per_room=1, rooms=("plan",))[0]
+    known = CoverageFile(tmp_path / "lines")
+    lines = {mutant.file: set(range(*mutant.statement)) | {mutant.statement[1]}}
+    for case in (found := cases("mfsdp", full=False)):
+        known.add(case, 1.0, lines | {"wrapper.py": set(range(100 * case.ranks))})
+    chosen = executing(mutant, found, known)
+    assert len(chosen) == len(found)
+    firsts = [isinstance(case, Case) for case in chosen]
+    assert firsts == sorted(firsts)
