@@ -222,11 +222,15 @@ class GradPipeline:
                 usage.ask(self._used)
 
     def _issue(self, unit: Unit, *, is_last: bool) -> None:
-        """Start what is due now; what is reduced once and may get more waits for `issue_rest`."""
+        """Start what is due now.
+
+        What happens once per cycle, on either axis, waits for `issue_rest` where the unit may get
+        more gradients.
+        """
         is_due = is_last and not unit.shares_parameters
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
-                self._reductions.start(unit, buffers, is_last=is_last)
+                self._reductions.start(unit, buffers, is_last=is_due)
 
 
 def _never(_unit: Unit) -> bool:

@@ -1,0 +1,92 @@
+"""A weight that the root and a unit hold, under reentrant checkpoints, on two axes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from oracle.beside_torch import distance
+from oracle.models import Block, loss
+from oracle.ranks import WORLD, RankPool, two_axes
+from oracle.sharded import STRATEGIES
+
+pytestmark = pytest.mark.processes
+
+
+class Branched(nn.Module):
+    """A unit beside whose perceptron stands a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Block(width=8, hidden=16)
+        self.branch = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.branch(x).tanh()
+
+
+class TwiceCheckpointed(nn.Module):
+    """The unit shares the weight of its layer with the root, and runs twice in nested graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.unit = Branched()
+        self.unit.branch.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.unit, x, use_reentrant=True)
+        return self.last(x)
+
+
+def worst_gradient(strategy: str, outer_strategy: int) -> float:
+    """Against the mean over all ranks of what plain torch computes."""
+    axes, group = two_axes()
+    torch.manual_seed(3)
+    plain = TwiceCheckpointed().double()
+    model = fully_shard_model(
+        copy.deepcopy(plain),
+        device_mesh=axes,
+        dp_shard_dim="inner",
+        dp_outer_dim="outer",
+        hybrid_fsdp_group=group,
+        outer_dp_sharding_strategy=outer_strategy,
+        fsdp_unit_modules=[Branched],
+        zero_dp_strategy=strategy,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        sync_model_each_microbatch=False,
+    )
+    batches = [
+        torch.randn(4, 8, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+        for rank in range(WORLD)
+    ]
+    for batch in batches:
+        (loss(plain(batch)) / WORLD).backward()
+    with model.sync():
+        loss(model(batches[torch.distributed.get_rank()])).backward()
+    model.finish_grad_sync()
+    wanted = dict(plain.named_parameters())
+    worst = 0.0
+    for name, parameter in model.named_parameters():
+        expected = wanted[name.removeprefix("module.")].grad
+        assert parameter.grad is not None
+        assert expected is not None
+        worst = max(worst, distance(gather_full(parameter.grad), expected))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("strategy", "outer_strategy"),
+    [*((strategy, 0) for strategy in STRATEGIES), ("optim_grads_params", 1)],
+)
+def test_what_nested_graphs_add_is_reduced_over_the_outer_axis(
+    ranks: RankPool, strategy: str, outer_strategy: int
+) -> None:
+    assert max(ranks.run(worst_gradient, strategy, outer_strategy)) < 1e-12
