@@ -100,7 +100,7 @@ class ShardedContext:
         # Whether the backward pass that runs has left the gradients of all parameters alone so far.
         self._spares_parameters = False
         self._keeps_graph = False
-        self._forward_running = False
+        self._forward_running = self._pass_has_graph = False
         self._gather_ahead_of: GatherPoint | None = None
 
     @property
@@ -131,6 +131,8 @@ class ShardedContext:
             if not unit.open:
                 unit.check_held()
             unit.open.append(point)
+            if self._forward_running and self._pass_has_graph and not torch.is_grad_enabled():
+                self.grads.has_nested_graphs = True
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
         self.gathering.forward(point, recomputing=recomputing)
@@ -365,7 +367,8 @@ class ShardedContext:
         self.params.follow_changes()
         self._forward_running = True
         self._forward_order.begin()
-        if torch.is_grad_enabled():
+        self._pass_has_graph = torch.is_grad_enabled()
+        if self._pass_has_graph:
             self._calls.begin_pass()
 
     def _begin_backward(self) -> None:

@@ -49,6 +49,9 @@ class GradPipeline:
         self._reductions = reductions
         self.backward_seen = False
         self.unfinished_passes = 0
+        #: Whether units were seen to run without a graph within a pass that has one, as reentrant
+        #: checkpointing runs them: what nested graphs add to a unit comes at any time then.
+        self.has_nested_graphs = False
         # Without usages nobody asks, and what is unused has a gradient of zeros.
         self._usages = usages
         self._used: set[int] = set()
@@ -227,7 +230,7 @@ class GradPipeline:
         What happens once per cycle, on either axis, waits for `issue_rest` where the unit may get
         more gradients.
         """
-        is_due = is_last and not unit.shares_parameters
+        is_due = is_last and not unit.shares_parameters and not self.has_nested_graphs
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
                 self._reductions.start(unit, buffers, is_last=is_due)

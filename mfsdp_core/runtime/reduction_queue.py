@@ -62,7 +62,7 @@ class ReductionQueue:
         unit, is_last = self._inner.popleft()
         for buffers in unit.gradients:
             buffers.land()
-            if is_last and buffers.awaits_outer:
+            if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
                 self.start_outer(buffers)
 
 

@@ -1,4 +1,4 @@
-"""A weight that the root and a unit hold, under reentrant checkpoints, on two axes."""
+"""A unit that gets gradients from several graphs, under reentrant checkpoints, on two axes."""
 
 from __future__ import annotations
 
@@ -31,26 +31,31 @@ class Branched(nn.Module):
 
 
 class TwiceCheckpointed(nn.Module):
-    """The unit shares the weight of its layer with the root, and runs twice in nested graphs."""
+    """The unit shares the weight of its layer with the root, and runs twice in nested graphs.
 
-    def __init__(self) -> None:
+    Or (is_tied=False) it shares nothing, and runs once in a nested graph and once beside it.
+    """
+
+    def __init__(self, is_tied: bool) -> None:
         super().__init__()
+        self.is_tied = is_tied
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
         self.unit = Branched()
-        self.unit.branch.weight = self.first.weight
+        if is_tied:
+            self.unit.branch.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        for _ in range(2):
-            x = checkpoint(self.unit, x, use_reentrant=True)
+        x = checkpoint(self.unit, x, use_reentrant=True)
+        x = checkpoint(self.unit, x, use_reentrant=True) if self.is_tied else self.unit(x)
         return self.last(x)
 
 
-def worst_gradient(strategy: str, outer_strategy: int) -> float:
+def worst_gradient(strategy: str, outer_strategy: int, is_tied: bool) -> float:
     """Against the mean over all ranks of what plain torch computes."""
     axes, group = two_axes()
     torch.manual_seed(3)
-    plain = TwiceCheckpointed().double()
+    plain = TwiceCheckpointed(is_tied).double()
     model = fully_shard_model(
         copy.deepcopy(plain),
         device_mesh=axes,
@@ -82,11 +87,12 @@ def worst_gradient(strategy: str, outer_strategy: int) -> float:
     return worst
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize(
     ("strategy", "outer_strategy"),
     [*((strategy, 0) for strategy in STRATEGIES), ("optim_grads_params", 1)],
 )
 def test_what_nested_graphs_add_is_reduced_over_the_outer_axis(
-    ranks: RankPool, strategy: str, outer_strategy: int
+    ranks: RankPool, strategy: str, outer_strategy: int, is_tied: bool
 ) -> None:
-    assert max(ranks.run(worst_gradient, strategy, outer_strategy)) < 1e-12
+    assert max(ranks.run(worst_gradient, strategy, outer_strategy, is_tied)) < 1e-12
