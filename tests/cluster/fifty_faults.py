@@ -28,6 +28,7 @@ from bench.record import FINISHED_GOOD
 from sweeps.jobs import read_arrays
 
 AT_ONCE = 2
+SAVED_WITHIN_SECONDS = 8.0
 GOOD = tuple(FINISHED_GOOD)
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 NO_REQUEUE = ("--slurm", "requeue=false")
@@ -206,6 +207,8 @@ def nodes(state: str) -> Act:
 
 def controller(seconds: float) -> Act:
     def act(scene: Scene) -> None:
+        # One that dies within seconds of a job forgets it, or that it has started: it saves late.
+        time.sleep(SAVED_WITHIN_SECONDS)
         scene.slurm.kill("slurmctld")
         time.sleep(seconds)
         scene.slurm.start_controller()
