@@ -87,8 +87,9 @@ class UnevenShard(DTensor):
         return results
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
-        """The whole tensor, with all rows in their order. Collective."""
-        del grad_placements  # there is no gradient
+        """The whole tensor, with all rows in their order. Collective; shards get no gradient."""
+        if not any(placement.is_shard() for placement in self.placements):
+            return super().full_tensor(grad_placements=grad_placements)
         whole: torch.Tensor = _Gathered.apply(self)
         return whole
 

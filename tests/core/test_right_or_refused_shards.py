@@ -164,12 +164,17 @@ def _error(found: Any, wanted: Any) -> float:
     return distance(found.double(), wanted.double())
 
 
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 PENALTIES: tuple[Callable[[Tensor], Tensor], ...] = (
     torch.norm,
     torch.mean,
     lambda weight: weight.abs().sum(),
     lambda weight: weight.view(-1)[0],
     lambda weight: weight.max(),
+    lambda weight: _whole(weight.mean()) + _whole(weight.norm()),
     lambda weight: weight.square().mean(0).sum(),
 )
 
