@@ -22,8 +22,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.shard.chunk import offsets_of
-from mfsdp_core.shard.dtensor import gather_full, local_tensor, without_offset
+from mfsdp_core.shard.chunk import described_offsets, offsets_of
+from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor, without_offset
 
 _CUT = "_mfsdp_cut"
 _VIEW = "_mfsdp_is_gathered_view"
@@ -114,7 +114,7 @@ class UnevenShard(DTensor):
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """As a DTensor, and how it is cut."""
         plain = without_offset(self).requires_grad_(self.requires_grad)
-        return _unpickled, (plain, cut_of(self))
+        return _uneven, (plain, cut_of(self))
 
 
 def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
@@ -122,28 +122,27 @@ def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
 
     On a mesh of several axes always: ranks must agree, and each knows the cut of one axis.
     """
-    shard.__class__ = UnevenShard
-    if len(set(cut)) > 1 or (cut and shard.device_mesh.ndim > 1):
-        setattr(shard, _CUT, tuple(cut))
-    return shard
+    known = len(set(cut)) > 1 or (cut and shard.device_mesh.ndim > 1)
+    return _uneven(shard, tuple(cut) if known else None)
 
 
-def _unpickled(shard: DTensor, cut: Cut | None) -> DTensor:
+def _uneven(shard: DTensor, cut: Cut | None) -> DTensor:
     shard.__class__ = UnevenShard
     if cut is not None:
         setattr(shard, _CUT, cut)
     return shard
 
 
-torch.serialization.add_safe_globals([_unpickled])
+torch.serialization.add_safe_globals([_uneven])
 
 
 def is_cut_alike(shard: DTensor, own: DTensor) -> bool:
-    """Whether two shards, here or unpickled, hold the same rows on every rank."""
+    """Whether a shard, made here or unpickled, holds the rows of a parameter on every rank."""
     return (
         tuple(shard.placements) == tuple(own.placements)
         and cut_of(shard) == cut_of(own)
         and local_tensor(shard).shape == local_tensor(own).shape
+        and described_offsets(shard) in (None, offsets_of(own))
     )
 
 
@@ -196,9 +195,7 @@ def _replicated(mesh: DeviceMesh, result: Any) -> Any:
     if not isinstance(result, torch.Tensor):
         return result
     replicas = [Replicate()] * mesh.ndim
-    made = DTensor.from_local(result, mesh, replicas, run_check=False)
-    made.__class__ = UnevenShard
-    return made
+    return _uneven(DTensor.from_local(result, mesh, replicas, run_check=False), None)
 
 
 def _mark_views(func: Any, results: Any) -> None:
@@ -267,9 +264,15 @@ def cut_like(result: Any, source: Any) -> Any:
     if not isinstance(result, DTensor) or not isinstance(source, UnevenShard):
         return result
     if (result.shape[:1], result.placements) == (source.shape[:1], source.placements):
-        result.__class__ = UnevenShard
-        setattr(result, _CUT, cut_of(source))
+        return _uneven(result, cut_of(source))
     return result
+
+
+def shard_like(local: torch.Tensor, shard: DTensor) -> DTensor:
+    """`local` as a shard that is placed and cut as `shard` is."""
+    mesh, placements = shard.device_mesh, tuple(shard.placements)
+    made: DTensor = cut_like(as_dtensor(local, tuple(shard.shape), mesh, placements), shard)
+    return made
 
 
 def _plain(value: Any) -> Any:

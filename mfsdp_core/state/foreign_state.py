@@ -12,9 +12,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
-from mfsdp_core.shard.chunk import described_offsets, offsets_of
-from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor
-from mfsdp_core.shard.uneven_shard import cut_like, is_cut_alike, is_cut_by_torch, own_rows
+from mfsdp_core.shard.chunk import offsets_of
+from mfsdp_core.shard.dtensor import gather_full, local_tensor
+from mfsdp_core.shard.uneven_shard import is_cut_alike, is_cut_by_torch, own_rows, shard_like
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.local_step import ELEMENTWISE
 
@@ -68,11 +68,11 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
         return value  # nobody knows what it is
     offsets, local = offsets_of(parameter), local_tensor(parameter)
     assert offsets is not None
-    if is_whole and isinstance(value, DTensor) and not _lies_alike(value, parameter):
+    if is_whole and isinstance(value, DTensor) and not is_cut_alike(value, parameter):
         value = gather_full(value) if is_cut_by_torch(value) else value
     if is_whole and not isinstance(value, DTensor):
         return _like(own_rows(value, parameter).to(local.device, copy=True), parameter)
-    if is_whole and isinstance(value, DTensor) and _lies_alike(value, parameter):
+    if is_whole and isinstance(value, DTensor) and is_cut_alike(value, parameter):
         # What was pickled has a mesh of its own, equal to the parameter's.
         return (
             value
@@ -87,19 +87,10 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
     )
 
 
-def _lies_alike(value: DTensor, parameter: DTensor) -> bool:
-    return is_cut_alike(value, parameter) and described_offsets(value) in (
-        None,
-        offsets_of(parameter),
-    )
-
-
 def _like(local: torch.Tensor, parameter: DTensor) -> DTensor:
-    shard = as_dtensor(
-        local, tuple(parameter.shape), parameter.device_mesh, tuple(parameter.placements)
-    )
+    shard = shard_like(local, parameter)
     describe_like(shard, parameter)
-    return cut_like(shard, parameter)  # type: ignore[no-any-return]
+    return shard
 
 
 def _found(value: torch.Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from weakref import WeakSet
 
 from torch import nn
@@ -20,10 +21,14 @@ def refuse_later_parameters(model: nn.Module) -> None:
 
     What is put in the place of a sharded parameter is found when its unit runs.
     """
-    if not _sharded:
-        register_module_parameter_registration_hook(_at_parameter)
-        register_module_module_registration_hook(_at_module)
+    _watch_registrations()
     _sharded.update(model.modules())
+
+
+@cache
+def _watch_registrations() -> None:
+    register_module_parameter_registration_hook(_at_parameter)
+    register_module_module_registration_hook(_at_module)
 
 
 def _at_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
 
 from mfsdp_core.shard.dtensor import gather_full, local_tensor
-from mfsdp_core.shard.uneven_shard import cut_like, own_rows
+from mfsdp_core.shard.uneven_shard import own_rows, shard_like
 from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
@@ -213,15 +213,7 @@ class _Swapped:
         is_shard = isinstance(value, torch.Tensor) and value.shape == self._local.shape
         if not is_shard or name == "step":
             return value
-        state = DTensor.from_local(
-            value,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-        return cut_like(state, parameter)
+        return shard_like(value, parameter)
 
 
 def _local_gradient(parameter: DTensor) -> torch.Tensor:

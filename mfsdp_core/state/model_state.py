@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.shard.chunk import described_offsets, offsets_of
 from mfsdp_core.shard.dtensor import gather_full
 from mfsdp_core.shard.uneven_shard import cut_of, is_cut_alike, is_cut_by_torch
 
@@ -109,13 +108,7 @@ def _is_on_tensor_axis_alone(managed: ManagedParameter, value: DTensor) -> bool:
 
 
 def _is_sharded_alike(value: DTensor, sharded: torch.Tensor) -> bool:
-    own = sharded.detach()
-    described = described_offsets(value)
-    return (
-        isinstance(own, DTensor)
-        and is_cut_alike(value, own)
-        and described in (None, offsets_of(sharded))
-    )
+    return isinstance(sharded, DTensor) and is_cut_alike(value, sharded)
 
 
 def _check_buffer(name: str, own: object, value: object) -> None:

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.runtime.hooks import is_runtime_hook
 from mfsdp_core.shard.chunk import offsets_of, remember_offsets
-from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor
-from mfsdp_core.shard.uneven_shard import cut_like
+from mfsdp_core.shard.dtensor import gather_full, local_tensor
+from mfsdp_core.shard.uneven_shard import shard_like
 
 #: Attribute of a shard: dtype and shape in which its module computes; a sharded scalar is one row.
 COMPUTES_AS = "_mfsdp_computes_as"
@@ -57,8 +57,7 @@ def _copy_shard(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
     shard: Any = parameter.detach()
     assert isinstance(shard, DTensor)
     local = local_tensor(shard).clone(memory_format=torch.preserve_format)
-    fresh = as_dtensor(local, tuple(shard.shape), shard.device_mesh, tuple(shard.placements))
-    copied = nn.Parameter(cut_like(fresh, shard), requires_grad=parameter.requires_grad)
+    copied = nn.Parameter(shard_like(local, shard), requires_grad=parameter.requires_grad)
     offsets = offsets_of(parameter)
     assert offsets is not None
     remember_offsets(copied, offsets)

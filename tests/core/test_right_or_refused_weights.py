@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from typing import Any
@@ -265,6 +266,18 @@ def added(way: tuple[str, str]) -> tuple[list[str], bool]:
     return messages, all(p.grad is not None for p in pair.model.parameters() if p.requires_grad)
 
 
+def registration_hooks() -> tuple[int, int]:
+    """How many there are while one model lives, and once others have come and gone."""
+    hooks = torch.nn.modules.module._global_module_registration_hooks
+    counts = []
+    for _ in range(2):
+        model = beside(Chain, WAYS[3]).model
+        counts.append(len(hooks))
+        del model
+        gc.collect()
+    return counts[0], counts[1]
+
+
 def pickled(way: tuple[str, str]) -> list[str]:
     model = beside(Chain, way).model
     parts = (model, model.module, model.module.blocks[0])
@@ -383,6 +396,10 @@ def test_what_is_added_after_sharding_is_refused_unless_it_is_frozen(ranks: Rank
     for messages, is_run in ranks.run(added, WAYS[3]):
         assert all("after sharding" in message for message in messages), messages
         assert is_run
+
+
+def test_models_that_come_and_go_leave_one_watch_on_registrations(ranks: RankPool) -> None:
+    assert all(first == second for first, second in ranks.run(registration_hooks))
 
 
 def test_a_sharded_model_is_not_pickled(ranks: RankPool) -> None:
