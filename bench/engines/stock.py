@@ -42,7 +42,7 @@ class StockEngine:
         if len(groups) == 1:
             return _whole(torch.nn.utils.clip_grad_norm_(self.parameters, max_norm))
         norms = [_whole(torch.nn.utils.get_total_norm(_gradients(group))) for group in groups]
-        total = torch.linalg.vector_norm(torch.stack(norms))
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         for group in groups:
             torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
         return total

@@ -84,7 +84,7 @@ class _AllToAll(torch.autograd.Function):
         return _all_to_all(rows, sends, receives, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         sends, receives, group = ctx.route
         return _all_to_all(gradient, receives, sends, group), None, None, None
 

@@ -72,7 +72,8 @@ def tensor_parallel_cuts_evenly(run: ResolvedRun, _machine: Machine) -> str | No
 
 def expert_parallel_spreads_evenly(run: ResolvedRun, _machine: Machine) -> str | None:
     """Every rank of a group holds as many experts as the others."""
-    size, hybrid = run.engine.expert_parallel, run.shape and run.shape.hybrid
+    size = run.engine.expert_parallel
+    hybrid = None if run.shape is None else run.shape.hybrid
     if size == 1:
         return None
     if run.engine.tensor_parallel > 1:
