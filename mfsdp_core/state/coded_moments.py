@@ -29,7 +29,7 @@ def keeps_codes(optimizer: torch.optim.Optimizer) -> bool:
 
 def held_bytes(tensor: torch.Tensor) -> int:
     """Bytes that this rank holds of a tensor, of codes with their scales and tables."""
-    local = local_tensor(tensor)
+    local: torch.Tensor = local_tensor(tensor)
     if type(local) in (torch.Tensor, torch.nn.Parameter) or not hasattr(
         local, "__tensor_flatten__"
     ):

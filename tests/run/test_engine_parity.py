@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from statistics import median
@@ -102,8 +103,9 @@ TENSOR_PARALLEL_CELLS = {
     "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
 }
 EIGHT_BIT_CELLS = {
-    "fsdp2-adamw_8bit": cell("fsdp2", optimizer="adamw_8bit"),
-    "mfsdp-adamw_8bit": cell("mfsdp", optimizer="adamw_8bit"),
+    f"{name}-adamw_8bit": cell(name, optimizer="adamw_8bit")
+    for name in ("fsdp2", "mfsdp")
+    if importlib.util.find_spec("torchao") is not None
 }
 TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | FP64_CELLS | TIED_CELLS
 SINGLE_CELLS = {
