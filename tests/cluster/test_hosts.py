@@ -50,7 +50,9 @@ class Hosts:
         (folder / "two.yaml").write_text(SWEEP)
 
     def start(self, number: int, *options: str, count: int = 2) -> subprocess.Popen[str]:
-        (self.folder / "hosts").write_text("\n".join(HOSTS[:count]))
+        file, names = self.folder / "hosts", "\n".join(HOSTS[:count])
+        if not file.exists() or file.read_text() != names:  # another host may be reading it
+            file.write_text(names)
         command = ["run", "two.yaml", "--launcher", "torchrun", "--hosts", "hosts", *options]
         process = subprocess.Popen(
             [sys.executable, "-m", "bench", *command],
@@ -104,6 +106,7 @@ def test_hosts_make_runs_together_until_one_dies(hosts: Hosts) -> None:
     assert isinstance(read_meeting(hosts.folder / "results"), Ended)
 
 
+@pytest.mark.nightly  # test_meeting.py asks the same of threads
 def test_a_host_that_never_comes_is_named_and_a_stranger_is_sent_away(hosts: Hosts) -> None:
     first = hosts.start(0, "--hosts-timeout", "10", count=3)
     second = hosts.start(1, "--hosts-timeout", "10", count=3)
@@ -119,6 +122,7 @@ def test_a_host_that_never_comes_is_named_and_a_stranger_is_sent_away(hosts: Hos
     assert not hosts.records()
 
 
+@pytest.mark.nightly  # test_meeting.py asks the same of threads
 def test_a_first_host_that_dies_or_never_comes_ends_the_others(hosts: Hosts) -> None:
     first = hosts.start(0, count=3)
     second = hosts.start(1, count=3)
