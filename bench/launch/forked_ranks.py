@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-RANK_NAME = "rank"
+from bench.launch.process import RANK_NAME
 
 _PR_SET_NAME = 15
 _LOOK_SECONDS = 0.02

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from bench.launch.command import RUN_DIR_VARIABLE
-from bench.launch.forked_ranks import RANK_NAME
+from bench.launch.process import RANK_NAME
 
 # A process that has got SIGKILL and is still there waits inside the kernel (a dead file server, a
 # driver); waiting longer would only hang the harness too.
