@@ -190,7 +190,7 @@ def copies_evaluate_and_do_not_train() -> None:
             assert not shared, "the copy shares memory"
 
 
-def _failing(module: nn.Module, x: Tensor) -> None:
+def _failing(module: Any, x: Tensor) -> None:
     def fail(_module: nn.Module, _inputs: Any) -> None:
         raise ValueError("raised inside")
 
@@ -251,7 +251,8 @@ def dtensors_of_any_lengths_are_put_together() -> None:
 
 def _offsets_are_right(parts: list[DTensor], wanted: list[Tensor]) -> None:
     for part, expected in zip(parts, wanted, strict=True):
-        described = part._local_tensor.__create_chunk_list__()
+        local: Any = part._local_tensor
+        described = local.__create_chunk_list__()
         for chunk in described:
             box = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
             same("described", part.to_local(), expected[box])

@@ -33,7 +33,7 @@ _RATE = 0.1
 class _Sent(torch.Tensor):
     """Around plain values. kind: of the hooks, or what is wrong with them."""
 
-    _values: Tensor
+    _values: Any
 
     @staticmethod
     def __new__(cls: Any, values: Tensor, kind: str) -> _Sent:
@@ -54,7 +54,9 @@ class _Sent(torch.Tensor):
         return cls(inner["_values"], kind)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any, kwargs: Any = None
+    ) -> Any:
         plain, options = tree_map_only(_Sent, lambda one: one._values, (args, kwargs or {}))
         made = func(*plain, **options)
         keeps = [torch.ops.aten.detach.default]
@@ -155,7 +157,7 @@ def models_train_on_what_their_weights_send() -> None:
             optimizer.zero_grad()
             with torch.no_grad():
                 for p, q in zip(plain.parameters(), computed.parameters(), strict=True):
-                    p.sub_(q.grad * _RATE)
+                    p.sub_(torch.as_tensor(q.grad) * _RATE)
             compare_weights(model, plain, 1e-5)
         held = model.ledger.bytes_by_category()["communication_buffers"]
         same("nothing stays gathered", held == 0, strategy == 3)
@@ -176,9 +178,9 @@ def hooks_that_break_their_word_are_refused() -> None:
         ("rows", "padding included: expected as many"),
         ("no view", "does not stay one through detach and view"),
     ):
-        module = _wrapped(build(Small, _FP32, 3, 0.4), kind, _Sent)
-        refuses(ConfigurationError, words, lambda m=module: _sharded(m, 3))
-    module = _wrapped(build(Small, _FP32, 3, 0.4), "one part", _Sent)
+        broken = _wrapped(build(Small, _FP32, 3, 0.4), kind, _Sent)
+        refuses(ConfigurationError, words, lambda m=broken: _sharded(m, 3))
+    module: Any = _wrapped(build(Small, _FP32, 3, 0.4), "one part", _Sent)
     module.units[0].up.weight.register_post_accumulate_grad_hook(lambda p: None)
     refuses(ConfigurationError, "has hooks for its gradient", lambda: _sharded(module, 3))
 

@@ -37,7 +37,8 @@ def _key(bucket: str, elements: int = 8, role: Any = "grad_bucket") -> BufferKey
 
 def the_ledger_adds_up() -> None:
     """Totals, peaks, what is alive, meters, and subscribers up to their end."""
-    ledger, seen = MemoryLedger(), []
+    ledger = MemoryLedger()
+    seen: list[Any] = []
     same("categories", list(ledger.bytes_by_category()), list(CATEGORIES))
     end = ledger.subscribe(seen.append)
     same("watched", ledger.is_watched, True)
@@ -48,7 +49,7 @@ def the_ledger_adds_up() -> None:
         ("main_weights", 3),
         ("gradients", 1),
     ):
-        ledger.add(category, count, bucket="b", role=category)  # type: ignore[arg-type]
+        ledger.add(category, count, bucket="b", role=category)
     found, peaks = ledger.bytes_by_category(), ledger.peak_bytes_by_category()
     same("now", (found["gradients"], found["main_weights"]), (3, 7))
     same("peaks", (peaks["gradients"], peaks["main_weights"], ledger.peak_bytes), (8, 7, 12))
@@ -267,7 +268,9 @@ def plans_of_pools_are_told_as_data() -> None:
 
 def events_reach_who_asked() -> None:
     """By kind, until the subscription ends."""
-    bus, seen, all_of_them = EventBus(), [], []
+    bus = EventBus()
+    seen: list[Event] = []
+    all_of_them: list[Event] = []
     event = Event("collective", "all_gather", "float32", 8, "inner", 2, "b")
     same("nobody", bus.wants("collective"), False)
     end = bus.subscribe(seen.append, kinds=("land",))

@@ -161,8 +161,10 @@ def tensor_parallel_gradients_are_brought_home() -> None:
             self.weight = torch.nn.Parameter(distribute_tensor(value, tensor, [Replicate()]))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = distribute_tensor(x, tensor, [Shard(0)])
-            return (rows * self.weight).redistribute(placements=[Replicate()]).to_local()
+            rows: Any = distribute_tensor(x, tensor, [Shard(0)])
+            scaled = (rows * self.weight).redistribute(placements=[Replicate()])
+            out: torch.Tensor = scaled.to_local()
+            return out
 
     policy = mfsdp_core.MixedPrecisionPolicy(None)
     for strategy in (0, 3):
@@ -177,12 +179,12 @@ def tensor_parallel_gradients_are_brought_home() -> None:
         own = mesh.get_local_rank("dp")
         model(batch(0, own)[:2]).square().sum().backward()
         weight = torch.arange(1.0, 6.0, dtype=torch.float64, requires_grad=True)
-        loss = sum((batch(0, rank)[:2] * weight).square().sum() for rank in (0, 1)) / 2
-        loss.backward()
+        losses = [(batch(0, rank)[:2] * weight).square().sum() for rank in (0, 1)]
+        (torch.stack(losses).sum() / 2).backward()
         (parameter,) = model.parameters()
         close("gradient", mfsdp_core.gather_full(parameter.grad), weight.grad)
     cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("outer", "inner", "tp"))
-    linear = torch.nn.Linear(3, 8, bias=False)
+    linear: Any = torch.nn.Linear(3, 8, bias=False)
     linear.weight._tensor_parallel_mode = "column"
     model = mfsdp_core.fully_shard_model(
         linear,
