@@ -64,9 +64,9 @@ def cover(
 def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> list[AnyCase]:
     """Cases that execute the changed statement, all if an import does; unlike ones come first.
 
-    Contracts and programs take turns with the rest. Of the former those come first that execute
-    least besides it, since they are about it. Of the rest each next one is the case with most
-    properties that no case before it had, for its seconds.
+    Contracts and programs take turns with the rest. Of the former those come first of whose lines
+    the largest share lies in the changed file, since they are about it. Of the rest each next one
+    is the case with most properties that no case before it had, for its seconds.
     """
     left = {}
     for case in cases:
@@ -74,7 +74,7 @@ def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> 
         if found is not None and (not mutant.function or mutant.is_on(found[1])):
             left[case.id] = case, found[0] + _START_SECONDS, _properties(case)
     about = [case for case, _, _ in left.values() if not isinstance(case, Case)]
-    about.sort(key=lambda case: _extent(known.of(case)))
+    about.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
     for case in about:
         del left[case.id]
     met: set[tuple[str, object]] = set()
@@ -88,8 +88,10 @@ def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> 
     return [case for case in turns if case is not None]
 
 
-def _extent(found: tuple[float, Lines] | None) -> int:
-    return sum(map(len, found[1].values())) if found else 0
+def _share(found: tuple[float, Lines] | None, file: str) -> float:
+    if found is None:
+        return 0.0
+    return len(found[1].get(file, ())) / max(1, sum(map(len, found[1].values())))
 
 
 def _properties(case: AnyCase) -> set[tuple[str, object]]:

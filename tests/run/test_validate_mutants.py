@@ -81,4 +81,4 @@ def test_a_mutant_meets_what_is_about_it_in_turn_with_what_only_comes_by(tmp_pat
     about = kinds.count(False)
     assert kinds == [False, True] * about + [True] * (len(found) - 2 * about)
     ranks = [case.ranks for case in chosen if not isinstance(case, Case)]
-    assert ranks == sorted(ranks), "what executes least besides comes first"
+    assert ranks == sorted(ranks), "what executes least of other files comes first"

@@ -202,7 +202,11 @@ def models_hold_what_the_formula_says() -> None:
                 parsed = context.root.groups[0]._spec
                 for steps in (0, 1):
                     if steps:
+                        at_rest = model.ledger.bytes_by_category()["gradients"]
                         model(batch(dtype=dtype)).backward()
+                        handed = model.ledger.bytes_by_category()["gradients"] - at_rest
+                        casts = sum(p.grad.to_local().nbytes for p in model.parameters())
+                        same("casts", handed >= casts if dtype.itemsize == 2 else handed == 0, True)
                         optimizer.step()
                         optimizer.zero_grad()
                     wanted = memory_of_buckets(

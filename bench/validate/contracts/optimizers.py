@@ -385,6 +385,13 @@ def norms_are_those_of_the_whole_gradient() -> None:
         others = [named[name_of(n)] for n, _ in model.named_parameters() if "up" in n]
         close("of some", clip(iter(some), 1e-4), nn.utils.clip_grad_norm_(others, 1e-4))
         compare_gradients(model, plain)
+    whole = mfsdp_core.MixedPrecisionPolicy(None)
+    for strategy in (0, 3):
+        model, _ = pair(strategy, dtype=torch.bfloat16, mixed_precision_policy=whole)
+        model(batch(dtype=torch.bfloat16)).backward()
+        found = [mfsdp_core.gather_full(p.grad).double() for p in model.parameters()]
+        wanted = torch.stack([g.square().sum() for g in found]).sum().sqrt()
+        close("of BF16 gradients", clip(model, float("inf")), wanted, 1e-5)
 
 
 CHECKS = (

@@ -157,6 +157,8 @@ def a_gather_sends_a_byte_per_weight() -> None:
             kept = [getattr(weights[0], name, None) for name in names]
             held = [t.untyped_storage().nbytes() for t in kept if t is not None]
             same(f"codes of {recipe} that are left", sum(held), 0)
+            booked = model.ledger.bytes_by_category()["communication_buffers"]
+            same(f"bytes of {recipe} that are left", booked, 0)
 
 
 def its_optimizer_steps_on_shards() -> None:
