@@ -26,6 +26,7 @@ class Stateful(Small):
         self.units[1].up.weight = self.units[0].up.weight
         self.gain = nn.Parameter(torch.empty(()))
         self.kernel = nn.Parameter(torch.empty(3, 2, 5))
+        self.register_buffer("count", torch.tensor([1, 2, 257]))
         self.seen: dict[str, Any] = {"steps": 3}
 
     def get_extra_state(self) -> dict[str, Any]:
