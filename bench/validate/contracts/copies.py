@@ -56,6 +56,11 @@ def weights_go_out_whole_and_come_in_again() -> None:
         same("names", sorted(tensors), sorted(wanted) if first else [])
         for name, value in tensors.items():
             same(name, value.reshape(wanted[name].shape), wanted[name])
+        kept = model.module.shift.clone()
+        for value in tensors.values():
+            value.add_(1)
+        same("a buffer whose export was changed", model.module.shift, kept)
+        compare_weights(model, plain, 1e-15)
         half = mfsdp_core.export_state_dict(model, dtype=torch.bfloat16)
         for name, value in ((n, v) for n, v in half.items() if isinstance(v, Tensor)):
             is_cast = wanted[name].is_floating_point()

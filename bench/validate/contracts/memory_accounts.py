@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -74,7 +75,9 @@ def the_ledger_adds_up() -> None:
 
 def allocators_keep_their_promises() -> None:
     """New memory, the same object, or memory that stays; bytes on the ledger."""
-    streams = Streams(torch.device("cpu"))
+    streams: Any = Streams(torch.device("cpu"))
+    told: list[Any] = []
+    streams.observer = SimpleNamespace(released=lambda _memory, key: told.append(key))
     for kind, same_object, left in (
         (TemporaryAllocator, False, 0),
         (StorageResizeAllocator, True, 0),
@@ -93,6 +96,8 @@ def allocators_keep_their_promises() -> None:
         made.release(key)
         made.release(key)
         made.release(_key("never"))
+        same("told", told, [] if left else [_key("b", 2), key])
+        told.clear()
         held = ledger.bytes_by_category()["communication_buffers"]
         same("left", held, left + (8 if left else 0))
         storage = first.untyped_storage().nbytes()

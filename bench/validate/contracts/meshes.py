@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import mfsdp_core
 from bench.validate.contracts.judging import close, refuses, same
@@ -22,7 +23,8 @@ from bench.validate.contracts.small_model import (
     whole_weights,
 )
 from mfsdp_core.comm.agreement import from_first, together
-from mfsdp_core.errors import CheckpointError, ConfigurationError, StateDictError
+from mfsdp_core.errors import CheckpointError, ConfigurationError, LayoutError, StateDictError
+from mfsdp_core.shard.dtensor import assembly_order
 
 _WORLD = 4
 
@@ -237,6 +239,8 @@ def tensors_that_torch_has_cut_are_put_together() -> None:
     for placements in product((Shard(0), Shard(1), Replicate()), repeat=2):
         cut = distribute_tensor(whole, square, list(placements))
         same(f"{placements}", mfsdp_core.gather_full(cut), whole)
+    apart = (Shard(0), _StridedShard(0, split_factor=2))
+    refuses(LayoutError, "do not lie together", lambda: assembly_order(apart))
 
 
 def weights_are_made_equal_along_replicas() -> None:

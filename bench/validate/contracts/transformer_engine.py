@@ -177,6 +177,9 @@ def its_optimizer_steps_on_shards() -> None:
         reference.step()
         for p, whole in zip(model.parameters(), plain, strict=True):
             close("a weight", mfsdp_core.gather_full(p.detach()), whole.detach(), 1e-5)
+        optimizer.zero_grad(set_to_none=False)
+        for p in model.parameters():
+            same("zeros", float(mfsdp_core.gather_full(p.decoupled_grad).abs().sum()), 0.0)
         other = FusedAdam(model.parameters())
         refuses(
             ConfigurationError,
