@@ -41,6 +41,7 @@ class Workload(Frozen):
     ranks: int | None = None
     data_parallel: int | None = None
     tensor_parallel: int | None = None
+    expert_parallel: int | None = None
     pipeline_parallel: int | None = None
     device: str | None = None
     steps: int | None = None
@@ -79,7 +80,8 @@ class Workload(Frozen):
             grad_comm_dtype=dtypes.grad_comm,
             ranks=run.launch.ranks,
             data_parallel=run.data_parallel,
-            tensor_parallel=1,
+            tensor_parallel=run.engine.tensor_parallel,
+            expert_parallel=run.engine.expert_parallel,
             pipeline_parallel=1,
             device=run.launch.device,
             steps=train.steps,

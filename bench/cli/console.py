@@ -37,6 +37,13 @@ def note(text: str) -> None:
     _print(harmless(redact_text(text)), sys.stderr)
 
 
+def waiting(text: str) -> None:
+    """What is being waited for, on a terminal alone; the next call replaces it, "" removes it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{harmless(text)}")
+        sys.stderr.flush()
+
+
 def harmless(text: str) -> str:
     """`text` with control characters made visible, line by line."""
     from reports.renderers.printable import printable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -78,15 +78,23 @@ def _device(asked: str | None, machine: Machine) -> DeviceType:
 
 
 def diagnose(machine: Machine, results: Path) -> list[Finding]:
-    """Everything worth knowing before a first run."""
-    return [
-        *machine_findings(machine),
-        *results_findings(results),
-        *package_findings(),
-        *accelerator_findings(machine),
-        *clock_findings(machine),
-        *slurm_findings(),
-    ]
+    """Everything worth knowing before a first run; a terminal shows what is being looked at."""
+    checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
+        ("this machine", lambda: machine_findings(machine)),
+        ("the results folder", lambda: results_findings(results)),
+        ("packages", package_findings),
+        ("torch and its companions: they are loaded", lambda: accelerator_findings(machine)),
+        ("clocks of the GPUs", lambda: clock_findings(machine)),
+        ("Slurm: its controller is asked", slurm_findings),
+    )
+    found = []
+    try:
+        for number, (what, check) in enumerate(checks, start=1):
+            console.waiting(f"{number}/{len(checks)} {what} ...")
+            found += check()
+    finally:
+        console.waiting("")
+    return found
 
 
 def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:

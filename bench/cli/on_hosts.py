@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.cli import console
+from bench.cli import console, exit_codes
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import LauncherRequest
 from bench.launch.hosts.follower import follow
@@ -31,15 +31,16 @@ def on_hosts(request: LauncherRequest, results: Path, lead: Callable[[Leader], i
     """
     hosts = read_hosts(request.hosts or Path())
     number, seconds = own_number(hosts), request.hosts_seconds or _WAIT_SECONDS
+    stop = StopRequest()
     if number > 0:
-        stop = StopRequest()
         with stop_on_signals(stop):
             return follow(
                 hosts, number, results, sys.argv[1:], seconds=seconds, stop=stop, say=console.note
             )
     with Leader(hosts, results, sys.argv[1:]) as leader:
         console.note(f"waiting for {', '.join(hosts[1:])}, {seconds:g} s at most")
-        leader.meet(seconds)
-        code = lead(leader)
+        with stop_on_signals(stop, lambda _: console.note(stop.why)):
+            leader.meet(seconds, stop)
+        code = exit_codes.INTERRUPTED if stop.is_set() else lead(leader)
         leader.ended(code)
     return code

@@ -70,7 +70,7 @@ def build_batches(
 
     Args:
         resolved: the run.
-        rank: which of its data-parallel ranks.
+        rank: of the run. Ranks of a tensor-parallel group, which are neighbours, get the same.
         device: where the batches are wanted.
         make_batch: that of a user's model; without it, tokens as `resolved.data` says.
 
@@ -86,7 +86,7 @@ def build_batches(
         make_batch,
         global_batch=resolved.train.global_batch,
         micro_batch=resolved.train.micro_batch,
-        rank=rank,
+        rank=rank // resolved.engine.tensor_parallel,
         ranks=resolved.data_parallel,
         device=device,
     )

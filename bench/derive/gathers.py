@@ -33,7 +33,7 @@ def broken_promise(record: RunRecord) -> str | None:
     run = record.resolved
     recipe = run.engine.asked("recipe") or "none"
     asked = recipe != "none" and run.engine.asked("gather_precision") == "recipe"
-    gathers = run.strategy != "no_shard" and run.launch.ranks > run.engine.outer_size
+    gathers = run.strategy != "no_shard" and run.data_parallel > run.engine.outer_size
     if not (asked and gathers) or record.status.state not in FINISHED_GOOD:
         return None
     found = gathered_bytes(record)

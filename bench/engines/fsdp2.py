@@ -18,7 +18,6 @@ import inspect
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from bench.engines.counted_collectives import CountedAllGather, CountedReduceScatter
@@ -27,6 +26,7 @@ from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
+from bench.models.meshes import DATA, mesh_of, tensor_mesh
 from bench.models.units import units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
 
@@ -41,7 +41,7 @@ class Fsdp2Engine(StockEngine):
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._reshard_after_forward = _reshard_after_forward(resolved.strategy)
-        self._ring = RingBytes(dist.get_world_size())
+        self._ring = RingBytes(resolved.data_parallel)
         self._all_gather = CountedAllGather(self._ring)
         self._reduce_scatter = CountedReduceScatter(self._ring)
         compute = TORCH_DTYPES[resolved.dtypes.compute]
@@ -52,7 +52,9 @@ class Fsdp2Engine(StockEngine):
         super().__init__(model, resolved)
 
     def _shard(self, model: nn.Module, dtypes: ResolvedDtypes, device: torch.device) -> None:
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        cut = tensor_mesh(model)
+        # Of a mesh of both, since fully_shard asks for one parent of its axis and the other.
+        mesh = mesh_of(device, dist.get_world_size(), outer=1) if cut is None else cut[DATA]
         policy = _policy(dtypes)
         for layer in units(model):
             fully_shard(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
@@ -31,12 +31,9 @@ from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer, set_learning_rate
 from bench.engines.stock import scaled_backward
 from bench.errors import UnsupportedError
-from bench.models.meshes import DATA, TENSOR, expert_mesh, tensor_mesh
+from bench.models.meshes import DATA, OUTER, TENSOR, expert_mesh, mesh_of, tensor_mesh
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
-
-_INNER = DATA
-_OUTER = "dp_outer"
 
 
 class MfsdpEngine:
@@ -48,6 +45,10 @@ class MfsdpEngine:
         self._accumulates = resolved.microbatches > 1
         switches = settings_of(resolved.engine)
         self._registers = switches.nccl_ub and switches.manual_registration
+        self._per_token = switches.per_token_loss
+        self._tokens = 0
+        self._shares = resolved.microbatches * resolved.data_parallel
+        self._clips = resolved.train.clip_norm is not None
         self._model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
@@ -75,6 +76,9 @@ class MfsdpEngine:
         """Gradients are complete and attached after the last microbatch."""
         with self._cycle(is_last):
             loss = self._model(tokens, targets)
+            if self._per_token:
+                self._tokens = self._shares * targets.numel()
+                scale = targets.numel()
             return scaled_backward(loss, scale)
 
     def captured(self, iteration: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -96,11 +100,18 @@ class MfsdpEngine:
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """The core's own norm over shards."""
+        self._divide_by_tokens()
         norm: Tensor = mfsdp_core.clip_grad_norm_(self._model, max_norm)
         return norm
 
+    def _divide_by_tokens(self) -> None:
+        if self._per_token:
+            self._model.scale_gradients(1 / self._tokens)
+
     def optimizer_step(self) -> None:
         """Step on the main weights, then refresh the compute weights."""
+        if not self._clips:
+            self._divide_by_tokens()
         self._optimizer.step()
         if self._registers:
             self._registers = False
@@ -204,34 +215,31 @@ def _loses_values(dtypes: ResolvedDtypes) -> bool:
 
 
 def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) -> dict[str, Any]:
-    """One mesh dimension, or two where an outer data-parallel axis is asked for."""
-    ranks = dist.get_world_size()
-    cut = tensor_mesh(model)
-    if engine.outer_size > 1 and (cut is not None or expert_mesh(model) is not None):
-        raise UnsupportedError("one-axis-models", "a model with meshes of its own, on two axes")
-    if cut is not None:
-        return {"device_mesh": cut, "dp_shard_dim": DATA, "tp_dim": TENSOR}
-    if engine.outer_size == 1:
-        mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=(_INNER,))
-        return {
-            "device_mesh": mesh,
-            "dp_shard_dim": _INNER,
-            "fsdp_group_ag": _gather_group(mesh, engine),
-            "expt_device_mesh": expert_mesh(model),
-        }
-    check_nodes(_gathered(node_name()))
-    both: DeviceMesh = init_device_mesh(
-        device.type,
-        (engine.outer_size, ranks // engine.outer_size),
-        mesh_dim_names=(_OUTER, _INNER),
-    )
-    return {
-        "device_mesh": both,
-        "dp_shard_dim": _INNER,
-        "dp_outer_dim": _OUTER,
-        "hybrid_fsdp_group": dist.group.WORLD,
-        "fsdp_group_ag": _gather_group(both, engine),
+    """The data-parallel axes, and those of the meshes that a model was cut over."""
+    experts, cut = expert_mesh(model), tensor_mesh(model)
+    outer = engine.outer_size
+    mesh = mesh_of(device, dist.get_world_size(), outer=outer) if cut is None else cut
+    arguments: dict[str, Any] = {
+        "device_mesh": mesh,
+        "dp_shard_dim": DATA,
+        "fsdp_group_ag": _gather_group(mesh, engine),
+        "expt_device_mesh": experts,
     }
+    if cut is not None:
+        arguments["tp_dim"] = TENSOR
+    if outer > 1:
+        check_nodes(_gathered(node_name()))
+        arguments |= {"dp_outer_dim": OUTER, "hybrid_fsdp_group": _both_axes(mesh)}
+        if experts is not None:
+            arguments["hybrid_fsdp_expt_group"] = _both_axes(experts)
+    return arguments
+
+
+def _both_axes(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The ranks of the inner and the outer axis together. Collective."""
+    if mesh.ndim == len((OUTER, DATA)):
+        return dist.group.WORLD
+    return mesh[OUTER, DATA]._flatten("hsdp").get_group()
 
 
 def node_name() -> str:
@@ -276,7 +284,8 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
     """
     if not settings_of(engine).separate_gather_group:
         return None
-    inner_axes = mesh.mesh.reshape(-1, mesh.size(mesh.ndim - 1)).tolist()
+    inner = (mesh.mesh_dim_names or ()).index(DATA)
+    inner_axes = mesh.mesh.movedim(inner, -1).reshape(-1, mesh.size(inner)).tolist()
     groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in inner_axes]
     own = next(index for index, ranks in enumerate(inner_axes) if dist.get_rank() in ranks)
     return groups[own]
@@ -294,6 +303,7 @@ def _switches(engine: MfsdpSettings) -> dict[str, Any]:
         "disable_symmetric_registration": not engine.symmetric_registration,
         "manual_registration": engine.manual_registration,
         "use_decoupled_grad": engine.decoupled_grad,
+        "calculate_per_token_loss": engine.per_token_loss,
         "allocator": engine.allocator,
         "cuda_graph_mode": engine.cuda_graph,
         "pool_slots": engine.pool_slots,

@@ -1,8 +1,9 @@
-"""The optimizer of every engine: same hyperparameters, one parameter group, decay on everything."""
+"""The optimizer of every engine: same hyperparameters for all parameters, decay on everything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from bench.spec import TrainSpec
 
 
 def build_optimizer(
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
     train: TrainSpec,
     *,
     capturable_on: torch.device | None = None,

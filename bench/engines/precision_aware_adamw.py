@@ -29,7 +29,7 @@ class PrecisionAwareAdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),

@@ -7,6 +7,7 @@ autocast, unless the implementation casts by itself (fsdp2).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,18 @@ class StockEngine:
     def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(self.parameters, resolved.train)
+        self.optimizer = build_optimizer(_by_mesh(self.parameters), resolved.train)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """Clip in place by the global 2-norm; returns it, whole on every rank."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        groups = [group["params"] for group in _by_mesh(self.parameters)]
+        if len(groups) == 1:
+            return _whole(torch.nn.utils.clip_grad_norm_(self.parameters, max_norm))
+        norms = [_whole(torch.nn.utils.get_total_norm(_gradients(group))) for group in groups]
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        for group in groups:
+            torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
+        return total
 
     def optimizer_step(self) -> None:
         """One update of the main weights."""
@@ -77,6 +84,23 @@ class StockEngine:
             "gradients": weights,
             "optimizer_state": optimizer_state_bytes(self.optimizer),
         }
+
+
+def _by_mesh(parameters: Sequence[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:
+    """Groups of parameters that torch's operations on lists take together: those on one mesh."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(mesh, []).append(parameter)
+    return [{"params": group} for group in groups.values()]
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def scaled_backward(loss: Tensor, scale: float) -> Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.launch.deaths import Deaths
+from bench.launch.forked_ranks import fork_ranks
 from bench.launch.parent_death import die_with_parent
 from bench.launch.process import AGENT_PID_VARIABLE
 from bench.launch.rendezvous import Rendezvous, node_number
@@ -63,6 +64,9 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    # With CUDA, ranks load their libraries themselves: a fork of what has loaded them never ran.
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        fork_ranks()
     # --standalone lets both the rendezvous and the process group take ports that the kernel found
     # free; --local-addr keeps them on this machine, whatever its host name resolves to.
     scratch = run_dir / "logs" / f"torchrun.{file}"

@@ -15,6 +15,8 @@ from bench.errors import UsageError
 
 CHECKOUT_VARIABLE: Final = "MFSDP_BENCH_CHECKOUT"
 AGENT_PID_VARIABLE: Final = "MFSDP_BENCH_AGENT_PID"
+#: A rank that is a fork goes by this and its number among processes: it has no command of its own.
+RANK_NAME: Final = "rank"
 _PACKAGES: Final = ("bench", "mfsdp_core")
 
 

@@ -6,10 +6,13 @@ import torch
 from torch import nn
 
 from bench.models.decoder import Decoder
+from bench.models.expert_parallel import spread
 from bench.models.factory import MakeBatch, build_user_model
 from bench.models.hybrid import Hybrid
 from bench.models.initialisation import initialise
 from bench.models.llama import Llama
+from bench.models.meshes import EXPERT, TENSOR, mesh_of
+from bench.models.tensor_parallel import cut
 from bench.spec import ModelShape, Recompute, ResolvedRun
 
 
@@ -21,7 +24,21 @@ def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, M
     model = build_model(
         resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=device
     )
+    _split(model, resolved, device)
     return model, None
+
+
+def _split(model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
+    """Leave this rank its part, beside tensor or expert parallelism."""
+    engine, ranks = resolved.engine, resolved.launch.ranks
+    if engine.tensor_parallel > 1:
+        size = engine.tensor_parallel
+        mesh = mesh_of(device, ranks, outer=engine.outer_size, last=TENSOR, last_size=size)
+        cut(model, mesh)
+    if engine.expert_parallel > 1:
+        size = engine.expert_parallel
+        mesh = mesh_of(device, ranks, outer=engine.outer_size, last=EXPERT, last_size=size)
+        spread(model, mesh)
 
 
 def build_model(

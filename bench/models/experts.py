@@ -8,11 +8,16 @@ has a gradient on every rank (zero where no token chose it), because all of them
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.spec import HybridShape
+
+#: Rows sorted by expert, counts of all experts, and what answers those held here, to all answers.
+Exchange = Callable[[Tensor, Sequence[int], Callable[[Tensor, Sequence[int]], Tensor]], Tensor]
 
 
 class SquaredReLU(nn.Module):
@@ -34,11 +39,14 @@ class Experts(nn.Module):
 
     up: [experts * expert_hidden, hidden]. down: [experts * hidden, expert_hidden]. Two dims, so
     that a flat layout may cut them at any row and a large expert count causes no padding.
+    exchange: reaches the experts of other ranks, where this one holds a share of the rows
+    (`bench.models.expert_parallel`).
     """
 
     def __init__(self, hidden: int, hybrid: HybridShape) -> None:
         super().__init__()
         self.hybrid = hybrid
+        self.exchange: Exchange | None = None
         self.router = nn.Linear(hidden, hybrid.experts, bias=False)
         self.up = nn.Parameter(torch.empty(hybrid.experts * hybrid.expert_hidden, hidden))
         self.down = nn.Parameter(torch.empty(hybrid.experts * hidden, hybrid.expert_hidden))
@@ -55,7 +63,10 @@ class Experts(nn.Module):
         counts = visits.bincount(minlength=self.hybrid.experts).tolist()
         per_token = self.hybrid.experts_per_token
         copies = tokens.unsqueeze(1).expand(-1, per_token, -1).flatten(0, 1)
-        answers = self._answer(copies[order], counts)
+        if self.exchange is None:
+            answers = self._answer(copies[order], counts)
+        else:
+            answers = self.exchange(copies[order], counts, self._answer)
         back = torch.empty_like(order).scatter_(
             0, order, torch.arange(order.numel(), device=x.device)
         )
@@ -77,13 +88,13 @@ class Experts(nn.Module):
             shares = best / best.sum(-1, keepdim=True) * self.hybrid.routed_scale
         return shares, chosen
 
-    def _answer(self, tokens: Tensor, counts: list[int]) -> Tensor:
+    def _answer(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
         """Tokens sorted by expert, `counts` of each, to what the experts make of them."""
-        ups = self.up.unflatten(0, (self.hybrid.experts, -1)).unbind()
-        downs = self.down.unflatten(0, (self.hybrid.experts, -1)).unbind()
+        ups = self.up.unflatten(0, (len(counts), -1)).unbind()
+        downs = self.down.unflatten(0, (len(counts), -1)).unbind()
         return torch.cat(
             [
                 F.linear(F.relu(F.linear(part, up)).square(), down)
-                for part, up, down in zip(tokens.split(counts), ups, downs, strict=True)
+                for part, up, down in zip(tokens.split(list(counts)), ups, downs, strict=True)
             ]
         )

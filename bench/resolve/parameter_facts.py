@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from bench.spec import HybridShape, ModelShape
+from bench.spec import TENSOR_PARALLEL_DIMS, HybridShape, ModelShape
 from mfsdp_core.plan.grouping import ROOT, ParameterFacts
 from mfsdp_core.plan.layout import Shape
 
 _Layer = list[tuple[str, Shape]]
 
+#: What expert parallelism spreads.
+_SPREAD = ("experts.up", "experts.down")
+
 #: bench's names of dtypes as torch's.
 TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def parameter_facts(shape: ModelShape, compute: str) -> tuple[ParameterFacts, ...]:
+def parameter_facts(
+    shape: ModelShape, compute: str, *, tensor_parallel: int = 1, expert_parallel: int = 1
+) -> tuple[ParameterFacts, ...]:
     """Every parameter of `bench.models.build.empty_model(shape)` in registration order.
 
     compute: bench's name of the dtype that the parameters are cast to. The layers are the units.
+    Shapes are those that a rank of groups of these sizes holds before sharding.
     """
     matrix: Shape = (shape.vocab, shape.hidden)
     embedding = ["embedding.weight"]
@@ -30,9 +36,28 @@ def parameter_facts(shape: ModelShape, compute: str) -> tuple[ParameterFacts, ..
         found.append((("head.weight",), ROOT, matrix))
     dtype = TORCH_NAMES[compute]
     return tuple(
-        ParameterFacts(names, (unit,) * len(names), size, dtype, requires_grad=True)
+        ParameterFacts(
+            names,
+            (unit,) * len(names),
+            _part(names[0], size, tensor_parallel, expert_parallel),
+            dtype,
+            requires_grad=True,
+            is_expert=expert_parallel > 1 and names[0].endswith(_SPREAD),
+        )
         for names, unit, size in found
     )
+
+
+def _part(name: str, shape: Shape, tensor_parallel: int, expert_parallel: int) -> Shape:
+    """What one rank holds of a parameter."""
+    parts = name.split(".")[:-1]
+    dim = TENSOR_PARALLEL_DIMS.get(".".join(parts[2:] or parts))
+    divisors = [1] * len(shape)
+    if dim is not None:
+        divisors[dim] = tensor_parallel
+    if name.endswith(_SPREAD):
+        divisors[0] = expert_parallel
+    return tuple(size // by for size, by in zip(shape, divisors, strict=True))
 
 
 def _layers(shape: ModelShape) -> list[_Layer]:

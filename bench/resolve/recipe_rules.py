@@ -11,23 +11,21 @@ from bench.resolve.state_bytes import bucket_plans
 from bench.spec import ResolvedRun
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 from mfsdp_core.plan.recipes import QuantisedWeights
-from mfsdp_core.plan.strategy import OUTER
 
 
 def gather_bytes(run: ResolvedRun) -> dict[str, int]:
     """Bytes of all weights as one gather for a forward pass has them, by torch's name of the dtype.
+
+    Beside tensor or expert parallelism: of what one rank of such a group holds of them.
 
     Empty where nobody knows: the engine is not the core, the model is the user's own, or nothing is
     gathered. Every use of a unit gathers as much again, so gathers of a step are multiples of it.
     """
     if run.shape is None or core_settings(run.engine) is None or run.strategy == "no_shard":
         return {}
-    slices = run.launch.ranks
-    if not OUTER[run.engine.outer_strategy].shards_optimizer:
-        slices //= run.engine.outer_size
     codec = codec_of(run.engine)
     found: Counter[str] = Counter()
-    for plan in bucket_plans(run.shape, run.dtypes.compute, slices, codec):
+    for plan in bucket_plans(run):
         if codec is None or not plan.is_encoded:
             compute = TORCH_NAMES[run.dtypes.compute]
             found[compute] += plan.layout.total_elements * ELEMENT_BYTES[compute]

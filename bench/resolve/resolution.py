@@ -10,9 +10,10 @@ from bench.resolve.environment_names import check_environment
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
+from bench.resolve.parallel_rules import check_expert_parallel, data_parallel_ranks
 from bench.resolve.rules import RULES
 from bench.resolve.validity import check_launch, check_spec
-from bench.spec import CollectiveSettings, ResolvedDtypes, ResolvedRun, RunSpec, known_engine
+from bench.spec import CollectiveSettings, ResolvedDtypes, ResolvedRun, RunSpec
 
 
 def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
@@ -41,8 +42,9 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     shape = resolve_shape(spec.model)
     check_environment(spec.launch.env)
     check_nccl_environment(spec)
-    data_parallel = 1 if known_engine(spec.engine.name).one_process else spec.launch.ranks
+    data_parallel = data_parallel_ranks(spec)
     check_spec(spec, shape, data_parallel)
+    check_expert_parallel(spec, data_parallel)
     return ResolvedRun(
         shape=shape,
         recompute=spec.model.recompute,

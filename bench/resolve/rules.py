@@ -16,6 +16,7 @@ from bench.resolve import (
     engine_rules,
     graph_rules,
     nccl_rules,
+    parallel_rules,
     recipe_rules,
 )
 from bench.resolve.machine import Machine
@@ -42,6 +43,9 @@ RULES: tuple[Rule, ...] = (
     Rule("switch-not-in-engine", engine_rules.switch_not_in_engine),
     Rule("outer-strategy-needs-outer-axis", engine_rules.outer_strategy_needs_outer_axis),
     Rule("outer-needs-inner-sharding", engine_rules.outer_needs_inner_sharding),
+    Rule("parallelism-not-in-engine", parallel_rules.parallelism_not_in_engine),
+    Rule("tensor-parallel-cuts-evenly", parallel_rules.tensor_parallel_cuts_evenly),
+    Rule("expert-parallel-spreads-evenly", parallel_rules.expert_parallel_spreads_evenly),
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
     Rule("decoupled-gradients-need-a-reader", engine_rules.decoupled_gradients_need_a_reader),
     Rule("optimizer-has-no-such-state", engine_rules.optimizer_has_no_such_state),

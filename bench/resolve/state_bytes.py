@@ -31,7 +31,7 @@ from bench.spec import (
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
-from mfsdp_core.plan.grouping import BucketPlan, plan_buckets
+from mfsdp_core.plan.grouping import BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.memory_model import (
     ADAM,
     SGD,
@@ -39,7 +39,6 @@ from mfsdp_core.plan.memory_model import (
     PolicyNames,
     memory_of_buckets,
 )
-from mfsdp_core.plan.recipes import QuantisedWeights
 from mfsdp_core.plan.strategy import INNER, parse_strategy
 
 
@@ -51,7 +50,7 @@ class _Facts(NamedTuple):
     strategy: StrategyName
     dtypes: ResolvedDtypes
     optimizer: OptimizerFacts
-    ranks: int
+    data_parallel: int
 
     @classmethod
     def of(cls, run: ResolvedRun) -> _Facts | None:
@@ -59,7 +58,7 @@ class _Facts(NamedTuple):
         if run.shape is None:
             return None
         optimizer = _optimizer(run.train)
-        return cls(run.shape, run.engine, run.strategy, run.dtypes, optimizer, run.launch.ranks)
+        return cls(run.shape, run.engine, run.strategy, run.dtypes, optimizer, run.data_parallel)
 
 
 def state_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
@@ -72,11 +71,14 @@ def state_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
 
 @lru_cache(maxsize=4096)
 def _sum_over_ranks(facts: _Facts) -> int:
-    return sum(sum(_by_category(facts, rank).values()) for rank in range(facts.ranks))
+    ranks = range(facts.data_parallel)
+    return facts.engine.tensor_parallel * sum(sum(_by_category(facts, r).values()) for r in ranks)
 
 
 def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
-    """Bytes of one rank in the categories of the memory ledger. Rank 0 has no less than others.
+    """Bytes of one data-parallel rank in the categories of the memory ledger.
+
+    Rank 0 has no less than others.
 
     Empty where nobody knows the model, or what the engine keeps.
     """
@@ -101,26 +103,19 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
 def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
     settings = core_settings(run.engine) or MfsdpSettings()
     strategy = parse_strategy(run.strategy, run.engine.outer_strategy)
-    inner_size = run.ranks // run.engine.outer_size
-    coordinate = Coordinate(
-        inner_rank=rank % inner_size,
-        inner_size=inner_size,
-        outer_rank=rank // inner_size,
-        outer_size=run.engine.outer_size,
-        has_outer_axis=run.engine.outer_size > 1,
-    )
     dtypes = run.dtypes
     codec = codec_of(run.engine)
     model = memory_of_buckets(
-        bucket_plans(run.shape, dtypes.compute, coordinate.sub_shards(strategy), codec),
+        _bucket_plans(run.shape, dtypes.compute, run.engine, run.data_parallel),
         strategy,
-        coordinate,
+        _coordinate(run.engine, run.data_parallel, rank),
         PolicyNames(
             None if dtypes.main_params is None else TORCH_NAMES[dtypes.main_params],
             TORCH_NAMES[dtypes.main_grads],
             TORCH_NAMES[dtypes.grad_comm],
             settings.decoupled_grad,
         ),
+        expert_coordinate=_expert_coordinate(run.engine, run.data_parallel, rank),
         optimizer=run.optimizer,
         gradients_attached=True,
         allocation=AllocationConfig(settings.allocator, settings.pool_slots),
@@ -129,24 +124,66 @@ def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
     return {name: count for name, count in model.bytes_by_category().items() if count}
 
 
-@lru_cache(maxsize=32)
-def bucket_plans(
-    shape: ModelShape, compute: str, slices: int, codec: QuantisedWeights | None
+def _coordinate(engine: EngineSpec, ranks: int, rank: int) -> Coordinate:
+    """Of one of `ranks` that split the data; consecutive ones form an inner axis."""
+    inner_size = ranks // engine.outer_size
+    return Coordinate(
+        inner_rank=rank % inner_size,
+        inner_size=inner_size,
+        outer_rank=rank // inner_size,
+        outer_size=engine.outer_size,
+        has_outer_axis=engine.outer_size > 1,
+    )
+
+
+def _expert_coordinate(engine: EngineSpec, ranks: int, rank: int) -> Coordinate:
+    """The same among the ranks that share an expert: neighbours hold different ones."""
+    size = engine.expert_parallel
+    return _coordinate(engine, ranks // size, rank // size)
+
+
+def bucket_plans(run: ResolvedRun) -> tuple[BucketPlan, ...]:
+    """The buckets of the core; none for a model of the user's own."""
+    if run.shape is None:
+        return ()
+    return _bucket_plans(run.shape, run.dtypes.compute, run.engine, run.data_parallel)
+
+
+@lru_cache(maxsize=128)
+def _bucket_plans(
+    shape: ModelShape, compute: str, engine: EngineSpec, ranks: int
 ) -> tuple[BucketPlan, ...]:
-    """The buckets of the core. compute: bench's name of a dtype."""
-    return tuple(plan_buckets(parameter_facts(shape, compute), slices, codec=codec))
+    strategy = parse_strategy(engine.strategy or "no_shard", engine.outer_strategy)
+    facts = _parameters(shape, compute, engine)
+    return tuple(
+        plan_buckets(
+            facts,
+            _coordinate(engine, ranks, 0).sub_shards(strategy),
+            expert_slices=_expert_coordinate(engine, ranks, 0).sub_shards(strategy),
+            codec=codec_of(engine),
+        )
+    )
+
+
+def _parameters(shape: ModelShape, compute: str, engine: EngineSpec) -> tuple[ParameterFacts, ...]:
+    return parameter_facts(
+        shape,
+        compute,
+        tensor_parallel=engine.tensor_parallel,
+        expert_parallel=engine.expert_parallel,
+    )
 
 
 def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
-    facts = parameter_facts(run.shape, run.dtypes.compute)
-    ranks = run.ranks if INNER[run.strategy].shards_optimizer else 1
+    facts = _parameters(run.shape, run.dtypes.compute, run.engine)
+    ranks = run.data_parallel if INNER[run.strategy].shards_optimizer else 1
     elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
     return _bytes_of_elements(run, elements, len(facts))
 
 
 def _flat_bytes(run: _Facts, _rank: int) -> dict[str, int]:
     """No less than this, for equal parts of flat parameters: without their padding and counters."""
-    inner = run.ranks // run.engine.outer_size
+    inner = run.data_parallel // run.engine.outer_size
     ranks = inner if INNER[run.strategy].shards_optimizer else 1
     return _bytes_of_elements(run, run.shape.parameters // ranks, 0)
 

@@ -105,7 +105,7 @@ def _check_nodes(spec: RunSpec) -> None:
 
 
 def _check_outer(spec: RunSpec) -> None:
-    outer, ranks = spec.engine.outer_size, spec.launch.ranks
+    outer, ranks = spec.engine.outer_size, spec.launch.ranks // spec.engine.tensor_parallel
     if ranks % outer:
         fitting = [size for size in range(1, ranks + 1) if ranks % size == 0]
         raise ConfigError(

@@ -23,7 +23,7 @@ from bench.spec.engine_row import (
     EngineSettings,
 )
 from bench.spec.engine_table import CollectiveSettings, MegatronFsdpSettings, MfsdpSettings
-from bench.spec.model import HybridShape, ModelShape, ModelSpec, RopeScaling
+from bench.spec.model import TENSOR_PARALLEL_DIMS, HybridShape, ModelShape, ModelSpec, RopeScaling
 from bench.spec.names import (
     BLOCK_LETTERS,
     HYBRID_NAMES,
@@ -61,6 +61,7 @@ __all__ = [
     "POOLS",
     "SHARED_SETTINGS",
     "STRATEGIES",
+    "TENSOR_PARALLEL_DIMS",
     "AllocatorName",
     "CollectiveName",
     "CollectiveSettings",

@@ -7,18 +7,32 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from bench.spec.names import DeviceType, DtypeName, Frozen, OuterStrategyName, StrategyName
+from bench.spec.names import (
+    DeviceType,
+    DtypeName,
+    Frozen,
+    OuterStrategyName,
+    ParallelismName,
+    StrategyName,
+)
 
 STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 
 class SharedSettings(Frozen):
-    """What every engine is asked. `strategy` None: the engine's default."""
+    """What every engine is asked. `strategy` None: the engine's default.
+
+    outer_size: of the outer data-parallel axis. tensor_parallel: ranks that share every layer of a
+    Llama and train on the same data. expert_parallel: ranks that share the experts of a hybrid and
+    train on data of their own.
+    """
 
     name: str = "mfsdp"
     strategy: StrategyName | None = None
     outer_strategy: OuterStrategyName = "no_shard"
     outer_size: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    expert_parallel: int = Field(default=1, ge=1)
 
 
 SHARED_SETTINGS = tuple(SharedSettings.model_fields)
@@ -57,8 +71,9 @@ class EngineRow:
     factory: `package.module:function`, called with a model, a `ResolvedRun` and a device; loaded
     in the ranks alone. settings: its own, beside those of `SHARED_SETTINGS`. strategies: the first
     one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
-    hybrids: the strategies on both axes that it offers then; None is every pair. one_process: it
-    has no process group, and one rank consumes the whole global batch. devices: what it runs on.
+    hybrids: the strategies on both axes that it offers then; None is every pair. parallel: the ways
+    to split a model that it shards beside. one_process: it has no process group, and one rank
+    consumes the whole global batch. devices: what it runs on.
     needs: modules that must be installed. install: the command that does it. state: how
     `bench.resolve.state_bytes` counts what it holds; None where nobody knows. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
@@ -74,6 +89,7 @@ class EngineRow:
     strategies: tuple[StrategyName, ...] = STRATEGIES
     outer_axis: bool = False
     hybrids: tuple[tuple[StrategyName, OuterStrategyName], ...] | None = None
+    parallel: tuple[ParallelismName, ...] = ()
     one_process: bool = False
     devices: tuple[DeviceType, ...] = ("cpu", "cuda")
     dtypes: DtypePolicies = DtypePolicies()

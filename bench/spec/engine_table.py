@@ -34,7 +34,8 @@ class MfsdpSettings(EngineSettings):
     are quantised on arrival. nan_check: look at every gradient of a parameter as it comes.
     symmetric_registration, manual_registration: of user buffers, as windows rather than plain
     buffers, and after the first step rather than before it. cuda_graph: capture a whole step as a
-    CUDA graph, once, and replay it.
+    CUDA graph, once, and replay it. per_token_loss: add gradients of all tokens up, and divide once
+    by their number, rather than to average over ranks and microbatches.
     """
 
     allocator: AllocatorName = "storage_resize"
@@ -54,6 +55,7 @@ class MfsdpSettings(EngineSettings):
     gather_precision: GatherPrecisionName = "recipe"
     nan_check: bool = False
     cuda_graph: bool = False
+    per_token_loss: bool = False
 
 
 class MegatronFsdpSettings(EngineSettings):
@@ -130,6 +132,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         summary="torch's fully_shard",
         # reshard_after_forward True and False.
         strategies=("optim_grads_params", "optim_grads"),
+        parallel=("tensor_parallel",),
         dtypes=DtypePolicies(_AUTOCAST.main, True),
         state="torch",
         code=("bench/engines/fsdp2.py",),
@@ -177,6 +180,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         settings=MfsdpSettings,
         strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
         outer_axis=True,
+        parallel=("tensor_parallel", "expert_parallel"),
         state="core",
         code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
         colour="#D55E00",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -80,6 +80,21 @@ class HybridShape(Frozen):
     def mamba_convolved(self) -> int:
         """Channels that pass the convolution: the inner ones, B and C."""
         return self.mamba_inner + 2 * self.mamba_groups * self.state
+
+
+#: The dim of each matrix of a Llama that tensor parallelism cuts. Outputs of the first four are
+#: parts of heads, channels and vocabulary; the last two and the embedding give partial sums.
+TENSOR_PARALLEL_DIMS: Final = {
+    "attention.query": 0,
+    "attention.key": 0,
+    "attention.value": 0,
+    "feed_forward.gate": 0,
+    "feed_forward.up": 0,
+    "attention.output": 1,
+    "feed_forward.down": 1,
+    "embedding": 0,
+    "head": 0,
+}
 
 
 class ModelShape(Frozen):

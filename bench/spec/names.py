@@ -25,6 +25,8 @@ TransportName = Literal["auto", "native", "point_to_point", "same_host"]
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 GatherPrecisionName = Literal["recipe", "compute"]
 Profile = Literal["none", "memory", "torch"]
+#: Ways to split a model over ranks beside its data.
+ParallelismName = Literal["tensor_parallel", "expert_parallel"]
 NcclRecord = Literal["none", "evidence"]
 Switch = Literal["default", "on", "off"]
 

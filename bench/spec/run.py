@@ -179,9 +179,9 @@ class ResolvedRun(Frozen):
     """A run that can start: every choice made, checked against the machine it will run on.
 
     `data_parallel` is the number of ranks that split the global batch (1 for `single`, whose one
-    rank consumes all of it); `microbatches` is per rank and step:
-    `global_batch == data_parallel * micro_batch * microbatches`. `factory` names a model of the
-    user's own, about which nothing is known: `shape` then is None.
+    rank consumes all of it; ranks of a tensor-parallel group share theirs); `microbatches` is per
+    rank and step: `global_batch == data_parallel * micro_batch * microbatches`. `factory` names a
+    model of the user's own, about which nothing is known: `shape` then is None.
     """
 
     shape: ModelShape | None
@@ -268,6 +268,11 @@ class ResolvedRun(Frozen):
             parts.append(self.strategy)
         if self.engine.outer_size > 1:
             parts.append(f"{HYBRID_NAMES[self.engine.outer_strategy]}{self.engine.outer_size}")
+        for short, size in (
+            ("tp", self.engine.tensor_parallel),
+            ("ep", self.engine.expert_parallel),
+        ):
+            parts += [f"{short}{size}"] if size > 1 else []
         parts.append(self.dtypes.compute)
         if self.engine.setting("recipe") not in (None, "none"):
             parts.append(self.engine.setting("recipe"))

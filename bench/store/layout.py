@@ -3,7 +3,7 @@
 results/
   SCHEMA                 integer version of everything below
   runner.lock            held by the one runner of the folder
-  hosts.json             where hosts meet, while `run --launcher torchrun` goes on; private
+  hosts.json             where hosts meet (`run --launcher torchrun`), or how they ended; private
   runs/<slug>-<cfg12>/<UTC>-<rand4>/
     spec.json            ResolvedRun, as the code of the run's arm knows it     written first
     owner.lock           held while the run is alive       [Note: liveness by flock]
@@ -124,6 +124,8 @@ def _check_kind(root: Path, *, create: bool) -> None:
         raise NotAResultsFolderError(
             f"{root} is a file; expected a results folder: give the path of a folder"
         )
+    # Listed before SCHEMA is looked for: [Note: SCHEMA comes first].
+    others = create and root.exists() and any(not _is_draft(one.name) for one in root.iterdir())
     if (root / SCHEMA).is_file():
         _check_version(root)
     elif not create:
@@ -132,7 +134,7 @@ def _check_kind(root: Path, *, create: bool) -> None:
             f"{root} is not a results folder (found {found}); expected one that"
             " `mfsdp-bench run` has written: check --results"
         )
-    elif root.exists() and any(root.iterdir()):
+    elif others:
         raise NotAResultsFolderError(
             f"{root} is not empty and not a results folder (it has no SCHEMA file); nothing was"
             " written there: give an empty or a new folder"
@@ -140,11 +142,24 @@ def _check_kind(root: Path, *, create: bool) -> None:
 
 
 def _create(root: Path) -> None:
+    """Make what is missing.
+
+    [Note: SCHEMA comes first] Several commands may make the same folder at once: hosts that were
+    started together, jobs, two terminals. Until SCHEMA is there, only drafts of it are in the
+    folder; who finds anything else there, and then no SCHEMA, has found a folder of something else.
+    """
     with reporting_failed_writes(root):
-        for folder in (root, root / RUNS, root / SWEEPS):
-            folder.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
     if not (root / SCHEMA).exists():
         write_text_atomically(root / SCHEMA, f"{SCHEMA_VERSION}\n")
+    with reporting_failed_writes(root):
+        for folder in (root / RUNS, root / SWEEPS):
+            folder.mkdir(exist_ok=True)
+
+
+def _is_draft(name: str) -> bool:
+    """Whether it is what SCHEMA is written to before it gets its name."""
+    return name.startswith(f".{SCHEMA}.") and name.endswith(".tmp")
 
 
 def _check_version(root: Path) -> None:

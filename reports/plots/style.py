@@ -36,6 +36,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _JOINTED = re.compile(r"[^_:,\- ]*[_:,\- ]+|[^_:,\- ]+")
 _PATH = re.compile(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}")
+_LINE_BREAK = re.compile(r" *\n\s*")
 
 _RC: dict[Any, Any] = {
     "font.size": 9,
@@ -154,8 +155,8 @@ def svg(figure: Figure, salt: str) -> str:
     with mpl.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None})
     text = buffer.getvalue()
-    # A tenth of a point is far below a pixel, and a third of the page's bytes goes.
-    return _PATH.sub(_rounded, text[text.index("<svg") :])
+    # A tenth of a point is far below a pixel, and no line break means anything.
+    return _LINE_BREAK.sub("", _PATH.sub(_rounded, text[text.index("<svg") :]))
 
 
 def _rounded(path: re.Match[str]) -> str:

@@ -24,6 +24,7 @@ from cluster_runs import ENDLESS, Cluster
 from two_node_slurm import NODES, TwoNodeSlurm, missing_programs
 
 from bench.launch.command import RUN_DIR_VARIABLE
+from bench.launch.local.process_tree import rank_of
 from bench.record import FINISHED_GOOD
 from sweeps.jobs import read_arrays
 
@@ -79,7 +80,7 @@ class Scene:
     def process(self, words: str, *, rank: int | None = None, node: str = "") -> psutil.Process:
         """The one process of this job with `words` in its command line."""
         found = [one for one in self.processes() if words in " ".join(_line(one))]
-        found = [one for one in found if rank is None or _variable(one, "RANK") == str(rank)]
+        found = [one for one in found if rank is None or rank_of(one) == rank]
         found = [one for one in found if node in {"", _variable(one, "SLURMD_NODENAME")}]
         # srun and what it starts share their words; it forks, too.
         found = [one for one in found if words.startswith("srun") == ("srun" in _line(one)[0])]
@@ -252,7 +253,7 @@ def of_ranks() -> list[Fault]:
     crashed = (("crashed",),)
     found = [
         Fault("rank dies", f"SIG{name} to rank {rank}",
-              kill("bench.launch.rank", signal.Signals[f"SIG{name}"], rank=rank), crashed,
+              kill("bench.launch.agent", signal.Signals[f"SIG{name}"], rank=rank), crashed,
               f"rank {rank} was ended by SIG{name}")
         for name in ("KILL", "TERM", "SEGV", "ABRT", "BUS", "INT")
         for rank in (0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,8 @@ import pytest
 from bench.errors import UsageError
 from bench.launch.hosts.channel import Channel
 from bench.launch.hosts.hosts_file import own_number, read_hosts
-from bench.launch.hosts.leader import Host, HostsJob
+from bench.launch.hosts.job import Host, HostsJob
+from bench.launch.hosts.meeting import Ended, Meeting, read_meeting
 from bench.launch.local.launcher import LocalJob
 from bench.launch.protocol import JobState, Order
 from bench.launch.rendezvous import NODE_VARIABLE
@@ -50,7 +50,9 @@ class Hosts:
         (folder / "two.yaml").write_text(SWEEP)
 
     def start(self, number: int, *options: str, count: int = 2) -> subprocess.Popen[str]:
-        (self.folder / "hosts").write_text("\n".join(HOSTS[:count]))
+        file, names = self.folder / "hosts", "\n".join(HOSTS[:count])
+        if not file.exists() or file.read_text() != names:  # another host may be reading it
+            file.write_text(names)
         command = ["run", "two.yaml", "--launcher", "torchrun", "--hosts", "hosts", *options]
         process = subprocess.Popen(
             [sys.executable, "-m", "bench", *command],
@@ -87,7 +89,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, err
 
 
-@pytest.mark.nightly  # see docs/hosts.md, Known
 def test_hosts_make_runs_together_until_one_dies(hosts: Hosts) -> None:
     first, second = hosts.start(0), hosts.start(1)
     hosts.wait_for_steps(runs=2)
@@ -102,17 +103,17 @@ def test_hosts_make_runs_together_until_one_dies(hosts: Hosts) -> None:
     assert (lost.status.state, code) == ("interrupted", 3), err
     assert "host 127.0.0.2 was lost" in lost.status.reason
     assert "start the same command again on all hosts" in err
-    assert not (hosts.folder / "results" / "hosts.json").exists()
+    assert isinstance(read_meeting(hosts.folder / "results"), Ended)
 
 
-@pytest.mark.nightly  # see docs/hosts.md, Known
+@pytest.mark.nightly  # test_meeting.py asks the same of threads
 def test_a_host_that_never_comes_is_named_and_a_stranger_is_sent_away(hosts: Hosts) -> None:
     first = hosts.start(0, "--hosts-timeout", "10", count=3)
     second = hosts.start(1, "--hosts-timeout", "10", count=3)
-    file = hosts.folder / "results" / "hosts.json"
-    while not file.exists():
+    while (meeting := read_meeting(hosts.folder / "results")) is None:
         time.sleep(0.05)
-    with socket.create_connection(("127.0.0.1", json.loads(file.read_text())["port"])) as stranger:
+    assert isinstance(meeting, Meeting)
+    with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
         stranger.sendall(b"\0\0\0\x05hello")
     code, err = ended(first)
     other = ended(second)
@@ -121,7 +122,7 @@ def test_a_host_that_never_comes_is_named_and_a_stranger_is_sent_away(hosts: Hos
     assert not hosts.records()
 
 
-@pytest.mark.nightly  # see docs/hosts.md, Known
+@pytest.mark.nightly  # test_meeting.py asks the same of threads
 def test_a_first_host_that_dies_or_never_comes_ends_the_others(hosts: Hosts) -> None:
     first = hosts.start(0, count=3)
     second = hosts.start(1, count=3)
@@ -139,7 +140,6 @@ def test_a_first_host_that_dies_or_never_comes_ends_the_others(hosts: Hosts) -> 
     assert "127.0.0.1, the first host, was not found within 1 s" in err
 
 
-@pytest.mark.nightly  # see docs/hosts.md, Known
 def test_ctrl_c_on_the_first_host_ends_all(hosts: Hosts) -> None:
     first = hosts.start(0, count=3)
     second = hosts.start(1, count=3)
@@ -149,7 +149,6 @@ def test_ctrl_c_on_the_first_host_ends_all(hosts: Hosts) -> None:
     assert {ended(first)[0], ended(second)[0]} == {130}
 
 
-@pytest.mark.nightly  # see docs/hosts.md, Known
 def test_another_command_on_one_host_is_refused_on_all(hosts: Hosts) -> None:
     first = hosts.start(0, "--hosts-timeout", "30")
     second = hosts.start(1, "--hosts-timeout", "30", "--force")
@@ -161,7 +160,7 @@ def test_another_command_on_one_host_is_refused_on_all(hosts: Hosts) -> None:
 def test_the_agent_of_another_host_that_fails_ends_the_run_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bench.launch.hosts.leader._LAST_WORDS_SECONDS", 0.0)
+    monkeypatch.setattr("bench.launch.hosts.job._LAST_WORDS_SECONDS", 0.0)
     local, changed = Mock(LocalJob), threading.Condition()
     local.wait.return_value = JobState("running")
     others = [Host(name, Mock(Channel)) for name in ("b", "c")]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.cli.diagnosis import diagnose
 from bench.doctor import accelerators, machine, packages, results_folder, slurm
 from bench.errors import UsageError
 from bench.resolve import Machine
@@ -184,3 +186,21 @@ def test_an_extra_that_is_missing_names_its_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(packages, "version_of", lambda name: None if name == "torchao" else "1")
     finding = by_name(packages.package_findings())["torchao"]
     assert finding.remedy == "pip install 'mfsdp-bench[fp8]'"
+
+
+def test_a_terminal_sees_what_is_being_looked_at_and_nothing_is_left_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr("bench.cli.diagnosis.accelerator_findings", lambda _: [])
+    found = diagnose(Machine(2, 2**30, ()), tmp_path)
+    assert shown.getvalue() == ""
+
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    assert [one.what for one in diagnose(Machine(2, 2**30, ()), tmp_path)] == [
+        one.what for one in found
+    ]
+    lines = shown.getvalue().split("\r\x1b[K")
+    assert "4/6 torch and its companions: they are loaded ..." in lines
+    assert lines[-1] == ""

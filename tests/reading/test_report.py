@@ -148,6 +148,11 @@ def test_the_four_figures_are_inlined_and_kept_as_files(written, page):
         assert f"figures/{path.name}" in written.markdown.read_text()
 
 
+def test_a_page_of_twelve_cells_is_small(written):
+    # The demo's page has a memory timeline of each cell too (200 kB), and must stay under 700 kB.
+    assert written.html.stat().st_size < 450_000
+
+
 def test_ids_inside_the_figures_do_not_clash(written):
     seen = set()
     for path in written.figures:

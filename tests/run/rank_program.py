@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.tensor import debug
 
 from bench.launch.failure import write_failure
 from bench.launch.parent_death import die_with_parent
@@ -26,6 +27,8 @@ def main() -> int:
         os.environ["MASTER_PORT"] = port
         try:
             run_rank(Path(folder))
+            # DTensors of the next cell would be on meshes whose groups are gone.
+            debug._clear_sharding_prop_cache()
         except Exception as error:
             failed += 1
             traceback.print_exc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -34,13 +35,14 @@ def cell(
     strategy: str | None = None,
     dtypes: DtypeSpec = FP32,
     micro_batch: int = 2,
-    **model,
+    model: dict[str, Any] | None = None,
+    **own: Any,
 ) -> ResolvedRun:
     return resolve_anywhere(
         RunSpec(
-            model=ModelSpec(preset="debug", layers=LAYERS, **model),
+            model=ModelSpec(preset="debug", layers=LAYERS, **model or {}),
             data=DataSpec(kind="markov"),
-            engine=EngineSpec(name=engine, strategy=strategy),
+            engine=EngineSpec(name=engine, strategy=strategy, **own),
             dtypes=dtypes,
             train=TRAIN.model_copy(update={"micro_batch": micro_batch}),
             launch=LaunchSpec(ranks=1 if engine == "single" else 2),
@@ -66,10 +68,11 @@ VARIANTS = {
     "fsdp2-one_microbatch": cell("fsdp2", micro_batch=4),
     "mfsdp-optim-one_microbatch": cell("mfsdp", "optim", micro_batch=4),
     "mfsdp-one_microbatch": cell("mfsdp", micro_batch=4),
-    "fsdp1-recompute": cell("fsdp1", recompute="full"),
-    "fsdp2-recompute": cell("fsdp2", recompute="full"),
-    "mfsdp-recompute": cell("mfsdp", recompute="full"),
-    "mfsdp-recompute_selective": cell("mfsdp", recompute="selective"),
+    "mfsdp-per_token": cell("mfsdp", per_token_loss=True, nan_check=True),
+    "fsdp1-recompute": cell("fsdp1", model={"recompute": "full"}),
+    "fsdp2-recompute": cell("fsdp2", model={"recompute": "full"}),
+    "mfsdp-recompute": cell("mfsdp", model={"recompute": "full"}),
+    "mfsdp-recompute_selective": cell("mfsdp", model={"recompute": "selective"}),
 }
 BF16_CELLS = {
     "ddp-bf16": cell("ddp", dtypes=BF16),
@@ -89,14 +92,19 @@ FP64_CELLS = {
     ]
 }
 TIED_CELLS = {
-    "fsdp2-tied": cell("fsdp2", tie_embeddings=True),
-    "mfsdp-tied": cell("mfsdp", tie_embeddings=True),
+    "fsdp2-tied": cell("fsdp2", model={"tie_embeddings": True}),
+    "mfsdp-tied": cell("mfsdp", model={"tie_embeddings": True}),
+}
+# One data-parallel rank of two parts; more of both in `test_engine_parity_parallel`.
+TENSOR_PARALLEL_CELLS = {
+    "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
+    "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
 }
 TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | FP64_CELLS | TIED_CELLS
 SINGLE_CELLS = {
     "single": cell("single"),
     "single-fp64": cell("single", dtypes=FP64),
-    "single-tied": cell("single", tie_embeddings=True),
+    "single-tied": cell("single", model={"tie_embeddings": True}),
 }
 
 pytestmark = pytest.mark.processes
@@ -105,7 +113,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def cells(run_cells, tmp_path_factory) -> Mapping:
     root = tmp_path_factory.mktemp("cells")
-    return run_cells(root, SINGLE_CELLS) | run_cells(root, TWO_RANK_CELLS)
+    return run_cells(root, SINGLE_CELLS) | run_cells(root, TWO_RANK_CELLS | TENSOR_PARALLEL_CELLS)
 
 
 @pytest.mark.parametrize("name", [*FP32_CELLS, *VARIANTS])
@@ -114,7 +122,7 @@ def test_fp32_losses_and_norms_agree_with_the_single_process_to_1e_5(cells, name
     assert cells[name].norms == pytest.approx(cells["single"].norms, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", FP64_CELLS)
+@pytest.mark.parametrize("name", [*FP64_CELLS, *TENSOR_PARALLEL_CELLS])
 def test_fp64_losses_and_norms_agree_with_the_single_process_to_1e_12(cells, name):
     assert cells[name].losses == pytest.approx(cells["single-fp64"].losses, rel=1e-12)
     assert cells[name].norms == pytest.approx(cells["single-fp64"].norms, rel=1e-12)

@@ -24,12 +24,18 @@ FP32, FP64 = DtypeSpec(), DtypeSpec(compute="fp64", main_params="fp64")
 BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
 
 
-def cell(name: str, strategy: str | None = None, dtypes: DtypeSpec = FP32, **model) -> ResolvedRun:
+def cell(
+    name: str,
+    strategy: str | None = None,
+    dtypes: DtypeSpec = FP32,
+    expert_parallel: int = 1,
+    **model,
+) -> ResolvedRun:
     return resolve_anywhere(
         RunSpec(
             model=ModelSpec(preset="hybrid-tiny", pattern="ME*-", experts=4, hidden=96, **model),
             data=DataSpec(kind="markov"),
-            engine=EngineSpec(name=name, strategy=strategy),
+            engine=EngineSpec(name=name, strategy=strategy, expert_parallel=expert_parallel),
             dtypes=dtypes,
             train=TRAIN,
             launch=LaunchSpec(ranks=1 if name == "single" else 2),
@@ -46,7 +52,9 @@ FP32_CELLS = {
     "mfsdp": cell("mfsdp", "optim_grads_params"),
     "mfsdp-recompute": cell("mfsdp", "optim_grads_params", recompute="full"),
 }
-FP64_CELLS = {f"{name}-fp64": cell(name, dtypes=FP64) for name in ("fsdp2", "mfsdp")}
+FP64_CELLS = {f"{name}-fp64": cell(name, dtypes=FP64) for name in ("fsdp2", "mfsdp")} | {
+    "mfsdp-experts-fp64": cell("mfsdp", dtypes=FP64, expert_parallel=2)
+}
 BF16_CELLS = {f"{name}-bf16": cell(name, dtypes=BF16) for name in ("ddp", "fsdp2", "mfsdp")}
 TWO_RANK_CELLS = FP32_CELLS | FP64_CELLS | BF16_CELLS
 SINGLE_CELLS = {"single": cell("single"), "single-fp64": cell("single", dtypes=FP64)}

@@ -110,6 +110,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         transport="native",
         nan_check=True,
         cuda_graph=True,
+        per_token_loss=True,
     )
     assert _switches(changed) == {
         "overlap_grad_reduce": False,
@@ -121,6 +122,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "disable_symmetric_registration": True,
         "manual_registration": True,
         "use_decoupled_grad": False,
+        "calculate_per_token_loss": True,
         "cuda_graph_mode": True,
         "fsdp_double_buffer": False,
         "allocator": "max_pool",

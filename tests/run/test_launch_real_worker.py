@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from bench.launch import Limits, code_identity, launch
+from bench.launch.local.process_tree import rank_of
 from bench.record import RunRecord, RunStatus
 from bench.resolve import Machine, resolve
 from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
@@ -62,8 +63,8 @@ def test_a_real_rank_killed_in_mid_run_is_the_one_that_is_named(tmp_path: Path) 
 
     def kill_rank_1(steps: int) -> None:
         for process in set(psutil.Process().children(recursive=True)) - others:
-            with contextlib.suppress(psutil.Error):  # ended in the meantime
-                if not killed and process.environ().get("RANK") == "1":
+            with contextlib.suppress(psutil.Error, OSError):  # ended in the meantime
+                if not killed and rank_of(process) == 1:
                     killed.append(process.pid)
                     os.kill(process.pid, signal.SIGKILL)
 

@@ -91,6 +91,33 @@ def test_an_outer_axis_that_does_not_divide_the_ranks_is_refused_with_those_that
 
 
 @pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (
+            {"tensor_parallel": 3},
+            "engine.tensor_parallel: 4 ranks cannot be split into groups",
+        ),
+        ({"tensor_parallel": 2, "outer_size": 4}, "engine.outer_size: 2 ranks cannot be split"),
+        ({"expert_parallel": 4, "outer_size": 2}, "2 ranks of the inner data-parallel axis cannot"),
+    ],
+)
+def test_parallelism_that_does_not_divide_the_ranks_is_refused(engine, expected) -> None:
+    spec = RunSpec(engine=EngineSpec(**engine), launch=LaunchSpec(ranks=4))
+    assert expected in refusal(spec)
+
+
+def test_a_tensor_parallel_group_shares_its_data() -> None:
+    spec = RunSpec(
+        engine=EngineSpec(tensor_parallel=2),
+        launch=LaunchSpec(ranks=4),
+        train=TrainSpec(global_batch=8, micro_batch=2),
+    )
+    run = resolve(spec, MACHINE)
+    assert (run.data_parallel, run.microbatches) == (2, 2)
+    assert "-tp2-" in run.slug
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "NCCL_DEBUG",

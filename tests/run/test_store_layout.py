@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,32 @@ def test_a_new_folder_becomes_a_results_folder_of_this_version(tmp_path: Path) -
 def test_an_empty_folder_can_become_one(tmp_path: Path) -> None:
     ResultsStore.open(tmp_path, create=True)
     assert ResultsStore.open(tmp_path, create=False).sweeps() == []
+
+
+@pytest.mark.parametrize("moment", range(7))
+def test_a_second_command_may_make_the_folder_at_any_moment_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Hosts that are started together both find no folder."""
+    calls: list[str] = []
+
+    def with_a_second(name: str) -> None:
+        function = getattr(os, name)
+
+        def then_the_second(*given: Any, **options: Any) -> Any:
+            done = function(*given, **options)
+            calls.append(name)
+            if len(calls) == moment + 1:
+                ResultsStore.open(tmp_path / "results", create=True)
+            return done
+
+        monkeypatch.setattr(os, name, then_the_second)
+
+    for name in ("mkdir", "open", "fsync", "replace"):
+        with_a_second(name)
+    store = ResultsStore.open(tmp_path / "results", create=True)
+    assert len(calls) > moment
+    assert store.sweeps() == []
 
 
 def test_a_folder_of_something_else_is_refused_and_left_untouched(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from bench.launch.command import RUN_DIR_VARIABLE
+from bench.launch.process import RANK_NAME
 
 # A process that has got SIGKILL and is still there waits inside the kernel (a dead file server, a
 # driver); waiting longer would only hang the harness too.
@@ -74,11 +75,23 @@ def rank_states(pid: int) -> dict[int, str]:
     """Status by psutil of each rank below agent `pid`; one that has ended is not listed."""
     states: dict[int, str] = {}
     for process in descendants(pid):
-        with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
-            rank = int(process.environ()["RANK"])
-            if process.status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            rank = rank_of(process)
+            if rank is not None and process.status() != psutil.STATUS_ZOMBIE:
                 states.setdefault(rank, process.status())
     return states
+
+
+def rank_of(process: psutil.Process) -> int | None:
+    """Rank that a process is, if any.
+
+    A fork of the agent has the environment from before it was a rank, and a name of its own.
+    """
+    name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    if name.startswith(RANK_NAME):
+        return int(name.removeprefix(RANK_NAME))
+    rank = process.environ().get("RANK")
+    return None if rank is None else int(rank)
 
 
 def ask_for_stacks(pid: int) -> None:

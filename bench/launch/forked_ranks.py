@@ -1,0 +1,118 @@
+"""Ranks as forks of their agent, which has loaded torch: a start takes half the time.
+
+torchrun starts each rank as `python -m bench.launch.rank ...`, and each loads torch anew: two
+seconds of processor time per rank, before anything is measured. A fork has it already. Only torch
+is shared; the code that a run measures is loaded, and proven, in the rank itself.
+
+Agents of other runs are other processes, so two runs share no memory layout: a start stays a
+sample of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from bench.launch.process import RANK_NAME
+
+_PR_SET_NAME = 15
+_LOOK_SECONDS = 0.02
+
+
+def fork_ranks() -> None:
+    """From here on, torchrun in this process forks its ranks, where it has a seam for that."""
+    import torch.distributed.elastic.multiprocessing.api as elastic
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    class ForkingHandler(SubprocessHandler):
+        """torchrun's own, but for how the process comes to be."""
+
+        def _popen(self, args: Sequence[str], env: Mapping[str, str]) -> Any:
+            after_the_module = args[args.index("-m") + 2 :]
+            return ForkedRank(after_the_module, env)
+
+    def handler(**asked: Any) -> ForkingHandler:
+        return ForkingHandler(**asked)
+
+    if hasattr(elastic, "get_subprocess_handler"):
+        elastic.get_subprocess_handler = handler
+
+
+class ForkedRank:
+    """What torchrun asks of a `subprocess.Popen`, of a fork of this process.
+
+    Args:
+        arguments: of `bench.launch.rank`.
+        env: the whole environment.
+    """
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+        self.args = list(arguments)
+        self.returncode: int | None = None
+        ready, own = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(ready)
+            _become_rank(self.args, env, own)
+        os.close(own)
+        # Its end is closed once the rank has a session of its own, to which torchrun sends signals.
+        os.read(ready, 1)
+        os.close(ready)
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not, within `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(_LOOK_SECONDS)
+        return code
+
+
+def _become_rank(arguments: list[str], env: Mapping[str, str], ready: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        os.close(ready)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(env)
+        _take_name(f"{RANK_NAME}{env['RANK']}")
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        from bench.launch.rank import main
+
+        main(arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _take_name(name: str) -> None:
+    """For lists of processes: the kernel shows the agent's command line for a fork."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
