@@ -101,12 +101,6 @@ _PROGRAMS: dict[str, Program] = {
             Cycle((Pass("micro", ("ssr", "rrr")),)),
         ),
     ),
-    "ranks on other paths, native": Program(
-        "mfsdp",
-        options=(("transport", "native"),),
-        units=(UnitShape(),) * 3,
-        cycles=(Cycle((Pass("micro", ("rsr", "srs")), Pass("micro", ("ssr", "rrr")))),),
-    ),
     "sums in the order of ranks": Program(
         "mfsdp",
         ranks=4,
