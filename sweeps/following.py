@@ -6,11 +6,23 @@ from collections import Counter
 from datetime import datetime
 
 from bench.launch.slurm.controller import ControllerSilentError
+from bench.launch.slurm.launcher import prints_of_job
 from bench.record import RunStatus
 from sweeps.execution import RunMaker
-from sweeps.jobs import JobsSeen, see_jobs, settle
+from sweeps.jobs import JobsSeen, jobs_folder, see_jobs, settle
 from sweeps.progress import Remark, RunEnded
 from sweeps.submitting import Submission
+
+# Reasons of Slurm that no patience helps against, and what does.
+_FOR_EVER = {
+    "PartitionTimeLimit": ": longer than the partition allows; cancel, and lower time_minutes",
+    "PartitionNodeLimit": ": more nodes than the partition gives to a job; cancel",
+    "PartitionDown": ": the partition is down; wait for it, or cancel and name another",
+    "PartitionInactive": ": the partition is inactive; wait for it, or cancel and name another",
+    "BadConstraints": ": no node can be what is asked for; cancel, and ask for less",
+    "JobHeldUser": ": held; scontrol release JOB lets it go on",
+    "JobHeldAdmin": ": held by an operator",
+}
 
 
 class Follower:
@@ -55,6 +67,7 @@ class Follower:
                 continue
             settle(store, sweep, seen)
             self._tell_endings()
+            self._tell_silent_ends(seen)
             self._jobs &= seen.alive.keys()
             self._say(_counted(seen, self._jobs))
 
@@ -71,6 +84,21 @@ class Follower:
             self._position += 1
             total = max(self._total, self._position)
             self._maker.publish(_ended(run_id, status, self._position, total))
+
+    def _tell_silent_ends(self, seen: JobsSeen) -> None:
+        """Jobs that are over and never began a run: no record speaks of them."""
+        sweep, store = self._maker.sweep, self._maker.store
+        began = {status.job for _, _, status in store.statuses(sweep)}
+        silent = sorted(self._jobs - seen.alive.keys() - began)
+        details = [detail for job in silent if (detail := seen.looks[job].detail)]
+        details = [detail for detail in details if "COMPLETED" not in detail]
+        if not details:
+            return
+        file = prints_of_job(jobs_folder(store, sweep), silent[0])
+        where = f"see {file}"
+        if not file.exists():
+            where = f"there is no {file}: do the nodes see that folder at that path?"
+        self._say(f"{len(details)} jobs ended before a run began: {details[0]}; {where}")
 
 
 def _ended(run_id: str, status: RunStatus, position: int, total: int) -> RunEnded:
@@ -97,6 +125,8 @@ def _seconds(status: RunStatus) -> float:
 def _counted(seen: JobsSeen, jobs: set[str]) -> str:
     looks = [seen.looks[job] for job in jobs]
     waiting = Counter(look.reason for look in looks if look.phase == "queued")
-    why = ", ".join(f"{reason} {count}" for reason, count in waiting.most_common())
+    why = ", ".join(
+        f"{reason} {count}{_FOR_EVER.get(reason, '')}" for reason, count in waiting.most_common()
+    )
     count = waiting.total()
     return f"jobs: {len(looks) - count} running, {count} waiting" + (f" ({why})" if why else "")

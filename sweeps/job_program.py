@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     file = Path(arguments[0])
     store = ResultsStore.open(file.parents[3], create=False)
     array = read_array(file)
+    sys.argv = list(array.argv) or sys.argv  # records say what was typed
     stop = StopRequest()
     _heed_slurm(stop)
     _settle_own_runs(store, array)

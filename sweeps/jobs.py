@@ -18,6 +18,7 @@ from bench.errors import UsageError
 from bench.launch.protocol import Queue, QueuedJob
 from bench.launch.rank_code import RankCode
 from bench.record import RunStatus
+from bench.redaction import redact_text
 from bench.store import RunFolder, layout
 from bench.store.atomic import write_json_atomically
 from bench.store.reading import read_json_object
@@ -37,8 +38,8 @@ class JobArray:
     """Jobs alike; job n makes what is missing of cell `cells[n]`.
 
     id: of the array, None until the queue has said it. plan: of these cells alone. settings: of the
-    launcher, as it wrote them. force, retry_failed, block_retries: as of `RunOptions`. over: no job
-    of it is left, and every run of theirs has its end.
+    launcher, as it wrote them. force, retry_failed, block_retries: as of `RunOptions`. argv: what
+    was typed, for the records. over: no job of it is left, and every run of theirs has its end.
     """
 
     name: str
@@ -51,6 +52,7 @@ class JobArray:
     block_retries: int = 0
     id: str | None = None
     submitted_utc: str = ""
+    argv: tuple[str, ...] = ()
     over: bool = False
 
     @property
@@ -74,6 +76,7 @@ class JobArray:
             "name": self.name,
             "id": self.id,
             "submitted_utc": self.submitted_utc,
+            "argv": [redact_text(word) for word in self.argv],
             "over": self.over,
             "cells": list(self.cells),
             "codes": codes,
@@ -112,6 +115,7 @@ def read_array(file: Path) -> JobArray:
         name=document["name"],
         id=document["id"],
         submitted_utc=document["submitted_utc"],
+        argv=tuple(document.get("argv", ())),
         over=document["over"],
         plan=Plan.from_document(document["plan"]),
         cells=tuple(document["cells"]),

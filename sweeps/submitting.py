@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +101,7 @@ class Submitter:
             retry_failed=self.options.retry_failed,
             block_retries=self.options.block_retries,
             submitted_utc=utc_now(),
+            argv=tuple(sys.argv),
         )
 
     def _size(self, runs: Mapping[str, int]) -> Callable[[str], tuple[Any, ...]]:

@@ -276,6 +276,10 @@ def run_planned(
 
 def _submission(plans: RequestedPlan, sides: Sides) -> Submission:
     settings = plans.slurm or SlurmSettings()
+    if not settings.exclusive:
+        console.note(
+            "exclusive is false: other jobs may share nodes with these runs, and take time"
+        )
     return Submission(
         SlurmQueue(settings),
         {arm: side.code for arm, side in sides.items()},

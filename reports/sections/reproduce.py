@@ -54,7 +54,11 @@ def _commands(records: Iterable[RunRecord]) -> list[str]:
         if argv:
             command = [PurePath(argv[0]).name, *argv[1:]]
             variables = entries(record.environment, "variables")
-            settings = [f"{name}={shlex.quote(str(value))}" for name, value in variables.items()]
+            settings = [
+                f"{name}={shlex.quote(str(value))}"
+                for name, value in variables.items()
+                if not name.startswith("SLURM_")  # of the job, set by nobody's hand
+            ]
             known[" ".join([*settings, shlex.join(command)])] = None
     lines = list(known) or ["(the command was not recorded)"]
     more = len(lines) - _MOST_COMMANDS

@@ -206,6 +206,12 @@ def test_a_plan_is_made_for_a_node_of_the_partition(command: SCRIPTS) -> None:
     assert machine.memory_bytes == 515000 * 2**20
 
 
+def test_a_partition_that_is_not_there_is_refused_with_those_that_are(command: SCRIPTS) -> None:
+    command("sinfo", 'test "$2" = -p || printf "main\\nurgent\\nmain\\n"')
+    with pytest.raises(UsageError, match=r"partition gpuu: .* it has main, urgent"):
+        node_of_cluster(SlurmSettings(partition="gpuu"))
+
+
 def test_agents_meet_on_the_first_node_also_when_started_from_a_login_node(
     command: SCRIPTS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
     assert remote.status.state in FINISHED_GOOD, err
     assert remote.placement is not None
     assert remote.placement.nodes == NODES
+    assert remote.environment["argv"][1:] == ["run", str(sweep), "--launcher", "slurm"]
 
     _, err = here.communicate(timeout=100)
     (local,) = ResultsStore.open(cluster.folder / "local", create=False).records()

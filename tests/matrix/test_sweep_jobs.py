@@ -38,11 +38,12 @@ class Queue:
         self.after = after
         self.asked = 0
         self.cut_off = False
+        self.first_reason = "Resources"
 
     def submit(self, request: str, count: int) -> str:
         array = str(7 + len(self.arrays))
         self.arrays[request] = array
-        self.looks |= {f"{array}_{n}": QueuedJob("queued", "Resources") for n in range(count)}
+        self.looks |= {f"{array}_{n}": QueuedJob("queued", self.first_reason) for n in range(count)}
         if self.cut_off:
             raise KeyboardInterrupt
         return array
@@ -117,6 +118,25 @@ def test_a_submission_that_was_cut_off_is_found_by_its_name(store: ResultsStore)
     _, said = follow(store, queue, stop=True)
     assert len(queue.arrays) == 1, "nothing is submitted twice"
     assert "2 of them found" in said[0]
+
+
+def test_jobs_that_end_before_a_run_are_told_of(store: ResultsStore) -> None:
+    """As where nodes do not see the folder: no record will speak of them."""
+    failed = QueuedJob("ended", detail="job 7_0 ended as FAILED (nodes n1)")
+    _, said = follow(store, Queue(after=failed))
+    file = store.root / "sweeps" / "two" / "jobs" / "7_0_0_log.out"
+    assert said[-2] == (
+        "2 jobs ended before a run began: job 7_0 ended as FAILED (nodes n1);"
+        f" there is no {file}: do the nodes see that folder at that path?"
+    )
+
+
+def test_a_job_that_can_never_start_is_told_with_what_to_do(store: ResultsStore) -> None:
+    queue = Queue(after=QueuedJob("ended"))
+    queue.first_reason = "PartitionTimeLimit"
+    _, said = follow(store, queue)
+    why = "longer than the partition allows; cancel, and lower time_minutes"
+    assert said[1] == f"jobs: 0 running, 2 waiting (PartitionTimeLimit 2: {why})"
 
 
 def test_jobs_that_are_gone_are_submitted_again(store: ResultsStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from bench.errors import UsageError
 from bench.launch.slurm.controller import ask
 from bench.launch.slurm.settings import SlurmSettings
 from bench.resolve.cuda_devices import CudaDevice
@@ -18,10 +19,14 @@ def node_of_cluster(settings: SlurmSettings) -> Machine:
 
     Raises:
         ControllerSilentError: Slurm does not answer.
+        UsageError: it has no such partition.
     """
     partition = ["-p", settings.partition] if settings.partition else []
     shown = ask(["sinfo", "-h", *partition, "-o", "%P|%D|%c|%m|%G"])
     lines = [line.split("|") for line in shown.splitlines()]
+    if not lines and settings.partition:
+        there = ", ".join(sorted(set(ask(["sinfo", "-h", "-o", "%R"]).split())))
+        raise UsageError(f"partition {settings.partition}: not on this cluster; it has {there}")
     if settings.partition is None:
         # An asterisk marks the default partition.
         lines = [line for line in lines if line[0].endswith("*")] or lines
