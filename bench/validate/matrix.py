@@ -88,15 +88,16 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, average=True, microbatches=2)
         yield _ordered(replace(plain, policy="bf16", microbatches=2))
     sharded = replace(base, strategy="optim_grads_params")
-    for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
-        yield replace(sharded, model=model, microbatches=2)
-        yield replace(base, model=model, strategy="no_shard", microbatches=2)
+    for either, model in product(
+        (sharded, base),
+        ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar", "rooted"),
+    ):
+        yield replace(either, model=model, microbatches=2)
     for strategy in ("optim", "optim_grads"):
         yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
-    for strategy in ("no_shard", "optim_grads_params"):
-        yield replace(base, strategy=strategy, ranks=1, microbatches=3)
-        yield replace(base, strategy=strategy, policy="bf16_sum", microbatches=2)
-        yield replace(base, strategy=strategy, model="rooted", microbatches=2)
+    for either in (base, sharded):
+        yield replace(either, ranks=1, microbatches=3)
+        yield replace(either, policy="bf16_sum", microbatches=2)
     yield replace(sharded, ranks=4, model="rows")
     yield replace(sharded, scenario="reloaded")
     for strategy in ("optim", "optim_grads_params"):
