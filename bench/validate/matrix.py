@@ -76,17 +76,7 @@ def _matches(case_id: str, pattern: str) -> bool:
 def _quick(engine: str) -> Iterator[Case]:
     base = Case(engine, "no_shard")
     for strategy in STRATEGIES:
-        plain = replace(base, strategy=strategy)
-        yield replace(plain, microbatches=3)
-        for policy in ("bf16", "bf16_wire"):
-            yield replace(plain, policy=policy, microbatches=2)
-        for model in ("tied", "frozen", "recomputed"):
-            yield replace(plain, model=model, microbatches=2)
-        yield replace(plain, scenario="again")
-        yield replace(plain, scenario="unmarked", microbatches=2)
-        yield replace(plain, scenario="redirected", policy="fp32")
-        yield replace(plain, average=True, microbatches=2)
-        yield _ordered(replace(plain, policy="bf16", microbatches=2))
+        yield from _quick_of_strategy(replace(base, strategy=strategy))
     sharded = replace(base, strategy="optim_grads_params")
     for either, model in product(
         (sharded, base),
@@ -122,6 +112,19 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     yield from _quick_on_two_axes(base)
     yield from _quick_recipes(replace(base, policy="bf16", microbatches=2))
+
+
+def _quick_of_strategy(plain: Case) -> Iterator[Case]:
+    yield replace(plain, microbatches=3)
+    for policy in ("bf16", "bf16_wire"):
+        yield replace(plain, policy=policy, microbatches=2)
+    for model in ("tied", "frozen", "recomputed"):
+        yield replace(plain, model=model, microbatches=2)
+    yield replace(plain, scenario="again")
+    yield replace(plain, scenario="unmarked", microbatches=2)
+    yield replace(plain, scenario="redirected", policy="fp32")
+    yield replace(plain, average=True, microbatches=2)
+    yield _ordered(replace(plain, policy="bf16", microbatches=2))
 
 
 def _quick_recipes(base: Case) -> Iterator[Case]:
