@@ -33,6 +33,8 @@ def broken_promise(record: RunRecord) -> str | None:
     run = record.resolved
     recipe = run.engine.asked("recipe") or "none"
     asked = recipe != "none" and run.engine.asked("gather_precision") == "recipe"
+    if run.linear.quantised_weights:
+        recipe, asked = f"{run.linear.kind} {run.linear.recipe}", True
     gathers = run.strategy != "no_shard" and run.data_parallel > run.engine.outer_size
     if not (asked and gathers) or record.status.state not in FINISHED_GOOD:
         return None

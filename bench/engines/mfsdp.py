@@ -40,7 +40,7 @@ class MfsdpEngine:
     """The wrapped model and its optimizer."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        initial = model.state_dict()
+        initial = _exact_values(model)
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         self._accumulates = resolved.microbatches > 1
         switches = settings_of(resolved.engine)
@@ -205,6 +205,12 @@ def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPr
         if engine.recipe == "none"
         else mfsdp_core.Float8Reference(engine.recipe, engine.gather_precision),
     )
+
+
+def _exact_values(model: nn.Module) -> dict[str, Any]:
+    """The state dict in the precision that the model was built in, without wrappers of torchao."""
+    found = {name: getattr(value, "_tensor", value) for name, value in model.state_dict().items()}
+    return found | getattr(model, "exact_values", {})
 
 
 def _loses_values(dtypes: ResolvedDtypes) -> bool:

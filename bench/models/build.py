@@ -11,6 +11,7 @@ from bench.models.factory import MakeBatch, build_user_model
 from bench.models.hybrid import Hybrid
 from bench.models.initialisation import initialise
 from bench.models.llama import Llama
+from bench.models.low_precision import exchange_layers
 from bench.models.meshes import EXPERT, TENSOR, mesh_of
 from bench.models.tensor_parallel import cut
 from bench.spec import ModelShape, Recompute, ResolvedRun
@@ -24,6 +25,7 @@ def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, M
     model = build_model(
         resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=device
     )
+    exchange_layers(model, resolved.linear, resolved.dtypes.compute)
     _split(model, resolved, device)
     return model, None
 

@@ -6,7 +6,8 @@ the root's own parameters (embedding, last norm, head) are read inside its forwa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -22,6 +23,8 @@ class Decoder(nn.Module):
 
     Parameters are FP32 as built; engines cast, wrap or shard them. A subclass says what a layer is
     called with. unit_classes: the modules that sharding engines gather and release as one.
+    precision: what a forward pass runs under, and exact_values: FP32 values of weights that are
+    rounded already, by name (both of `bench.models.low_precision`).
     """
 
     unit_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -33,6 +36,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.exact_values: dict[str, Tensor] = {}
+        self.precision: Callable[[], AbstractContextManager[object]] = nullcontext
         self.tie()
 
     @property
@@ -56,7 +61,8 @@ class Decoder(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """int64 [batch, seq_len] to [batch, seq_len, vocab] in the compute dtype."""
-        x = self.run_layers(self.embedding(tokens))
+        with self.precision():
+            x = self.run_layers(self.embedding(tokens))
         out: Tensor = self.head(self.norm(x))
         return out
 

@@ -60,7 +60,17 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
 
 def engine_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
     """The engine's own code, and what it needs, must be installed for this interpreter."""
-    return _why_not_here(run.engine.name, Path.cwd())
+    return _why_not_here(run.engine.name, Path.cwd()) or _optimizer_not_here(run.train.optimizer)
+
+
+def _optimizer_not_here(name: str) -> str | None:
+    """Moments of codes are torchao's."""
+    if name not in {"adamw_8bit", "adamw_fp8"} or locate("torchao") is not None:
+        return None
+    return (
+        f"the optimizer {name} needs torchao, which is not installed here: pip install"
+        " 'mfsdp-bench[fp8]'"
+    )
 
 
 @lru_cache(maxsize=256)

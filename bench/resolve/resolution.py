@@ -7,6 +7,7 @@ from bench.resolve.collective_rules import check_collective
 from bench.resolve.dtype_policy import resolve_dtypes
 from bench.resolve.engine_rules import resolve_engine
 from bench.resolve.environment_names import check_environment
+from bench.resolve.linear_rules import resolve_linear
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
@@ -56,6 +57,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         measure=spec.measure,
         data_parallel=data_parallel,
         factory=spec.model.factory,
+        linear=resolve_linear(spec.model),
         microbatches=spec.train.global_batch // (data_parallel * spec.train.micro_batch),
     )
 

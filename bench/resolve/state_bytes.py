@@ -3,7 +3,7 @@
 For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
 what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
 (single, ddp), on the equal dim-0 chunks of `fully_shard` (the first rank has the largest), or on
-equal parts of flat parameters (fsdp1, a lower bound).
+equal parts of flat parameters (fsdp1, a lower bound). Moments of codes count there without scales.
 Pools of buffers are counted, planned as the core plans them. Activations, weights that are gathered
 and communication buffers outside of pools come on top and are not, so a machine with less memory
 cannot run it.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bench.resolve.engine_rules import codec_of, core_settings
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
@@ -35,11 +35,15 @@ from mfsdp_core.plan.grouping import BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.memory_model import (
     ADAM,
     SGD,
+    MomentCodes,
     OptimizerFacts,
     PolicyNames,
     memory_of_buckets,
 )
 from mfsdp_core.plan.strategy import INNER, parse_strategy
+
+#: A table of 256 values for every moment of torchao's 8-bit optimizer.
+_CODES: Final = {"adamw_8bit": MomentCodes(table=256), "adamw_fp8": MomentCodes()}
 
 
 class _Facts(NamedTuple):
@@ -97,6 +101,8 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
         return OptimizerFacts(
             2, 0, state_dtype, train.master_weights, remainders=train.store_remainders
         )
+    if train.optimizer in _CODES:
+        return OptimizerFacts(2, 1, codes=_CODES[train.optimizer])
     return ADAM if train.optimizer == "adamw" else SGD
 
 
@@ -193,7 +199,8 @@ def _bytes_of_elements(run: _Facts, elements: int, tensors: int) -> dict[str, in
     main = TORCH_NAMES[run.dtypes.main_params or run.dtypes.compute]
     weights = elements * ELEMENT_BYTES[main]
     optimizer = run.optimizer
-    state = optimizer.moments * elements * ELEMENT_BYTES[optimizer.state_dtype or main]
+    each = ELEMENT_BYTES[optimizer.state_dtype or main]
+    state = optimizer.moments * elements * (each if optimizer.codes is None else 1)
     state += optimizer.counters * tensors * ELEMENT_BYTES["float32"]
     if optimizer.master_weights:
         state += elements * max(ELEMENT_BYTES[main], ELEMENT_BYTES["float32"])

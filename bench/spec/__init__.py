@@ -23,7 +23,14 @@ from bench.spec.engine_row import (
     EngineSettings,
 )
 from bench.spec.engine_table import CollectiveSettings, MegatronFsdpSettings, MfsdpSettings
-from bench.spec.model import TENSOR_PARALLEL_DIMS, HybridShape, ModelShape, ModelSpec, RopeScaling
+from bench.spec.model import (
+    TENSOR_PARALLEL_DIMS,
+    HybridShape,
+    LinearLayers,
+    ModelShape,
+    ModelSpec,
+    RopeScaling,
+)
 from bench.spec.names import (
     BLOCK_LETTERS,
     HYBRID_NAMES,
@@ -78,6 +85,7 @@ __all__ = [
     "GatherPrecisionName",
     "HybridShape",
     "LaunchSpec",
+    "LinearLayers",
     "MeasureSpec",
     "MegatronFsdpSettings",
     "MfsdpSettings",

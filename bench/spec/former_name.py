@@ -12,6 +12,7 @@ import json
 from typing import Any, Final
 
 from bench.spec.engine_table import MfsdpSettings
+from bench.spec.model import LinearLayers
 from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
@@ -35,6 +36,9 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "symmetric_registration": (True,),
         "manual_registration": (False,),
         "cuda_graph": (False,),
+        "tensor_parallel": (1,),
+        "expert_parallel": (1,),
+        "per_token_loss": (False,),
     },
     "train": {
         "state_dtype": ("fp32",),
@@ -49,6 +53,8 @@ def former_config_hash(run: ResolvedRun) -> str:
     """12 hex digits, as `ResolvedRun.config_hash` gave them."""
     document: dict[str, Any] = run.model_dump(mode="json")
     del document["factory"]
+    if document["linear"] == LinearLayers().model_dump():
+        del document["linear"]
     document["engine"] = MfsdpSettings().model_dump(mode="json") | document["engine"]
     for limit in ("timeout_seconds", "hang_seconds"):
         del document["launch"][limit]

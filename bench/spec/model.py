@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from bench.spec.names import Frozen, Recompute
+from bench.spec.names import Frozen, LinearName, Recompute
 
 
 class ModelSpec(Frozen):
@@ -14,7 +14,8 @@ class ModelSpec(Frozen):
 
     config: path of a Hugging Face `config.json` of the Llama family, instead of a preset. factory:
     `package.module:build` of a model of the user's own, instead of both (`bench.models.factory`).
-    pattern, experts, experts_per_token: of the hybrid family only; see `HybridShape`.
+    pattern, experts, experts_per_token: of the hybrid family only; see `HybridShape`. linear,
+    linear_recipe, quantised_weights: see `LinearLayers`.
     """
 
     preset: str = "debug"
@@ -29,8 +30,23 @@ class ModelSpec(Frozen):
     experts: int | None = Field(default=None, ge=1)
     experts_per_token: int | None = Field(default=None, ge=1)
     recompute: Recompute = "none"
+    linear: LinearName = "torch"
+    linear_recipe: str | None = None
+    quantised_weights: bool = False
     config: str | None = None
     factory: str | None = None
+
+
+class LinearLayers(Frozen):
+    """What computes the projections of a Llama's layers.
+
+    kind: torch, or a package whose layers multiply FP8. recipe: how it scales, under its own name.
+    quantised_weights: weights are kept, or gathered, as its codes.
+    """
+
+    kind: LinearName = "torch"
+    recipe: str = ""
+    quantised_weights: bool = False
 
 
 class RopeScaling(Frozen):

@@ -27,6 +27,8 @@ GatherPrecisionName = Literal["recipe", "compute"]
 Profile = Literal["none", "memory", "torch"]
 #: Ways to split a model over ranks beside its data.
 ParallelismName = Literal["tensor_parallel", "expert_parallel"]
+#: Who computes the projections of a Llama.
+LinearName = Literal["torch", "torchao", "transformer_engine"]
 NcclRecord = Literal["none", "evidence"]
 Switch = Literal["default", "on", "off"]
 

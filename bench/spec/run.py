@@ -13,7 +13,7 @@ from bench.redaction import redact
 from bench.spec.engine import EngineSpec
 from bench.spec.engine_lookup import IMPORT_PATH_FORM, engine_names, find_engine
 from bench.spec.engine_table import CollectiveSettings
-from bench.spec.model import ModelShape, ModelSpec
+from bench.spec.model import LinearLayers, ModelShape, ModelSpec
 from bench.spec.names import (
     HYBRID_NAMES,
     DataKind,
@@ -50,7 +50,8 @@ class TrainSpec(Frozen):
 
     state_dtype (of the moments), master_weights (a second copy of every weight inside the
     optimizer) and store_remainders (what BF16 main weights lack to FP32) are settings of
-    `precision_aware_adamw`, which also reads decoupled gradients.
+    `precision_aware_adamw`, which also reads decoupled gradients. adamw_8bit, adamw_fp8: torchao's,
+    whose moments are codes with a scale per 256 elements.
     checkpoint_every: save weights and optimizer state after every that many steps, and record what
     it took; None never saves.
     """
@@ -59,7 +60,7 @@ class TrainSpec(Frozen):
     global_batch: int = Field(default=8, ge=1)
     micro_batch: int = Field(default=2, ge=1)
     seq_len: int = Field(default=64, ge=1)
-    optimizer: Literal["adamw", "sgd", "precision_aware_adamw"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "precision_aware_adamw", "adamw_8bit", "adamw_fp8"] = "adamw"
     state_dtype: DtypeName = "fp32"
     master_weights: bool = False
     store_remainders: bool = False
@@ -195,6 +196,7 @@ class ResolvedRun(Frozen):
     data_parallel: int
     microbatches: int
     factory: str | None = None
+    linear: LinearLayers = LinearLayers()
 
     @property
     def comparable_in_time(self) -> bool:
@@ -274,6 +276,9 @@ class ResolvedRun(Frozen):
         ):
             parts += [f"{short}{size}"] if size > 1 else []
         parts.append(self.dtypes.compute)
+        if self.linear.kind != "torch":
+            codes = ["codes"] if self.linear.quantised_weights else []
+            parts += [self.linear.kind, self.linear.recipe, *codes]
         if self.engine.setting("recipe") not in (None, "none"):
             parts.append(self.engine.setting("recipe"))
         if self.dtypes.grad_comm != self.dtypes.compute:

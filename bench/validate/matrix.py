@@ -76,25 +76,18 @@ def _matches(case_id: str, pattern: str) -> bool:
 def _quick(engine: str) -> Iterator[Case]:
     base = Case(engine, "no_shard")
     for strategy in STRATEGIES:
-        plain = replace(base, strategy=strategy)
-        yield replace(plain, microbatches=3)
-        yield plain
-        yield replace(plain, ranks=1, microbatches=3)
-        for policy in ("bf16", "bf16_wire", "bf16_sum"):
-            yield replace(plain, policy=policy, microbatches=2)
-        for model in ("tied", "frozen", "rooted", "recomputed"):
-            yield replace(plain, model=model, microbatches=2)
-        yield replace(plain, scenario="again")
-        yield replace(plain, scenario="unmarked", microbatches=2)
-        yield replace(plain, scenario="redirected", policy="fp32")
-        yield replace(plain, average=True, microbatches=2)
-        yield _ordered(replace(plain, policy="bf16", microbatches=2))
+        yield from _quick_of_strategy(replace(base, strategy=strategy))
     sharded = replace(base, strategy="optim_grads_params")
-    for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
-        yield replace(sharded, model=model, microbatches=2)
-        yield replace(base, model=model, strategy="no_shard", microbatches=2)
+    for either, model in product(
+        (sharded, base),
+        ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar", "rooted"),
+    ):
+        yield replace(either, model=model, microbatches=2)
     for strategy in ("optim", "optim_grads"):
         yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
+    for either in (base, sharded):
+        yield replace(either, ranks=1, microbatches=3)
+        yield replace(either, policy="bf16_sum", microbatches=2)
     yield replace(sharded, ranks=4, model="rows")
     yield replace(sharded, scenario="reloaded")
     for strategy in ("optim", "optim_grads_params"):
@@ -119,6 +112,19 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     yield from _quick_on_two_axes(base)
     yield from _quick_recipes(replace(base, policy="bf16", microbatches=2))
+
+
+def _quick_of_strategy(plain: Case) -> Iterator[Case]:
+    yield replace(plain, microbatches=3)
+    for policy in ("bf16", "bf16_wire"):
+        yield replace(plain, policy=policy, microbatches=2)
+    for model in ("tied", "frozen", "recomputed"):
+        yield replace(plain, model=model, microbatches=2)
+    yield replace(plain, scenario="again")
+    yield replace(plain, scenario="unmarked", microbatches=2)
+    yield replace(plain, scenario="redirected", policy="fp32")
+    yield replace(plain, average=True, microbatches=2)
+    yield _ordered(replace(plain, policy="bf16", microbatches=2))
 
 
 def _quick_recipes(base: Case) -> Iterator[Case]:

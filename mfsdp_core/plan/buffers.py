@@ -42,7 +42,7 @@ from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan
-from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.layout import Layout, Slot
 from mfsdp_core.plan.payload import WEIGHTS, Payload
 from mfsdp_core.plan.pools import BucketRequest, PoolPlan, plan_pool
 from mfsdp_core.plan.strategy import Collective, Strategy
@@ -173,7 +173,12 @@ def plan_buffers(
 
 def used_elements(layout: Layout, start: int, end: int) -> int:
     """Elements of parameters within [start, end) of the flat buffer."""
-    return sum(max(0, min(slot.end, end) - max(slot.offset, start)) for slot in layout.slots)
+    return sum(used_of_slot(slot, start, end) for slot in layout.slots)
+
+
+def used_of_slot(slot: Slot, start: int, end: int) -> int:
+    """Elements of one parameter within [start, end) of the flat buffer."""
+    return max(0, min(slot.end, end) - max(slot.offset, start))
 
 
 @dataclass(frozen=True)

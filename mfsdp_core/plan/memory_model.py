@@ -38,6 +38,7 @@ from mfsdp_core.plan.buffers import (
     plan_pools,
     pool_requests,
     used_elements,
+    used_of_slot,
 )
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, FLOATING, resolve_bucket_dtypes
@@ -56,6 +57,7 @@ LineName = Literal[
     "cast gradient",
     "optimizer state",
     "master weights",
+    "moment scales",
     "weight remainders",
     "step counters",
     "weight pool",
@@ -165,12 +167,30 @@ class PolicyNames:
 
 
 @dataclass(frozen=True)
+class MomentCodes:
+    """Moments of one byte per element, and an FP32 scale per `block` elements.
+
+    table: FP32 values that codes stand for, which every moment has. least: elements of a parameter
+    on a rank below which its moments stay plain, as they do where they are no whole blocks.
+    """
+
+    block: int = 256
+    table: int = 0
+    least: int = 4096
+
+    def takes(self, elements: int) -> bool:
+        """Whether a part of that many elements is coded."""
+        return elements >= self.least and elements % self.block == 0
+
+
+@dataclass(frozen=True)
 class OptimizerFacts:
     """What an optimizer keeps of each trainable parameter.
 
     moments: tensors of the parameter's local shape, in `state_dtype`, or in the dtype of the main
     weights where that is None. counters: FP32 scalars. master_weights: a copy of its own of the
-    weights, in FP32 or wider. remainders: the 16 bits that BF16 weights lack to FP32 ones.
+    weights, in FP32 or wider. remainders: the 16 bits that BF16 weights lack to FP32 ones. codes:
+    how torchao's optimizers keep the moments of parameters that can be coded (`MomentCodes`).
     """
 
     moments: int
@@ -178,6 +198,7 @@ class OptimizerFacts:
     state_dtype: str | None = None
     master_weights: bool = False
     remainders: bool = False
+    codes: MomentCodes | None = None
 
 
 #: torch.optim.Adam and AdamW: two moments and a step counter.
@@ -325,7 +346,17 @@ def _optimizer_lines(
     """Moments of this rank's rows; a counter per parameter, also where it has no rows."""
     name, used = table.plan.name, used_elements(table.plan.layout, *table.owned)
     dtype = facts.state_dtype or main
-    yield MemoryLine(name, "optimizer state", "optimizer_state", dtype, facts.moments * used)
+    if facts.codes is not None:
+        sizes = [used_of_slot(slot, *table.owned) for slot in table.plan.layout.slots]
+        coded = [size for size in sizes if facts.codes.takes(size)]
+        used_by_codes = facts.moments * sum(coded)
+        scales = used_by_codes // facts.codes.block + facts.moments * len(coded) * facts.codes.table
+        yield MemoryLine(name, "optimizer state", "optimizer_state", "uint8", used_by_codes)
+        yield MemoryLine(name, "moment scales", "optimizer_state", "float32", scales)
+        plain = facts.moments * (used - sum(coded))
+        yield MemoryLine(name, "optimizer state", "optimizer_state", dtype, plain)
+    else:
+        yield MemoryLine(name, "optimizer state", "optimizer_state", dtype, facts.moments * used)
     if facts.master_weights:
         wide = main if main == "float64" else "float32"
         yield MemoryLine(name, "master weights", "optimizer_state", wide, used)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.shard.dtensor import local_tensor
+from mfsdp_core.state.coded_moments import exchange_decoded, held_bytes
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.foreign_state import accept_foreign_state
 from mfsdp_core.state.fresh_state import complete_state, is_initial, offer_state
@@ -63,6 +63,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
     offer_state(optimizer)
     accept_foreign_state(optimizer)
+    exchange_decoded(optimizer)
     describe_optimizer(optimizer)
     for owner in _alive(owners):
         owner.know_optimizer(optimizer, stepped=False)
@@ -210,6 +211,6 @@ def _state_meter(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
         alive = reference()
         states = alive.state.values() if alive is not None else ()
         tensors = (v for state in states for v in state.values() if isinstance(v, torch.Tensor))
-        return sum(t.numel() * t.element_size() for t in map(local_tensor, tensors))
+        return sum(map(held_bytes, tensors))
 
     return meter

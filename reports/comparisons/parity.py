@@ -229,6 +229,7 @@ def _group_key(resolved: ResolvedRun) -> str:
         "data": resolved.data.model_dump(mode="json"),
         "dtypes": resolved.dtypes.model_dump(mode="json"),
         "recipe": resolved.engine.setting("recipe") or "none",
+        "linear": resolved.linear.model_dump_json(),
         "device": resolved.launch.device,
         "train": train,
     }

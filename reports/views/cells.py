@@ -143,6 +143,10 @@ def dtype_policy(resolved: ResolvedRun) -> str:
     if dtypes.grad_comm != dtypes.main_grads:
         words.append(f"comm {dtypes.grad_comm}")
     recipe = resolved.engine.setting("recipe") or "none"
+    if resolved.linear.kind != "torch":
+        words.append(f"{resolved.linear.kind} {resolved.linear.recipe} layers")
+    if resolved.linear.quantised_weights:
+        words.append("quantised weights")
     if recipe != "none":
         words.append(f"{recipe} weights")
     return ", ".join(words)

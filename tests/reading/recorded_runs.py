@@ -127,7 +127,8 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
     """Warm-up of three slow steps, 4 % noise, now and then an outlier; a falling loss."""
     resolved = run.resolved
     noise = random.Random(f"{run.seed}-{resolved.config_hash}-{run.repeat}")
-    rounding = random.Random(f"{run.seed}-{resolved.engine}-{resolved.dtypes}")
+    engine = resolved.engine.model_dump_json(exclude_defaults=True)
+    rounding = random.Random(f"{run.seed}-{engine}-{resolved.dtypes}")
     unit = 1e-3 if resolved.dtypes.compute == "bf16" else 4e-7
     base = 210.0 * SPEED.get(resolved.engine.name, 1.0) * run.speed
     base *= 0.8 if resolved.dtypes.compute == "bf16" else 1.0

@@ -83,6 +83,14 @@ def graph(train: TrainSpec = SIXTEEN, **fields: object) -> RunSpec:
     return on_cuda(**{**GRAPH, **fields}).model_copy(update={"train": train})
 
 
+def layers(kind: str, name: str = "mfsdp", device: str = "cpu", **model: object) -> RunSpec:
+    return RunSpec(
+        model=ModelSpec(linear=kind, **model),
+        engine=EngineSpec(name=name),
+        launch=LaunchSpec(device=device),
+    )
+
+
 EXPERTS = ModelSpec(preset="hybrid-tiny", experts=3)
 PRECISION_AWARE = TrainSpec(optimizer="precision_aware_adamw")
 REMAINDERS = PRECISION_AWARE.model_copy(update={"store_remainders": True})
@@ -266,6 +274,27 @@ CASES = {
     ),
     "recipe-not-built": Case(
         engine(recipe="nvfp4"), engine(recipe="mxfp8"), "planned only (one gather: "
+    ),
+    "linear-has-no-such-recipe": Case(
+        layers("torchao", linear_recipe="rowwise", quantised_weights=True),
+        layers("torchao", linear_recipe="rowwise"),
+        "torchao gathers codes of the recipe tensorwise only",
+    ),
+    "linear-beside-the-engine": Case(
+        layers("torchao", "ddp", quantised_weights=True),
+        layers("torchao", "fsdp2", quantised_weights=True),
+        "engine ddp gathers no codes of torchao",
+    ),
+    "linear-sizes-divide": Case(
+        layers("torchao", device="cuda", hidden=40, heads=4, ffn_hidden=64),
+        layers("torchao", device="cuda", hidden=64, heads=4, ffn_hidden=64),
+        "found hidden 40, kv_heads x head_dim 20",
+        SERVER,
+    ),
+    "linear-not-here": Case(
+        layers("transformer_engine"),
+        layers("torch"),
+        "Transformer Engine",
     ),
     "engine-not-here": Case(
         engine("validate_engines:Replicatng"),

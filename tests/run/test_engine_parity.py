@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from statistics import median
@@ -36,6 +37,7 @@ def cell(
     dtypes: DtypeSpec = FP32,
     micro_batch: int = 2,
     model: dict[str, Any] | None = None,
+    optimizer: str = "adamw",
     **own: Any,
 ) -> ResolvedRun:
     return resolve_anywhere(
@@ -44,7 +46,7 @@ def cell(
             data=DataSpec(kind="markov"),
             engine=EngineSpec(name=engine, strategy=strategy, **own),
             dtypes=dtypes,
-            train=TRAIN.model_copy(update={"micro_batch": micro_batch}),
+            train=TRAIN.model_copy(update={"micro_batch": micro_batch, "optimizer": optimizer}),
             launch=LaunchSpec(ranks=1 if engine == "single" else 2),
         )
     )
@@ -100,6 +102,11 @@ TENSOR_PARALLEL_CELLS = {
     "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
 }
+EIGHT_BIT_CELLS = {
+    f"{name}-adamw_8bit": cell(name, optimizer="adamw_8bit")
+    for name in ("fsdp2", "mfsdp")
+    if importlib.util.find_spec("torchao") is not None
+}
 TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | FP64_CELLS | TIED_CELLS
 SINGLE_CELLS = {
     "single": cell("single"),
@@ -113,7 +120,9 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def cells(run_cells, tmp_path_factory) -> Mapping:
     root = tmp_path_factory.mktemp("cells")
-    return run_cells(root, SINGLE_CELLS) | run_cells(root, TWO_RANK_CELLS | TENSOR_PARALLEL_CELLS)
+    return run_cells(root, SINGLE_CELLS) | run_cells(
+        root, TWO_RANK_CELLS | TENSOR_PARALLEL_CELLS | EIGHT_BIT_CELLS
+    )
 
 
 @pytest.mark.parametrize("name", [*FP32_CELLS, *VARIANTS])
@@ -126,6 +135,16 @@ def test_fp32_losses_and_norms_agree_with_the_single_process_to_1e_5(cells, name
 def test_fp64_losses_and_norms_agree_with_the_single_process_to_1e_12(cells, name):
     assert cells[name].losses == pytest.approx(cells["single-fp64"].losses, rel=1e-12)
     assert cells[name].norms == pytest.approx(cells["single-fp64"].norms, rel=1e-12)
+
+
+def test_moments_of_codes_train_as_under_fully_shard(cells):
+    pytest.importorskip("torchao")
+    found, expected = (cells[f"{name}-adamw_8bit"] for name in ("mfsdp", "fsdp2"))
+    assert found.losses == pytest.approx(expected.losses, rel=1e-3)
+    assert found.losses == pytest.approx(cells["single"].losses, rel=1e-2)
+    planned = state_bytes_by_category(EIGHT_BIT_CELLS["mfsdp-adamw_8bit"])["optimizer_state"]
+    plain = ledger(cells["mfsdp-optim"])["optimizer_state"]
+    assert ledger(found)["optimizer_state"] == planned < plain / 2
 
 
 @pytest.mark.parametrize("name", TIED_CELLS)

@@ -172,6 +172,20 @@ def test_remainders_take_two_bytes_where_a_copy_takes_four() -> None:
     assert remainders == pytest.approx(2 * run.shape.parameters / 2, rel=0.01)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adamw_fp8"])
+def test_moments_of_codes_take_the_bytes_that_torchao_makes(optimizer: str) -> None:
+    pytest.importorskip("torchao")
+    run = run_of(EngineSpec(name="mfsdp", strategy="no_shard"), 1)
+    train = TrainSpec(optimizer=optimizer)
+    model = empty_model(run.shape)
+    made = build_optimizer(model.parameters(), train)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    made.step()
+    run = run.model_copy(update={"train": train})
+    assert optimizer_state_bytes(made) == state_bytes_by_category(run)["optimizer_state"]
+
+
 def test_a_plan_of_llama_70b_on_a_thousand_ranks_takes_no_time() -> None:
     run = run_of(EngineSpec(name="mfsdp"), 1024, "llama3-70b", compute="bf16")
     assert 0.5 * GIB < sum(state_bytes_by_category(run).values()) < 8 * GIB

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.errors import BenchError
 
@@ -31,6 +32,11 @@ class ContractCase:
         """In words."""
         return self.module.replace("_", " ")
 
+    @property
+    def content(self) -> str:
+        """The source of its checks."""
+        return (Path(__file__).parent / f"{self.module}.py").read_text()
+
 
 CONTRACTS = (
     ContractCase("plans", ranks=1),
@@ -47,6 +53,9 @@ CONTRACTS = (
     ContractCase("memory_accounts"),
     ContractCase("meshes", ranks=4),
     ContractCase("transformer_engine", ranks=4),
+    ContractCase("transports", ranks=4),
+    ContractCase("hooked_weights"),
+    ContractCase("changed_weights"),
 )
 
 

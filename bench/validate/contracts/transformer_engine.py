@@ -157,6 +157,8 @@ def a_gather_sends_a_byte_per_weight() -> None:
             kept = [getattr(weights[0], name, None) for name in names]
             held = [t.untyped_storage().nbytes() for t in kept if t is not None]
             same(f"codes of {recipe} that are left", sum(held), 0)
+            booked = model.ledger.bytes_by_category()["communication_buffers"]
+            same(f"bytes of {recipe} that are left", booked, 0)
 
 
 def its_optimizer_steps_on_shards() -> None:
@@ -175,6 +177,9 @@ def its_optimizer_steps_on_shards() -> None:
         reference.step()
         for p, whole in zip(model.parameters(), plain, strict=True):
             close("a weight", mfsdp_core.gather_full(p.detach()), whole.detach(), 1e-5)
+        optimizer.zero_grad(set_to_none=False)
+        for p in model.parameters():
+            same("zeros", float(mfsdp_core.gather_full(p.decoupled_grad).abs().sum()), 0.0)
         other = FusedAdam(model.parameters())
         refuses(
             ConfigurationError,

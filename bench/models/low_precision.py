@@ -1,0 +1,91 @@
+"""Linear layers of torchao or of Transformer Engine in the place of torch's, with the same values.
+
+Those of a decoder's layers are exchanged; embedding, norms and head stay torch's. Names of
+parameters stay as they were. Neither package is imported before a run asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from bench.models.decoder import Decoder
+from bench.spec import DtypeName, LinearLayers
+
+#: From this compute capability on a device multiplies FP8.
+_FP8_CAPABILITY = (8, 9)
+#: Transformer Engine's names of recipes.
+_TE_RECIPES: Final = {
+    "delayed": "DelayedScaling",
+    "current": "Float8CurrentScaling",
+    "block": "Float8BlockScaling",
+    "mxfp8": "MXFP8BlockScaling",
+    "nvfp4": "NVFP4BlockScaling",
+}
+
+
+def exchange_layers(model: Decoder, linear: LinearLayers, compute: DtypeName) -> None:
+    """Let the package of `linear` compute the projections of every layer, in place.
+
+    compute: the dtype that Transformer Engine decodes its codes to. `model.exact_values` then has
+    the values that they were made of, by name of the parameter.
+    """
+    if linear.kind == "torchao":
+        _to_torchao(model, linear)
+    elif linear.kind == "transformer_engine":
+        dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}.get(compute, "float32"))
+        _to_transformer_engine(model, linear, dtype)
+
+
+def _to_torchao(model: Decoder, linear: LinearLayers) -> None:
+    with warnings.catch_warnings():  # about libraries of CUDA that it did not find
+        warnings.simplefilter("ignore")
+        float8 = importlib.import_module("torchao.float8")
+    config = replace(
+        float8.Float8LinearConfig.from_recipe_name(linear.recipe),
+        enable_fsdp_float8_all_gather=linear.quantised_weights,
+        emulate=not _multiplies_fp8(next(model.parameters()).device),
+    )
+    float8.convert_to_float8_training(model.layers, config=config)
+
+
+def _multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
+def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.dtype) -> None:
+    te = importlib.import_module("transformer_engine.pytorch")
+    recipes = importlib.import_module("transformer_engine.common.recipe")
+    recipe = getattr(recipes, _TE_RECIPES[linear.recipe])()
+    for prefix, layer in model.named_modules():
+        if prefix.startswith("layers.") and isinstance(layer, nn.Linear):
+            model.exact_values[f"{prefix}.weight"] = layer.weight.detach()
+    for parent in list(model.layers.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.Linear):
+                with te.quantized_model_init(linear.quantised_weights, recipe, True):
+                    setattr(parent, name, _te_linear(te, layer, compute))
+    model.precision = lambda: te.autocast(enabled=True, recipe=recipe)
+
+
+def _te_linear(te: Any, layer: nn.Linear, compute: torch.dtype) -> nn.Module:
+    """With the values of `layer`, which the codes and the values behind them are made of."""
+
+    def values(weight: Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(layer.weight)
+
+    made: nn.Module = te.Linear(
+        layer.in_features,
+        layer.out_features,
+        init_method=values,
+        bias=False,
+        params_dtype=compute,
+        device=layer.weight.device,
+    )
+    return made

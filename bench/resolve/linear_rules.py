@@ -1,0 +1,132 @@
+"""Rules about linear layers of torchao and of Transformer Engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Final
+
+from bench.resolve.engine_rules import core_settings
+from bench.resolve.import_path import locate
+from bench.resolve.machine import Machine
+from bench.spec import EngineSpec, LinearLayers, ModelSpec, ResolvedRun
+from mfsdp_core.plan.strategy import OUTER
+
+#: The recipes of each package; the first is the default.
+RECIPES: Final = {
+    "torch": ("",),
+    "torchao": ("tensorwise", "rowwise", "rowwise_with_gw_hp"),
+    "transformer_engine": ("current", "delayed", "block", "mxfp8", "nvfp4"),
+}
+#: What Transformer Engine is asked about a recipe.
+_CHECKS: Final = {
+    "block": "is_fp8_block_scaling_available",
+    "mxfp8": "is_mxfp8_available",
+    "nvfp4": "is_nvfp4_available",
+}
+_FACTOR = 16
+
+
+def resolve_linear(model: ModelSpec) -> LinearLayers:
+    """The layers that are asked for, with the package's first recipe where none is named."""
+    recipe = model.linear_recipe or RECIPES[model.linear][0]
+    return LinearLayers(kind=model.linear, recipe=recipe, quantised_weights=model.quantised_weights)
+
+
+def linear_has_no_such_recipe(run: ResolvedRun, _machine: Machine) -> str | None:
+    """A recipe, or quantised weights, that the package does not know."""
+    linear = run.linear
+    offered = RECIPES[linear.kind]
+    if linear.recipe not in offered:
+        known = " and ".join(offered) if offered[0] else "none"
+        return f"linear layers of {linear.kind} know the recipes {known}, not {linear.recipe}"
+    if not linear.quantised_weights:
+        return None
+    if linear.kind == "torch":
+        return "quantised_weights are kept by layers of torchao or transformer_engine: set linear"
+    if linear.kind == "torchao" and linear.recipe != "tensorwise":
+        return f"torchao gathers codes of the recipe tensorwise only; found {linear.recipe}"
+    if (linear.kind, linear.recipe) == ("transformer_engine", "nvfp4"):
+        return "weights that are kept as nvfp4 are not built: set quantised_weights to false"
+    return None
+
+
+def linear_beside_the_engine(run: ResolvedRun, _machine: Machine) -> str | None:
+    """What the layers need of model, engine and parallelism."""
+    linear, engine = run.linear, run.engine
+    if linear.kind == "torch":
+        return None
+    if run.shape is None or run.shape.hybrid is not None:
+        return f"layers of {linear.kind} are exchanged in a Llama; found another model"
+    if engine.tensor_parallel > 1:
+        return f"layers of {linear.kind} are not cut: set engine.tensor_parallel to 1"
+    return _codes_beside_the_engine(linear, engine) if linear.quantised_weights else None
+
+
+def _codes_beside_the_engine(linear: LinearLayers, engine: EngineSpec) -> str | None:
+    core = core_settings(engine)
+    if core is None and (engine.name, linear.kind) != ("fsdp2", "torchao"):
+        return (
+            f"engine {engine.name} gathers no codes of {linear.kind}: set quantised_weights to"
+            " false"
+        )
+    if core is not None and core.recipe != "none":
+        return (
+            f"recipe {core.recipe} would encode weights that {linear.kind} keeps as codes: set"
+            " one of recipe and quantised_weights back"
+        )
+    if linear.kind == "torchao" and OUTER[engine.outer_strategy].shards_optimizer:
+        return (
+            "torchao's hooks gather over one axis, and outer_strategy"
+            f" {engine.outer_strategy} shards over two: set it to no_shard"
+        )
+    return None
+
+
+def linear_sizes_divide(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Kernels for FP8 multiply blocks of 16."""
+    shape = run.shape
+    if run.linear.kind == "torch" or shape is None or run.launch.device == "cpu":
+        return None
+    sizes = {
+        "hidden": shape.hidden,
+        "ffn_hidden": shape.ffn_hidden,
+        "kv_heads x head_dim": shape.kv_heads * shape.head_dim,
+    }
+    odd = [f"{name} {size}" for name, size in sizes.items() if size % _FACTOR]
+    return f"FP8 products need multiples of {_FACTOR}; found {', '.join(odd)}" if odd else None
+
+
+def linear_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
+    """The package must be installed, and a device must have what it needs, in its own words."""
+    linear = run.linear
+    if linear.kind == "torchao" and locate("torchao") is None:
+        return "model.linear torchao is not installed here: pip install 'mfsdp-bench[fp8]'"
+    if linear.kind != "transformer_engine":
+        return None
+    if locate("transformer_engine") is None:
+        return "Transformer Engine is not installed here: pip install 'mfsdp-bench[gpu]'"
+    if run.launch.device != "cuda":
+        return f"Transformer Engine computes on CUDA; found device {run.launch.device}"
+    found = _reason(_CHECKS.get(linear.recipe, "is_fp8_available"))
+    return None if found is None else f"Transformer Engine, of {linear.recipe}: {found}"
+
+
+@lru_cache(maxsize=8)
+def _reason(check: str) -> str | None:
+    """Why the installed Transformer Engine cannot, None where it can.
+
+    Asked in a process of its own, since it loads torch and looks at the device.
+    """
+    program = (
+        f"from transformer_engine.pytorch import {check} as check\n"
+        "able, reason = check(return_reason=True)\n"
+        "print('' if able else reason or 'it gives no reason')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["it ends without a word"])[-1]
+    return done.stdout.strip().rpartition("\n")[2] or None
