@@ -1,4 +1,4 @@
-"""torchao's emulated FP8 layers against torch's `fully_shard`; its optimizers against one process."""
+"""torchao's FP8 layers against torch's `fully_shard`; its optimizers against one process."""
 
 from __future__ import annotations
 
