@@ -25,9 +25,9 @@ def _of_torchao(module: str) -> Any:
 
 
 def _drawn(*, converted: bool) -> nn.Module:
-    """Rows of 256 elements, so that a rank's part is whole blocks."""
+    """A rank's part is whole blocks of 256 elements."""
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(_WIDTH, 64), nn.Tanh(), nn.Linear(64, _WIDTH))
+    model = nn.Sequential(nn.Linear(_WIDTH, 64), nn.Tanh(), nn.Linear(64, _WIDTH, bias=False))
     if converted:
         float8 = _of_torchao("torchao.float8")
         config = float8.Float8LinearConfig(emulate=True, enable_fsdp_float8_all_gather=True)
@@ -73,9 +73,13 @@ def codes_are_gathered_by_hooks() -> None:
     assert gathered["uint8"] > 0.9 * sum(gathered.values()), f"gathered {dict(gathered)}"
 
 
-@torch.compiler.set_stance("force_eager")  # compiling takes seconds per shape
 def moments_of_codes_step_as_on_whole_weights() -> None:
     """8-bit and FP8 moments: the weights of one process."""
+    with torch.compiler.set_stance("force_eager"):  # compiling takes seconds per shape
+        _step_on_codes()
+
+
+def _step_on_codes() -> None:
     ranks = dist.get_world_size()
     for kind in ("AdamW8bit", "AdamWFp8"):
         make = getattr(_of_torchao("torchao.optim"), kind)
