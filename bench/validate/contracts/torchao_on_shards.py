@@ -25,9 +25,9 @@ def _of_torchao(module: str) -> Any:
 
 
 def _drawn(*, converted: bool) -> nn.Module:
-    """A rank's part is whole blocks of 256 elements."""
+    """Converted, with a bias for gloo, which sends no FP8 alone; else parts are whole blocks."""
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(_WIDTH, 64), nn.Tanh(), nn.Linear(64, _WIDTH, bias=False))
+    model = nn.Sequential(nn.Linear(_WIDTH, 64), nn.Tanh(), nn.Linear(64, _WIDTH, bias=converted))
     if converted:
         float8 = _of_torchao("torchao.float8")
         config = float8.Float8LinearConfig(emulate=True, enable_fsdp_float8_all_gather=True)
