@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.errors import BenchError
 
@@ -36,6 +37,11 @@ class ContractCase:
         """In words."""
         return self.module.replace("_", " ")
 
+    @property
+    def content(self) -> str:
+        """The source of its checks."""
+        return (Path(__file__).parent / f"{self.module}.py").read_text()
+
 
 CONTRACTS = (
     ContractCase("plans", ranks=1),
@@ -53,6 +59,9 @@ CONTRACTS = (
     ContractCase("meshes", ranks=4),
     ContractCase("transformer_engine", ranks=4),
     ContractCase("torchao_on_shards", needs="torchao", full=True),
+    ContractCase("transports", ranks=4),
+    ContractCase("hooked_weights"),
+    ContractCase("changed_weights"),
 )
 
 
