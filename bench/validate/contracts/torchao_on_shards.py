@@ -64,7 +64,7 @@ def codes_are_gathered_by_hooks() -> None:
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     found = _losses(model, mfsdp_core.fully_shard_optimizer(adam))
     plain = _drawn(converted=True)
-    for layer in plain:
+    for layer in plain.children():
         if next(layer.parameters(), None) is not None:
             fully_shard(layer)
     fully_shard(plain)
