@@ -88,10 +88,12 @@ def _quick(engine: str) -> Iterator[Case]:
     for either in (base, sharded):
         yield replace(either, ranks=1, microbatches=3)
         yield replace(either, policy="bf16_sum", microbatches=2)
-    yield replace(sharded, ranks=4, model="rows")
+        yield replace(either, scenario="again")
+        yield replace(either, scenario="unmarked", microbatches=2)
+        yield replace(either, scenario="redirected", policy="fp32")
     yield replace(sharded, scenario="reloaded")
+    yield replace(sharded, ranks=4, microbatches=2, policy="fp32")
     for strategy in ("optim", "optim_grads_params"):
-        yield replace(base, strategy=strategy, ranks=4, microbatches=2, policy="fp32")
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     for strategy in STRATEGIES[1:]:
         yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
@@ -103,9 +105,8 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
     yield replace(base, transport="same_host", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True, transport="point_to_point")
-    for model in ("tied", "cross_tied"):
-        for allocator in POOLS:
-            yield replace(sharded, model=model, microbatches=2, allocator=allocator)
+    for allocator in POOLS:
+        yield replace(sharded, model="cross_tied", microbatches=2, allocator=allocator)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
     yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
@@ -120,9 +121,6 @@ def _quick_of_strategy(plain: Case) -> Iterator[Case]:
         yield replace(plain, policy=policy, microbatches=2)
     for model in ("tied", "frozen", "recomputed"):
         yield replace(plain, model=model, microbatches=2)
-    yield replace(plain, scenario="again")
-    yield replace(plain, scenario="unmarked", microbatches=2)
-    yield replace(plain, scenario="redirected", policy="fp32")
     yield replace(plain, average=True, microbatches=2)
     yield _ordered(replace(plain, policy="bf16", microbatches=2))
 
@@ -157,7 +155,7 @@ def _quick_on_two_axes(base: Case) -> Iterator[Case]:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         if inner != "optim_grads":
             yield replace(hybrid, microbatches=3)
-        if outer == "optim" or inner == "no_shard":
+        if (inner, outer) in {("no_shard", "no_shard"), ("optim", "optim")}:
             yield replace(hybrid, average=True)
     yield replace(base, strategy="optim_grads_params", ranks=4, outer=4, outer_strategy="optim")
     hsdp = replace(base, strategy="optim_grads_params", ranks=4, outer=2)

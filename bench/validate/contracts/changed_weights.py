@@ -61,7 +61,6 @@ def changes_reach_every_rank() -> None:
         (1, torch.float64, 1e-11, {}),
         (3, torch.float64, 1e-11, {"enable_fine_grained_param_gather": True}),
         (0, torch.bfloat16, 5e-2, {"mixed_precision_policy": mixed}),
-        (2, torch.bfloat16, 5e-2, {"mixed_precision_policy": mixed}),
     ):
         model, plain = pair(strategy, dtype=dtype, **options)
         model(batch(0, dtype=dtype))
@@ -151,8 +150,8 @@ _WAYS: dict[str, _Way] = {
 
 def values_come_in_by_every_way() -> None:
     """Into weights and moments, a weight of shape () among them; training goes on with them."""
-    for strategy in (0, 3):
-        for what, way in _WAYS.items():
+    for number, (what, way) in enumerate(_WAYS.items()):
+        for strategy in (0, 3) if number % 2 else (1, 3):
             model, plain = pair(strategy, Stateful)
             reference = torch.optim.AdamW(plain.parameters(), lr=0.1)
             optimizer = mfsdp_core.fully_shard_optimizer(

@@ -119,11 +119,11 @@ def what_cannot_be_arranged_is_refused() -> None:
 
 
 def every_arrangement_trains_as_plain_torch() -> None:
-    """Transports on flat and hybrid meshes; three microbatches, two steps, and whole weights."""
+    """Transports on flat and hybrid meshes; two microbatches, two steps, and whole weights."""
     for transport, cells in (
-        ("native", ((0, None), (2, 1))),
-        ("point_to_point", ((0, None), (1, 0), (3, 1))),
-        ("same_host", ((0, 0), (1, None), (3, 0))),
+        ("native", ((2, 1),)),
+        ("point_to_point", ((0, None), (3, 1))),
+        ("same_host", ((0, 0), (1, None))),
     ):
         for strategy, outer in cells:
             where = {} if outer is None else _two_axes(outer_dp_sharding_strategy=outer)
@@ -137,10 +137,9 @@ def every_arrangement_trains_as_plain_torch() -> None:
             reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
             for step in range(2):
                 with model.no_sync():
-                    model(batch(3 * step)).backward()
-                    model(batch(3 * step + 1)).backward()
-                model(batch(3 * step + 2)).backward()
-                plain_backward(plain, *range(3 * step, 3 * step + 3))
+                    model(batch(2 * step)).backward()
+                model(batch(2 * step + 1)).backward()
+                plain_backward(plain, 2 * step, 2 * step + 1)
                 compare_gradients(model, plain)
                 wanted = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
                 close("norm", mfsdp_core.clip_grad_norm_(model, 0.05), wanted)

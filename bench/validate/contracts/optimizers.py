@@ -51,7 +51,7 @@ class _Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wide = nn.Linear(WIDTH, 40_000)
+        self.wide = nn.Linear(WIDTH, 28_000)
 
     def forward(self, x: Tensor) -> Tensor:
         """A loss."""

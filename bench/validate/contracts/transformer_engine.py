@@ -114,7 +114,7 @@ def _whole(model: Any) -> dict[str, Tensor]:
 
 
 def weights_kept_as_codes_train_as_in_one_process() -> None:
-    """Every recipe, and of MXFP8 every strategy: losses, and main weights after two steps."""
+    """Every recipe, and of MXFP8 several strategies: losses, and main weights after two steps."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     for recipe in _RECIPES:
         plain = _drawn(lambda *shape, r=recipe, **more: _OfOneProcess(r, *shape, **more))
@@ -127,7 +127,7 @@ def weights_kept_as_codes_train_as_in_one_process() -> None:
                 losses += [loss.detach()] if other == rank else []
             reference.step()
             reference.zero_grad()
-        for strategy in range(4) if recipe == "mxfp8" else (3,):
+        for strategy in (0, 2, 3) if recipe == "mxfp8" else (3,):
             with _primary(recipe, strategy) as model:
                 inner = torch.optim.SGD(model.parameters(), lr=_RATE)
                 optimizer = mfsdp_core.fully_shard_optimizer(inner)
