@@ -16,11 +16,16 @@ class ContractError(BenchError):
 
 @dataclass(frozen=True)
 class ContractCase:
-    """module: of this package, with the checks."""
+    """module: of this package, with the checks. needs: a package without which there is no case.
+
+    full: left out of the quick set.
+    """
 
     module: str
     ranks: int = 2
     engine: str = "mfsdp"
+    needs: str = ""
+    full: bool = False
 
     @property
     def id(self) -> str:
@@ -53,6 +58,7 @@ CONTRACTS = (
     ContractCase("memory_accounts"),
     ContractCase("meshes", ranks=4),
     ContractCase("transformer_engine", ranks=4),
+    ContractCase("torchao_on_shards", needs="torchao", full=True),
     ContractCase("transports", ranks=4),
     ContractCase("hooked_weights"),
     ContractCase("changed_weights"),
