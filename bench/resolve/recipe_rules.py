@@ -23,6 +23,8 @@ def gather_bytes(run: ResolvedRun) -> dict[str, int]:
     """
     if run.shape is None or core_settings(run.engine) is None or run.strategy == "no_shard":
         return {}
+    if run.linear.quantised_weights:  # layers of others encode them
+        return {}
     codec = codec_of(run.engine)
     found: Counter[str] = Counter()
     for plan in bucket_plans(run):

@@ -58,8 +58,8 @@ class _Facts(NamedTuple):
 
     @classmethod
     def of(cls, run: ResolvedRun) -> _Facts | None:
-        """Those of `run`; None where its model is the user's own."""
-        if run.shape is None:
+        """Those of `run`; None where its model is the user's own, or its layers keep codes."""
+        if run.shape is None or run.linear.quantised_weights:
             return None
         optimizer = _optimizer(run.train)
         return cls(run.shape, run.engine, run.strategy, run.dtypes, optimizer, run.data_parallel)

@@ -65,6 +65,7 @@ def _exit_code(pid: int) -> int:
 def _load(modules: Sequence[str]) -> None:
     """Import torch and `modules`, which ranks need, and hide them from garbage collectors."""
     import torch
+    import torch._dynamo  # `torch.compiler.disable` loads it, which every rank would do by itself
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor

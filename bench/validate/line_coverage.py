@@ -84,4 +84,5 @@ class CoverageFile:
             out.write(json.dumps(line) + "\n")
 
     def _key(self, what: object) -> str:
-        return hashlib.sha256(f"{self._core} {what!r}".encode()).hexdigest()[:24]
+        content = getattr(what, "content", "")
+        return hashlib.sha256(f"{self._core} {what!r} {content}".encode()).hexdigest()[:24]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -38,9 +39,14 @@ def cases(engine: str, *, full: bool) -> list[AnyCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
-    others: list[AnyCase] = [*FIXED, *CONTRACTS]
+    contracts = [one for one in CONTRACTS if (full or not one.full) and _is_here(one.needs)]
+    others: list[AnyCase] = [*FIXED, *contracts]
     others = [one for one in others if one.engine == engine]
     return sorted([*on_axes, *others], key=_ranks)
+
+
+def _is_here(package: str) -> bool:
+    return not package or importlib.util.find_spec(package) is not None
 
 
 def _ranks(case: AnyCase) -> int:
@@ -76,29 +82,24 @@ def _matches(case_id: str, pattern: str) -> bool:
 def _quick(engine: str) -> Iterator[Case]:
     base = Case(engine, "no_shard")
     for strategy in STRATEGIES:
-        plain = replace(base, strategy=strategy)
-        yield replace(plain, microbatches=3)
-        yield plain
-        yield replace(plain, ranks=1, microbatches=3)
-        for policy in ("bf16", "bf16_wire", "bf16_sum"):
-            yield replace(plain, policy=policy, microbatches=2)
-        for model in ("tied", "frozen", "rooted", "recomputed"):
-            yield replace(plain, model=model, microbatches=2)
-        yield replace(plain, scenario="again")
-        yield replace(plain, scenario="unmarked", microbatches=2)
-        yield replace(plain, scenario="redirected", policy="fp32")
-        yield replace(plain, average=True, microbatches=2)
-        yield _ordered(replace(plain, policy="bf16", microbatches=2))
+        yield from _quick_of_strategy(replace(base, strategy=strategy))
     sharded = replace(base, strategy="optim_grads_params")
-    for model in ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar"):
-        yield replace(sharded, model=model, microbatches=2)
-        yield replace(base, model=model, strategy="no_shard", microbatches=2)
+    for either, model in product(
+        (sharded, base),
+        ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar", "rooted"),
+    ):
+        yield replace(either, model=model, microbatches=2)
     for strategy in ("optim", "optim_grads"):
         yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
-    yield replace(sharded, ranks=4, model="rows")
+    for either in (base, sharded):
+        yield replace(either, ranks=1, microbatches=3)
+        yield replace(either, policy="bf16_sum", microbatches=2)
+        yield replace(either, scenario="again")
+        yield replace(either, scenario="unmarked", microbatches=2)
+        yield replace(either, scenario="redirected", policy="fp32")
     yield replace(sharded, scenario="reloaded")
+    yield replace(sharded, ranks=4, microbatches=2, policy="fp32")
     for strategy in ("optim", "optim_grads_params"):
-        yield replace(base, strategy=strategy, ranks=4, microbatches=2, policy="fp32")
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     for strategy in STRATEGIES[1:]:
         yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
@@ -110,15 +111,24 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
     yield replace(base, transport="same_host", strategy="optim", policy="bf16_wire")
     yield replace(sharded, gather_group=True, transport="point_to_point")
-    for model in ("tied", "cross_tied"):
-        for allocator in POOLS:
-            yield replace(sharded, model=model, microbatches=2, allocator=allocator)
+    for allocator in POOLS:
+        yield replace(sharded, model="cross_tied", microbatches=2, allocator=allocator)
     yield replace(base, strategy="optim", overlap=False, microbatches=2)
     yield replace(sharded, allocator="temporary", microbatches=2)
     yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
     yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     yield from _quick_on_two_axes(base)
     yield from _quick_recipes(replace(base, policy="bf16", microbatches=2))
+
+
+def _quick_of_strategy(plain: Case) -> Iterator[Case]:
+    yield replace(plain, microbatches=3)
+    for policy in ("bf16", "bf16_wire"):
+        yield replace(plain, policy=policy, microbatches=2)
+    for model in ("tied", "frozen", "recomputed"):
+        yield replace(plain, model=model, microbatches=2)
+    yield replace(plain, average=True, microbatches=2)
+    yield _ordered(replace(plain, policy="bf16", microbatches=2))
 
 
 def _quick_recipes(base: Case) -> Iterator[Case]:
@@ -151,7 +161,7 @@ def _quick_on_two_axes(base: Case) -> Iterator[Case]:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         if inner != "optim_grads":
             yield replace(hybrid, microbatches=3)
-        if outer == "optim" or inner == "no_shard":
+        if (inner, outer) in {("no_shard", "no_shard"), ("optim", "optim")}:
             yield replace(hybrid, average=True)
     yield replace(base, strategy="optim_grads_params", ranks=4, outer=4, outer_strategy="optim")
     hsdp = replace(base, strategy="optim_grads_params", ranks=4, outer=2)

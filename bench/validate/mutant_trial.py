@@ -1,6 +1,7 @@
 """Cases meet mutants: those that execute the changed line, cheapest first, up to one that notices.
 
-Ranks are forked from a process that has loaded torch, so a mutant costs the import of the core.
+Ranks are forked from a process that has loaded torch, so a mutant costs the import of the core: on
+two ranks, and on four where nobody has noticed it on two.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ _CASE_SECONDS = 10.0
 _TRACED_SECONDS = 60.0
 #: What a case takes beside its own seconds.
 _START_SECONDS = 0.5
+_FEW_RANKS = 2
 
 
 def cover(
@@ -61,37 +64,43 @@ def cover(
 def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> list[AnyCase]:
     """Cases that execute the changed statement, all if an import does; unlike ones come first.
 
-    Of contracts and programs those that execute least besides it, since they are about it. Then
-    each next case is the one with most properties that no case before it had, for its seconds.
+    Contracts and programs take turns with the rest. Of the former those come first of whose lines
+    the largest share lies in the changed file, since they are about it. Of the rest each next one
+    is the case with most properties that no case before it had, for its seconds.
     """
     left = {}
     for case in cases:
         found = known.of(case)
         if found is not None and (not mutant.function or mutant.is_on(found[1])):
             left[case.id] = case, found[0] + _START_SECONDS, _properties(case)
-    contracts = [case for case, _, _ in left.values() if not isinstance(case, Case)]
-    chosen: list[AnyCase] = sorted(contracts, key=lambda case: _extent(known.of(case)))
-    for case in contracts:
+    about = [case for case, _, _ in left.values() if not isinstance(case, Case)]
+    about.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
+    for case in about:
         del left[case.id]
     met: set[tuple[str, object]] = set()
+    unlike: list[AnyCase] = []
     while left:
         name = max(left, key=lambda one: (len(left[one][2] - met) / left[one][1], one))
         case, _, properties = left.pop(name)
         met |= properties
-        chosen.append(case)
-    return chosen
+        unlike.append(case)
+    turns = (case for turn in zip_longest(about, unlike) for case in turn)
+    return [case for case in turns if case is not None]
 
 
-def _extent(found: tuple[float, Lines] | None) -> int:
-    return sum(map(len, found[1].values())) if found else 0
+def _share(found: tuple[float, Lines] | None, file: str) -> float:
+    if found is None:
+        return 0.0
+    return len(found[1].get(file, ())) / max(1, sum(map(len, found[1].values())))
 
 
 def _properties(case: AnyCase) -> set[tuple[str, object]]:
     return set(dataclasses.asdict(case).items()) if isinstance(case, Case) else set()
 
 
-def _ranks_of_its_kind(case: AnyCase) -> tuple[int, bool]:
-    return case.ranks, isinstance(case, Case)
+def _cost(case: AnyCase) -> tuple[int, bool]:
+    """Few ranks come first: going back to fewer confuses the names that torch gives to groups."""
+    return case.ranks, isinstance(case, ContractCase)
 
 
 class Trials:
@@ -104,31 +113,31 @@ class Trials:
         self._control = Control(fork_server, workers, passed)
 
     def result(self, mutant: Mutant, chosen: Sequence[AnyCase]) -> dict[str, Any]:
-        """What came of it, as plain data.
-
-        Few ranks come first: going back to fewer confuses the names that torch gives to groups.
-        """
+        """What came of it, as plain data."""
         start = time.monotonic()
-        told = self._first_failure(mutant, sorted(chosen, key=_ranks_of_its_kind))
+        told = self._first_failure(mutant, sorted(chosen, key=_cost))
         seconds = round(time.monotonic() - start, 1)
         return {"outcome": "caught" if told else "survived", **told, "seconds": seconds}
 
     def _first_failure(self, mutant: Mutant, chosen: Sequence[AnyCase]) -> dict[str, str]:
         """Case, check and finding; empty where nothing fails that passes without the change."""
-        if not chosen:
-            return {}
-        by_id = {case.id: case for case in chosen}
         with tempfile.TemporaryDirectory(prefix="core-") as folder:
             copy_of_core(Path(folder))
             write(mutant, Path(folder) / CORE.name)
-            found = verdicts(self._fork_server, chosen, self._control.workers, core=Path(folder))
-            for verdict in found:
-                if verdict.state == "failed" and self._control.passes(by_id[verdict.case]):
-                    failure = verdict.failures[0]
-                    said = failure.finding.found if failure.finding else ""
-                    return {
-                        "case": verdict.case,
-                        "check": failure.check,
-                        "found": said[:160],
-                    }
+            for are_few in (True, False):
+                cases = [case for case in chosen if (case.ranks <= _FEW_RANKS) == are_few]
+                told = self._failure_on(Path(folder), cases) if cases else {}
+                if told:
+                    return told
+        return {}
+
+    def _failure_on(self, core: Path, cases: Sequence[AnyCase]) -> dict[str, str]:
+        by_id = {case.id: case for case in cases}
+        ranks = max(case.ranks for case in cases)
+        workers = dataclasses.replace(self._control.workers, ranks=ranks)
+        for verdict in verdicts(self._fork_server, cases, workers, core=core):
+            if verdict.state == "failed" and self._control.passes(by_id[verdict.case]):
+                failure = verdict.failures[0]
+                said = failure.finding.found if failure.finding else ""
+                return {"case": verdict.case, "check": failure.check, "found": said[:160]}
         return {}

@@ -24,7 +24,7 @@ from typing import Any
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
 from bench.validate.line_coverage import CoverageFile
-from bench.validate.matrix import cases
+from bench.validate.matrix import AnyCase, cases
 from bench.validate.mutant_trial import Trials, cover, executing
 from bench.validate.mutants import Mutant, sample
 from bench.validate.mutation import CORE
@@ -80,7 +80,8 @@ def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadlin
                 return
             chosen = executing(mutant, wanted, known)
             met: list[str] = results.get(key(mutant), {}).get(asked.stage, {}).get("met", [])
-            unmet = [case for case in chosen if case.id not in met][: asked.cases - len(met)]
+            unmet = [case for case in chosen if _version(case) not in met]
+            unmet = unmet[: asked.cases - len(met)]
             if not unmet and asked.stage in results.get(key(mutant), {}):
                 continue
             result = {
@@ -91,7 +92,7 @@ def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadlin
                 "change": change(mutant),
                 "stage": asked.stage,
                 "cases": len(chosen),
-                "met": [*met, *(case.id for case in unmet)],
+                "met": [*met, *map(_version, unmet)],
                 **trials.result(mutant, unmet),
             }
             if not chosen:
@@ -99,6 +100,12 @@ def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadlin
             out.write(json.dumps(result) + "\n")
             out.flush()
             sys.stderr.write(f"{result['outcome']} ({result['seconds']} s): {mutant.id}\n")
+
+
+def _version(case: AnyCase) -> str:
+    """Its id; of a contract with its content, so that a changed one is met again."""
+    content = getattr(case, "content", "")
+    return f"{case.id} {hashlib.sha256(content.encode()).hexdigest()[:6]}" if content else case.id
 
 
 def key(mutant: Mutant) -> str:

@@ -454,7 +454,8 @@ class ShardedContext:
 
         Does nothing while autograd runs: activations are recomputed inside a pass.
         """
-        failed = self._forward_running or self._backward != _NO_BACKWARD
+        is_left = any(unit.open for unit in self.units)  # a unit that ran on its own has raised
+        failed = self._forward_running or is_left or self._backward != _NO_BACKWARD
         if failed and not inside_backward():
             self._abandon()
 

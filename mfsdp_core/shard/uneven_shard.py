@@ -254,9 +254,13 @@ def _alike(tensors: Iterable[object]) -> bool:
 
 
 def _count_changes(func: Any, args: Any) -> None:
-    """Count a change in place of many tensors at once, which autograd does not count."""
+    """Count a change in place of many tensors at once, which autograd does not count.
+
+    Of the shard as well as of its local tensor: `detach()` shares the count of the former alone.
+    """
     if func._schema.is_mutable and func._schema.name.startswith("aten::_foreach_"):
-        torch.autograd.graph.increment_version([tensor._local_tensor for tensor in args[0]])
+        both = (*args[0], *(tensor._local_tensor for tensor in args[0]))
+        torch.autograd.graph.increment_version(both)
 
 
 def cut_like(result: Any, source: Any) -> Any:

@@ -17,7 +17,7 @@ FAILED = CheckVerdict(
     state="failed",
     finding=Finding(parameter="head.weight", step=2, rank=1, expected="[0.5]", found="[1.0]"),
 )
-ONE = "mfsdp/optim/2/stack/fp64/k1"
+ONE = "mfsdp/optim/2/stack/fp64/k3"
 
 
 class NoRanks:
@@ -101,7 +101,7 @@ def _(world: World) -> int:
 @scenario("validate", "a list of the cases")
 def _(world: World) -> int:
     code = world.run("validate", "fsdp2", "--list")
-    assert "fsdp2/optim_grads_params/2/stack/fp64/k1" in world.out.split()
+    assert "fsdp2/optim_grads_params/2/stack/fp64/k3" in world.out.split()
     return code
 
 

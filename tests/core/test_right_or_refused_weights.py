@@ -48,6 +48,12 @@ def multiplied_all_at_once(module: nn.Module) -> None:
         torch._foreach_mul_(list(module.parameters()), 0.5)
 
 
+def averaged_all_at_once(module: nn.Module) -> None:
+    """As averages of weights are taken."""
+    shards = [p.detach() for p in module.parameters()]
+    torch._foreach_lerp_(shards, [torch.ones_like(shard) for shard in shards], 0.25)
+
+
 def clamped_by_data(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.data.clamp_(-0.05, 0.05)
@@ -89,6 +95,7 @@ CHANGES: tuple[Callable[[nn.Module], None], ...] = (
     multiplied,
     multiplied_by_data,
     multiplied_all_at_once,
+    averaged_all_at_once,
     clamped_by_data,
     set_anew,
     swapped,

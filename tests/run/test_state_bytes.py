@@ -214,6 +214,13 @@ def test_a_plan_predicts_the_bytes_of_a_gather(
     assert gather_bytes(run) == expected
 
 
+def test_a_plan_predicts_no_bytes_of_codes_that_layers_of_others_keep() -> None:
+    model = ModelSpec(linear="torchao", quantised_weights=True)
+    run = resolve_anywhere(RunSpec(model=model, engine=EngineSpec(name="mfsdp")))
+    assert gather_bytes(run) == {} == state_bytes_by_category(run)
+    assert state_bytes_of_all_ranks(run) is None
+
+
 def test_names_of_recipes_are_those_of_the_core() -> None:
     assert get_args(RecipeName) == ("none", *RECIPES)
     assert get_args(GatherPrecisionName) == get_args(GatherPrecision)

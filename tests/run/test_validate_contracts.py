@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def judged(
 
 @pytest.mark.nightly
 def test_all_contracts_hold(fork_server: ForkServer) -> None:
-    for verdict in judged(fork_server, CONTRACTS):
+    here = [one for one in CONTRACTS if not one.needs or find_spec(one.needs)]
+    for verdict in judged(fork_server, here):
         assert verdict.state == "passed", verdict
 
 

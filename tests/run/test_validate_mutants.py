@@ -69,13 +69,16 @@ def test_a_mutant_changes_one_file_of_a_copy(tmp_path: Path) -> None:
     ast.parse((core / mutant.file).read_text())
 
 
-def test_a_mutant_meets_what_is_about_it_before_what_only_comes_by(tmp_path: Path) -> None:
+def test_a_mutant_meets_what_is_about_it_in_turn_with_what_only_comes_by(tmp_path: Path) -> None:
     mutant = sample(seed=3, per_room=1, rooms=("plan",))[0]
     known = CoverageFile(tmp_path / "lines")
     lines = {mutant.file: set(range(*mutant.statement)) | {mutant.statement[1]}}
     for case in (found := cases("mfsdp", full=False)):
         known.add(case, 1.0, lines | {"wrapper.py": set(range(100 * case.ranks))})
     chosen = executing(mutant, found, known)
-    assert len(chosen) == len(found)
-    firsts = [isinstance(case, Case) for case in chosen]
-    assert firsts == sorted(firsts)
+    assert sorted(case.id for case in chosen) == sorted(case.id for case in found)
+    kinds = [isinstance(case, Case) for case in chosen]
+    about = kinds.count(False)
+    assert kinds == [False, True] * about + [True] * (len(found) - 2 * about)
+    ranks = [case.ranks for case in chosen if not isinstance(case, Case)]
+    assert ranks == sorted(ranks), "what executes least of other files comes first"

@@ -99,7 +99,7 @@ def test_every_case_has_an_id_of_its_own(full: bool) -> None:
 
 def test_cases_are_selected_by_id_by_a_part_or_by_a_pattern() -> None:
     every = cases("mfsdp", full=False)
-    exact = "mfsdp/optim/2/stack/fp64/k1"
+    exact = "mfsdp/optim/2/stack/fp64/k3"
     assert [case.id for case in select(every, [exact])] == [exact]
     assert {case.model for case in select(every, ["/tied/"])} == {"tied"}
     assert all(case.outer == 2 for case in select(every, ["*2x2h*"]))

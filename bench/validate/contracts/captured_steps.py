@@ -282,11 +282,11 @@ def user_buffers_are_registered_group_by_group() -> None:
     ) -> tuple[UserBuffers, list[str], list[str]]:
         log: list[str] = []
         members = [
-            Member(name, _Backend(name, log, r), agree)  # type: ignore[arg-type]
+            Member(name, _Backend(name, log, r), agree)
             for name, r in zip("ab", refused, strict=False)
         ]
         streams = SimpleNamespace(synchronize=lambda: log.append("wait"))
-        buffers = UserBuffers(members, _Pool(list(sizes)), streams, symmetric)  # type: ignore[arg-type]
+        buffers = UserBuffers(members, _Pool(list(sizes)), streams, symmetric)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             buffers.register()
@@ -340,10 +340,10 @@ def user_buffers_are_registered_group_by_group() -> None:
 
 def groups_are_members_once() -> None:
     """Those of several ranks, whose agreement reaches all of them."""
-    world = torch.distributed.group.WORLD
-    backend = _Backend("one", [])
+    world: Any = torch.distributed.group.WORLD
+    backend: Any = _Backend("one", [])
     backend.mem_allocator = None
-    streams = Streams(torch.device("cpu"))
+    streams: Any = Streams(torch.device("cpu"))
     streams.registrar = lambda _group: backend
     streams.new_pool = lambda _allocator: _Pool([64])
     both = user_buffers([("inner", world), ("gather", world)], streams, symmetric=True)

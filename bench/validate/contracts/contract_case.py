@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.errors import BenchError
 
@@ -15,11 +16,16 @@ class ContractError(BenchError):
 
 @dataclass(frozen=True)
 class ContractCase:
-    """module: of this package, with the checks."""
+    """module: of this package, with the checks. needs: a package without which there is no case.
+
+    full: left out of the quick set.
+    """
 
     module: str
     ranks: int = 2
     engine: str = "mfsdp"
+    needs: str = ""
+    full: bool = False
 
     @property
     def id(self) -> str:
@@ -30,6 +36,11 @@ class ContractCase:
     def name(self) -> str:
         """In words."""
         return self.module.replace("_", " ")
+
+    @property
+    def content(self) -> str:
+        """The source of its checks."""
+        return (Path(__file__).parent / f"{self.module}.py").read_text()
 
 
 CONTRACTS = (
@@ -47,6 +58,10 @@ CONTRACTS = (
     ContractCase("memory_accounts"),
     ContractCase("meshes", ranks=4),
     ContractCase("transformer_engine", ranks=4),
+    ContractCase("torchao_on_shards", needs="torchao", full=True),
+    ContractCase("transports", ranks=4),
+    ContractCase("hooked_weights"),
+    ContractCase("changed_weights"),
 )
 
 

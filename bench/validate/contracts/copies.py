@@ -56,8 +56,15 @@ def weights_go_out_whole_and_come_in_again() -> None:
         same("names", sorted(tensors), sorted(wanted) if first else [])
         for name, value in tensors.items():
             same(name, value.reshape(wanted[name].shape), wanted[name])
+        kept = model.module.shift.clone()
+        for value in tensors.values():
+            value.add_(1)
+        same("a buffer whose export was changed", model.module.shift, kept)
+        compare_weights(model, plain, 1e-15)
         half = mfsdp_core.export_state_dict(model, dtype=torch.bfloat16)
-        assert all(v.dtype == torch.bfloat16 for v in half.values() if isinstance(v, Tensor))
+        for name, value in ((n, v) for n, v in half.items() if isinstance(v, Tensor)):
+            is_cast = wanted[name].is_floating_point()
+            same(f"cast {name}", value.dtype, torch.bfloat16 if is_cast else wanted[name].dtype)
         with shared_folder() as folder:
             save, load = mfsdp_core.save_safetensors, mfsdp_core.load_safetensors
             save(folder / "one", model)
@@ -190,7 +197,7 @@ def copies_evaluate_and_do_not_train() -> None:
             assert not shared, "the copy shares memory"
 
 
-def _failing(module: nn.Module, x: Tensor) -> None:
+def _failing(module: Any, x: Tensor) -> None:
     def fail(_module: nn.Module, _inputs: Any) -> None:
         raise ValueError("raised inside")
 
@@ -251,7 +258,8 @@ def dtensors_of_any_lengths_are_put_together() -> None:
 
 def _offsets_are_right(parts: list[DTensor], wanted: list[Tensor]) -> None:
     for part, expected in zip(parts, wanted, strict=True):
-        described = part._local_tensor.__create_chunk_list__()
+        local: Any = part._local_tensor
+        described = local.__create_chunk_list__()
         for chunk in described:
             box = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
             same("described", part.to_local(), expected[box])

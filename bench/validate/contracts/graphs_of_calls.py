@@ -284,7 +284,9 @@ def gradients_of_gradients_are_those_of_torch() -> None:
 
 
 class _Joining(Unit):
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return super().forward(x * y), y.sin()
 
 
@@ -313,6 +315,37 @@ def units_of_several_inputs_give_gradients_of_gradients() -> None:
         found.append((gradient.detach(), second))
     close("first", found[0][0], found[1][0])
     close("second", found[0][1], found[1][1])
+
+
+class _Frozen(_Joined):
+    """Units that train nothing; the first one is given a leaf, and something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pair_of = (x, x + 1)
+        for unit in self.units:
+            pair_of = unit(*pair_of)
+        return (pair_of[0] * self.scale + pair_of[1]).square().mean()
+
+
+def inputs_of_frozen_units_have_gradients() -> None:
+    """All of them, twice through the same graph, and after a unit that has raised on its own."""
+    for options in ({}, {"enable_fine_grained_param_gather": True}):
+        model, plain = pair(3, _Frozen, **options)
+        for _ in range(2):
+            refuses(TypeError, "missing", lambda m=model: m.module.units[0](batch()))
+            x, y = (batch().requires_grad_() for _ in range(2))
+            found, wanted = model(x), plain(y)
+            for keeps in (True, False):
+                found.backward(retain_graph=keeps)
+                wanted.backward(retain_graph=keeps)
+                close("gradient of the input", x.grad, y.grad)
+            model.zero_grad()
+            held = model.ledger.bytes_by_category()["compute_weights"]
+            same("nothing is left gathered", held, _root_bytes(model))
 
 
 def some_gradients_may_be_asked_for_alone() -> None:
@@ -432,6 +465,7 @@ CHECKS = (
     what_nobody_could_follow_is_refused,
     gradients_of_gradients_are_those_of_torch,
     units_of_several_inputs_give_gradients_of_gradients,
+    inputs_of_frozen_units_have_gradients,
     some_gradients_may_be_asked_for_alone,
     units_run_alone_frozen_twice_and_recomputed,
     hooks_on_parameters_see_the_reduced_gradient,

@@ -286,7 +286,12 @@ def what_travels_is_logged_and_told() -> None:
     end = model.events.subscribe(events.append, kinds=("collective", "land", "enter", "leave"))
     begun: list[str] = []
     ended: list[str] = []
-    with mfsdp_core.annotated(model, lambda n: begun.append(n) or n, ended.append):
+
+    def begin(name: str) -> str:
+        begun.append(name)
+        return name
+
+    with mfsdp_core.annotated(model, begin, ended.append):
         model(batch()).backward()
         same("open", len(begun) >= len(ended), True)
     same("ranges", sorted(begun), sorted(ended))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ def _key(bucket: str, elements: int = 8, role: Any = "grad_bucket") -> BufferKey
 
 def the_ledger_adds_up() -> None:
     """Totals, peaks, what is alive, meters, and subscribers up to their end."""
-    ledger, seen = MemoryLedger(), []
+    ledger = MemoryLedger()
+    seen: list[Any] = []
     same("categories", list(ledger.bytes_by_category()), list(CATEGORIES))
     end = ledger.subscribe(seen.append)
     same("watched", ledger.is_watched, True)
@@ -48,7 +50,7 @@ def the_ledger_adds_up() -> None:
         ("main_weights", 3),
         ("gradients", 1),
     ):
-        ledger.add(category, count, bucket="b", role=category)  # type: ignore[arg-type]
+        ledger.add(category, count, bucket="b", role=category)
     found, peaks = ledger.bytes_by_category(), ledger.peak_bytes_by_category()
     same("now", (found["gradients"], found["main_weights"]), (3, 7))
     same("peaks", (peaks["gradients"], peaks["main_weights"], ledger.peak_bytes), (8, 7, 12))
@@ -73,7 +75,9 @@ def the_ledger_adds_up() -> None:
 
 def allocators_keep_their_promises() -> None:
     """New memory, the same object, or memory that stays; bytes on the ledger."""
-    streams = Streams(torch.device("cpu"))
+    streams: Any = Streams(torch.device("cpu"))
+    told: list[Any] = []
+    streams.observer = SimpleNamespace(released=lambda _memory, key: told.append(key))
     for kind, same_object, left in (
         (TemporaryAllocator, False, 0),
         (StorageResizeAllocator, True, 0),
@@ -92,6 +96,8 @@ def allocators_keep_their_promises() -> None:
         made.release(key)
         made.release(key)
         made.release(_key("never"))
+        same("told", told, [] if left else [_key("b", 2), key])
+        told.clear()
         held = ledger.bytes_by_category()["communication_buffers"]
         same("left", held, left + (8 if left else 0))
         storage = first.untyped_storage().nbytes()
@@ -201,7 +207,11 @@ def models_hold_what_the_formula_says() -> None:
                 parsed = context.root.groups[0]._spec
                 for steps in (0, 1):
                     if steps:
+                        at_rest = model.ledger.bytes_by_category()["gradients"]
                         model(batch(dtype=dtype)).backward()
+                        handed = model.ledger.bytes_by_category()["gradients"] - at_rest
+                        casts = sum(p.grad.to_local().nbytes for p in model.parameters())
+                        same("casts", handed >= casts if dtype.itemsize == 2 else handed == 0, True)
                         optimizer.step()
                         optimizer.zero_grad()
                     wanted = memory_of_buckets(
@@ -267,7 +277,9 @@ def plans_of_pools_are_told_as_data() -> None:
 
 def events_reach_who_asked() -> None:
     """By kind, until the subscription ends."""
-    bus, seen, all_of_them = EventBus(), [], []
+    bus = EventBus()
+    seen: list[Event] = []
+    all_of_them: list[Event] = []
     event = Event("collective", "all_gather", "float32", 8, "inner", 2, "b")
     same("nobody", bus.wants("collective"), False)
     end = bus.subscribe(seen.append, kinds=("land",))

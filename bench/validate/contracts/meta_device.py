@@ -40,10 +40,12 @@ class _Layer(nn.Module):
 class _Model(nn.Module):
     """Tied ends, frozen and marked parameters, buffers that are shared and real."""
 
+    positions: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Embedding(7, _WIDTH)
-        self.layers = nn.ModuleList([_Layer(), _Layer()])
+        self.layers: Any = nn.ModuleList([_Layer(), _Layer()])
         self.last = nn.Linear(_WIDTH, 7, bias=False)
         self.rest = nn.Linear(_WIDTH, _WIDTH)
         self.register_buffer("positions", torch.empty(_WIDTH))
@@ -52,7 +54,7 @@ class _Model(nn.Module):
         self.last.weight = self.first.weight
         self.rest.register_buffer("positions", self.positions)
         self.layers[1].gain.requires_grad_(False)
-        self.layers[0].gain.marked = "kept"  # type: ignore[attr-defined]
+        self.layers[0].gain.marked = "kept"
 
     def reset_parameters(self) -> None:
         """The buffer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from random import Random
 from typing import Any
 
@@ -34,7 +35,7 @@ def rows_of_every_tensor_lie_whole_in_slices() -> None:
         for part in parts:
             built = layout.build_layout([shapes[i] for i in part], slices)
             if len(part) > 1:
-                alone = max(part, key=lambda i: layout.prod(shapes[i]))
+                alone = max(part, key=lambda i: prod(shapes[i]))
                 limit = layout.build_layout([shapes[alone]], slices).padding_fraction + 0.05
                 assert built.padding_fraction <= limit, f"{part} of {shapes} wastes too much"
 
@@ -43,7 +44,7 @@ def _check_layout(built: layout.Layout, shapes: list[tuple[int, ...]], slices: i
     size = built.total_elements
     same("slices", (built.slices, size % slices), (slices, 0))
     buffer = torch.full((size,), -1)
-    wanted = [torch.arange(layout.prod(s)).reshape(s) for s in shapes]
+    wanted = [torch.arange(prod(s)).reshape(s) for s in shapes]
     for slot, whole in zip(built.slots, wanted, strict=True):
         assert (buffer[slot.offset : slot.end] == -1).all(), f"{slot} overlaps"
         buffer[slot.offset : slot.end] = whole.flatten()
@@ -57,7 +58,7 @@ def _check_layout(built: layout.Layout, shapes: list[tuple[int, ...]], slices: i
     same("gaps", gaps, free.nonzero().flatten().tolist())
     for index, whole in enumerate(wanted):
         rows = whole if whole.ndim else whole.reshape(1)
-        found = []
+        found: list[Any] = []
         for rank in range(slices):
             low, high = built.slice_range(rank)
             held = built.local_rows(index, rank)
@@ -446,7 +447,7 @@ def quantised_weights_travel_as_bytes() -> None:
         "nvfp4": [("codes", 60), ("scales", 9)],
     }
     for recipe, sizes in wanted.items():
-        plan = recipes.QuantisedWeights(recipe)  # type: ignore[arg-type]
+        plan = recipes.QuantisedWeights(recipe)
         found = plan.payloads(built, "bfloat16")
         same(recipe, [(p.name, p.slice_elements) for p in found], sizes)
         same("bytes", {p.dtype for p in found} == {"uint8"}, True)
@@ -456,8 +457,8 @@ def quantised_weights_travel_as_bytes() -> None:
     takes = recipes.QuantisedWeights("block").takes
     same("takes", [takes("", s) for s in ((2, 3), (3,), (), (0, 3))], [True, False, False, False])
     bad = recipes.QuantisedWeights
-    refuses(ConfigurationError, "recipe='int1'", lambda: bad("int1"))  # type: ignore[arg-type]
-    refuses(ConfigurationError, "gathers='none'", lambda: bad("block", "none"))  # type: ignore[arg-type]
+    refuses(ConfigurationError, "recipe='int1'", lambda: bad("int1"))
+    refuses(ConfigurationError, "gathers='none'", lambda: bad("block", "none"))
     refuses(ConfigurationError, "decoded once", lambda: bad("mxfp8", "compute"))
 
 

@@ -35,6 +35,9 @@ class Unit(nn.Module):
 class Small(nn.Module):
     """Two units, and a parameter and a buffer of the root's own."""
 
+    shift: Tensor
+    units: Any
+
     unit_classes: tuple[type[nn.Module], ...] = (Unit,)
 
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ def name_of(parameter_name: str) -> str:
     return parameter_name.removeprefix(PREFIX)
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+def whole_weights(model: Any) -> dict[str, Tensor]:
     """By names of the bare module."""
     return {
         # A sharded scalar is one row.

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import mfsdp_core
 from bench.validate.contracts.judging import close, refuses, same
@@ -46,7 +45,7 @@ def names_and_marks_say_what_upstreams_say() -> None:
             same("orig_param", facts, (whole.shape, "meta", True))
         seen: list[str] = []
 
-        def look(module: nn.Module, _inputs: object, m: Any = model, s: Any = seen) -> None:
+        def look(module: Any, _inputs: object, m: Any = model, s: Any = seen) -> None:
             raw = m.raw_param["units.1.up.weight"]
             same("raw while the unit runs", raw is module.up.weight, True)
             s.append(m.param_to_name[raw])
@@ -154,7 +153,7 @@ def arguments_left_out_mean_what_upstreams_mean() -> None:
         "manual_registration",
     ]
     on = ["overlap_grad_reduce", "overlap_param_gather", "sync_model_each_microbatch"]
-    wanted = dict.fromkeys(off, False) | dict.fromkeys(on, True)
+    wanted: dict[str, Any] = dict.fromkeys(off, False) | dict.fromkeys(on, True)
     wanted |= {"zero_dp_strategy": 3, "outer_dp_sharding_strategy": 0, "pool_slots": 2}
     wanted |= {"on_double_reduction": "raise", "transport": "auto", "nested_units": "outermost"}
     wanted |= {"prefetch_order": "recorded", "unused_parameters": "none", "allocator": None}

@@ -1,0 +1,256 @@
+"""Weights that the user changes between passes, by any way in, and what comes to a model later."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.utils import prune
+
+import mfsdp_core
+from bench.validate.contracts.judging import close, refuses, same
+from bench.validate.contracts.small_model import (
+    PREFIX,
+    batch,
+    compare_gradients,
+    compare_weights,
+    name_of,
+    pair,
+    plain_backward,
+    whole_weights,
+)
+from bench.validate.contracts.stateful import Stateful
+from mfsdp_core.errors import LifecycleError
+
+_Change = Callable[[list[nn.Parameter]], object]
+
+
+def _each(change: Callable[[nn.Parameter], object]) -> _Change:
+    return lambda parameters: [change(p) for p in parameters]
+
+
+def _set_data(p: nn.Parameter) -> None:
+    p.data = p.data * 0.5 + 0.25
+
+
+_CHANGES: dict[str, _Change] = {
+    "in place": _each(lambda p: p.mul_(1.5)),
+    "by data": _each(lambda p: p.data.sub_(0.125)),
+    "by detach": _each(lambda p: p.detach().clamp_(-0.75, 0.75)),
+    "data set": _each(_set_data),
+    "all at once": lambda ps: torch._foreach_mul_(ps, 1.25),
+    "averages at once": lambda ps: torch._foreach_lerp_(
+        [p.detach() for p in ps], [torch.ones_like(p) for p in ps], 0.25
+    ),
+    "filled": _each(lambda p: nn.init.constant_(p, 0.375)),
+    "copied": _each(lambda p: p.copy_(p.detach() * 2)),
+    "one of them": lambda ps: ps[-1].add_(0.5),
+}
+
+
+def changes_reach_every_rank() -> None:
+    """In evaluations and in training, of one copy and of weights computed in another dtype."""
+    mixed = mfsdp_core.MixedPrecisionPolicy(torch.float32)
+    for strategy, dtype, allowed, options in (
+        (1, torch.float64, 1e-11, {}),
+        (3, torch.float64, 1e-11, {"enable_fine_grained_param_gather": True}),
+        (0, torch.bfloat16, 5e-2, {"mixed_precision_policy": mixed}),
+    ):
+        model, plain = pair(strategy, dtype=dtype, **options)
+        model(batch(0, dtype=dtype))
+        for number, (what, change) in enumerate(_CHANGES.items()):
+            with torch.no_grad():
+                for module in (model, plain):
+                    change(list(module.parameters()))
+            x = batch(number, dtype=dtype)
+            with torch.no_grad():
+                close(f"{what}: an evaluation", model(x), plain(x), allowed)
+            model(x).backward()
+            plain_backward(plain, number)
+            compare_gradients(model, plain, allowed)
+            if dtype == torch.float64:
+                compare_weights(model, plain)
+            model.zero_grad()
+            plain.zero_grad()
+
+
+def what_comes_later_is_refused_or_harmless() -> None:
+    """Trainable parameters and modules with such; frozen ones take part as they are."""
+    model, plain = pair(3)
+    module = model.module
+    unit = module.units[0]
+    for late in (
+        lambda: setattr(module, "more", nn.Parameter(torch.zeros(2))),
+        lambda: unit.register_parameter("more", nn.Parameter(torch.zeros(2))),
+        lambda: setattr(unit, "adapter", nn.Linear(2, 2)),
+        lambda: module.units.append(nn.Sequential(nn.Linear(2, 2))),
+        lambda: prune.identity(unit.up, "weight"),
+    ):
+        refuses(LifecycleError, "after sharding", late)
+    for one in (module, plain):
+        one.nothing = None
+        one.register_parameter("none", None)
+        one.inner = nn.ModuleList()
+        one.frozen = nn.Linear(2, 2).requires_grad_(False)
+        one.units = nn.ModuleList(one.units)
+    refuses(LifecycleError, "after sharding", lambda: module.inner.append(nn.Linear(2, 2)))
+    model(batch()).backward()
+    plain_backward(plain, 0)
+    wanted = dict(plain.named_parameters())
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            close(name, mfsdp_core.gather_full(p.grad), wanted[name_of(name)].grad)
+    for part in (model, module, unit):
+        refuses(LifecycleError, "cannot be pickled", lambda p=part: torch.save(p, io.BytesIO()))
+    free = nn.Linear(2, 2)
+    free.more = nn.Parameter(torch.zeros(2))
+
+
+#: Ways in: of a whole value for the sharded tensor `like`.
+_Way = Callable[[Tensor, DTensor], Tensor]
+
+
+def _shard_of(whole: Tensor, like: DTensor) -> Tensor:
+    """Placed as `like`, with memory of its own, by arithmetic on the shard alone."""
+    made: Tensor = like.detach().clone()
+    own = mfsdp_core.gather_full(like.detach())
+    difference = (whole - own).flatten()[0] if whole.numel() else whole.sum()
+    with torch.no_grad():
+        made.add_(difference.item())
+    return made
+
+
+def _pickled(whole: Tensor, like: DTensor) -> Tensor:
+    stream = io.BytesIO()
+    torch.save(_shard_of(whole, like), stream)
+    stream.seek(0)
+    found: Tensor = torch.load(stream, weights_only=False)
+    return found
+
+
+def _cut_by_torch(whole: Tensor, like: DTensor, placement: Any) -> Tensor:
+    placements = [placement if like.ndim else Replicate()]
+    return distribute_tensor(whole.reshape(like.shape), like.device_mesh, placements)
+
+
+_WAYS: dict[str, _Way] = {
+    "whole": lambda whole, _like: whole.clone(),
+    "a shard": _shard_of,
+    "a pickled shard": _pickled,
+    "replicas": partial(_cut_by_torch, placement=Replicate()),
+    "rows as torch cuts them": partial(_cut_by_torch, placement=Shard(0)),
+}
+
+
+def values_come_in_by_every_way() -> None:
+    """Into weights and moments, a weight of shape () among them; training goes on with them."""
+    for number, (what, way) in enumerate(_WAYS.items()):
+        for strategy in (0, 3) if number % 2 else (1, 3):
+            model, plain = pair(strategy, Stateful)
+            reference = torch.optim.AdamW(plain.parameters(), lr=0.1)
+            optimizer = mfsdp_core.fully_shard_optimizer(
+                torch.optim.AdamW(model.parameters(), lr=0.1)
+            )
+            _train(model, optimizer, plain, reference, 0)
+            named = dict(model.named_parameters())
+            with torch.no_grad():
+                for p in plain.parameters():
+                    p.add_(1)
+            state: dict[str, Any] = {}
+            for name, value in plain.state_dict().items():
+                like = named.get(PREFIX + name)
+                is_shard = isinstance(like, DTensor)
+                state[PREFIX + name] = way(value, like) if is_shard else value
+            if what in ("whole", "a shard"):  # a tied weight comes under any of its names
+                del state[PREFIX + f"units.{int(what == 'a shard')}.up.weight"]
+            model.load_state_dict(state)
+            found = whole_weights(model)
+            for name, p in plain.named_parameters():
+                same(f"{strategy}, {what}: {name}", found[name], p.detach())
+            optimizer.load_state_dict(_moments(optimizer, reference, way))
+            _train(model, optimizer, plain, reference, 1)
+
+
+def _moments(optimizer: Any, reference: Any, way: _Way) -> dict[str, Any]:
+    """A state dict for `optimizer` with the reference's moments, one larger, by a way in."""
+    for values in reference.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            values[name].add_(1)
+    theirs, own = copy.deepcopy(reference.state_dict()), optimizer.state_dict()
+    for number, values in theirs["state"].items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            like = own["state"][number][name]
+            values[name] = way(values[name], like) if isinstance(like, DTensor) else values[name]
+    return theirs
+
+
+def _train(model: Any, optimizer: Any, plain: Any, reference: Any, number: int) -> None:
+    model(batch(number)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    plain_backward(plain, number)
+    reference.step()
+    reference.zero_grad()
+    compare_weights(model, plain, 1e-10)
+
+
+def units_nest_and_run_in_another_order() -> None:
+    """Units inside of units, registered in another order than they run, over three passes."""
+    for options in ({}, {"prefetch_order": "static"}):
+        for strategy in (0, 3):
+            model, plain = pair(strategy, _Nested, nested_units="all", **options)
+            for number in range(3):
+                model(batch(number)).backward()
+                plain_backward(plain, number)
+                compare_gradients(model, plain)
+                model.zero_grad()
+                plain.zero_grad()
+
+
+class _Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.layer(x).tanh()
+        return out
+
+
+class _Outer(nn.Module):
+    """Two units inside, the second one registered runs first; and a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = _Inner(), _Inner()
+        self.own = nn.Parameter(torch.empty(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x) * self.own) + x
+        return out
+
+
+class _Nested(nn.Module):
+    unit_classes: tuple[type[nn.Module], ...] = (_Outer, _Inner)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.middle, self.early = _Inner(), _Outer(), _Outer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.middle(self.early(x))).square().mean()
+        return out
+
+
+CHECKS = (
+    changes_reach_every_rank,
+    what_comes_later_is_refused_or_harmless,
+    values_come_in_by_every_way,
+    units_nest_and_run_in_another_order,
+)

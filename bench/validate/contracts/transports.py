@@ -1,0 +1,255 @@
+"""What travels between ranks by every transport, beside what each rank works out for itself.
+
+Numbers are small integers, so that sums and means of four are exact in every dtype.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.validate.contracts.judging import refuses, same
+from mfsdp_core.comm import peer_memory
+from mfsdp_core.comm.any_rank import AnyRank
+from mfsdp_core.comm.host_links import Exchange, HostLinks
+from mfsdp_core.comm.host_meeting import links_of
+from mfsdp_core.comm.meeting import Meetings
+from mfsdp_core.comm.point_to_point import PointToPointCommunicator
+from mfsdp_core.comm.protocol import Communicator
+from mfsdp_core.comm.same_host import STRETCH_BYTES, SameHostCommunicator
+from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.comm.uneven import gather_rows, row_counts
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.events import Event, EventBus
+from mfsdp_core.memory.allocators import TemporaryAllocator
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.memory.scratch import AllocatedScratch
+from mfsdp_core.streams import Streams
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+#: Elements of a slice: fewer than ranks, odd, and more than one stretch of what is read at a time.
+_SLICES = (1, 7, STRETCH_BYTES // 4 + 3)
+_CPU = torch.device("cpu")
+
+
+def _drawn(rank: int, number: int, elements: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * number + rank)
+    return torch.randint(-8, 9, (elements,), generator=generator).to(dtype)
+
+
+class _Ends:
+    """A communicator of a kind over a group, and what it tells and holds."""
+
+    def __init__(self, kind: str, group: Any) -> None:
+        self.kind, self.group = kind, group
+        self.ledger, self.events, streams = MemoryLedger(), EventBus(), Streams(_CPU)
+        self.told: list[Event] = []
+        self.events.subscribe(self.told.append, kinds=("collective",))
+        common = (group, "role", self.events, streams)
+        scratch = AllocatedScratch(TemporaryAllocator(streams, self.ledger))
+        self.made: Communicator = TorchCommunicator(*common)
+        if kind == "point_to_point":
+            self.made = PointToPointCommunicator(*common, scratch)
+        elif kind == "same_host" and group.size() > 1:
+            links = links_of(group)
+            assert isinstance(links, HostLinks), links
+            self.made = SameHostCommunicator(*common, scratch, links=links)
+        self.ranks = dist.get_process_group_ranks(group)
+
+    def all_parts(self, number: int, elements: int, dtype: torch.dtype) -> list[Tensor]:
+        """What every rank of the group has drawn."""
+        return [_drawn(rank, number, elements, dtype) for rank in self.ranks]
+
+
+def collectives_are_sums_means_and_copies() -> None:
+    """Of every dtype and size, several under way, waited for in reverse; and as they are told."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([2 * half, 2 * half + 1]) for half in (0, 1)]
+    alone = [dist.new_group([one]) for one in range(dist.get_world_size())]
+    for kind in ("native", "point_to_point", "same_host"):
+        for group in (dist.group.WORLD, groups[rank // 2], alone[rank]):
+            ends = _Ends(kind, group)
+            size = group.size()
+            same("place", (ends.made.size, ends.made.rank), (size, ends.ranks.index(rank)))
+            for dtype in _DTYPES:
+                for elements in _SLICES if size > 2 and dtype == torch.float32 else _SLICES[1:2]:
+                    waits = _started(ends, elements, dtype)
+                    for what, wait in reversed(waits):
+                        found, wanted = wait()
+                        same(f"{kind}, {size} ranks, {dtype} {elements}: {what}", found, wanted)
+            told = {
+                (e.operation, e.dtype, e.group, e.group_size, e.bucket.split()[0])
+                for e in ends.told
+            }
+            operations = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+            wanted_events = {
+                (one, str(d).removeprefix("torch."), "role", size, one)
+                for one in operations
+                for d in _DTYPES
+            }
+            same("told", told, wanted_events if size > 1 else set())
+            same("given back", sum(ends.ledger.bytes_by_category().values()), 0)
+
+
+_Wait = Callable[[], tuple[Tensor, Tensor]]
+
+
+def _started(ends: _Ends, elements: int, dtype: torch.dtype) -> list[tuple[str, _Wait]]:
+    """Operations under way, by name, and how to wait for each and what must come of it."""
+    made, size = ends.made, ends.made.size
+    own = slice(made.rank * elements, (made.rank + 1) * elements)
+    whole = size * elements
+    waits: list[tuple[str, _Wait]] = []
+
+    def then(what: str, wait: Callable[[], Any], found: Tensor | None, wanted: Tensor) -> None:
+        def ended() -> tuple[Tensor, Tensor]:
+            result = wait()
+            return (result if found is None else found).to(wanted.dtype), wanted
+
+        waits.append((what, ended))
+
+    for number, average in enumerate((False, True)):
+        parts = ends.all_parts(number, whole, dtype)
+        total = torch.stack(parts).sum(0) / (size if average else 1)
+        full = parts[made.rank].clone()
+        result = torch.full((elements,), 99.0, dtype=dtype)
+        sums = made.reduce_scatter(result, full, f"reduce_scatter {number}", average=average)
+        then(f"reduce_scatter, average={average}", sums.wait, None, total[own])
+        again = parts[made.rank].clone()
+        sums = made.all_reduce(again, f"all_reduce {number}", average=average)
+        then(f"all_reduce, average={average}", sums.wait, again, total)
+    for number, in_place in enumerate((False, True), 2):
+        parts = ends.all_parts(number, elements, dtype)
+        full = torch.full((whole,), 99.0, dtype=dtype)
+        mine = parts[made.rank].clone()
+        if in_place:
+            mine = full[own].copy_(mine)
+        work = made.all_gather(full, mine, f"all_gather {number}")
+        then(f"all_gather, in place={in_place}", work.wait, full, torch.cat(parts))
+    parts = ends.all_parts(5, whole, dtype)
+    first = parts[made.rank].clone()
+    then("broadcast", made.broadcast(first, "broadcast 5").wait, first, parts[0])
+    largest = parts[made.rank].clone()
+    made.all_reduce_max(largest, "all_reduce 5")
+    same("maximum", largest, torch.stack(parts).amax(0))
+    for result_dtype in _DTYPES:
+        if made.reduces_into(dtype, result_dtype):
+            parts = ends.all_parts(6, whole, dtype)
+            into = torch.full((elements,), 99.0, dtype=result_dtype)
+            bucket = f"reduce_scatter {result_dtype}"
+            found = made.reduce_scatter(into, parts[made.rank], bucket, average=False)
+            wanted = torch.stack(parts).double().sum(0)[own]
+            then(f"into {result_dtype}", found.wait, into, wanted.to(result_dtype))
+    return waits
+
+
+def rows_and_flags_are_brought_together() -> None:
+    """Of ranks with different numbers of rows, none among them; set by any, and by nobody."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    rows = [torch.full((count, 2), float(n)) for n, count in enumerate((3, 0, 1, 2))]
+    same("counts", row_counts(len(rows[rank]), group, _CPU), [3, 0, 1, 2])
+    same("rows", gather_rows(rows[rank], group), torch.cat(rows))
+    flags = AnyRank(group, 5, Streams(_CPU), EventBus())
+    for unset in ([0, rank + 1], [], [0, 1, 2, 3, 4]):
+        flags.ask(unset)
+        expected = sorted({0, 1, 2, 3, 4} if len(unset) > 2 else set(unset) & {0})
+        same("what nobody set", flags.unset(), expected)
+        same("read again", flags.unset(), expected)
+    short = dist.new_group(list(range(4)), timeout=timedelta(seconds=0.2))
+    meetings = Meetings(short)
+    for name in ("a", "b", "a"):
+        meetings.meet(name, _CPU)
+    refuses(LifecycleError, "on some ranks only", lambda: meetings.meet(f"{rank}", _CPU))
+
+
+def _offer(
+    links: HostLinks, tag: int, elements: int, value: float
+) -> tuple[Exchange, dict[int, Tensor]]:
+    """Offer every other rank its own numbers, and read what each of them offers this one."""
+    rank = dist.get_rank()
+    others = [peer.rank for peer in links.peers]
+    pids = {peer.rank: peer.pid for peer in links.peers}
+    parts = {peer: torch.full((elements,), float(value + 10 * rank + peer)) for peer in others}
+    found = {peer: torch.zeros(elements) for peer in others}
+
+    def read(addresses: Mapping[int, int]) -> None:
+        for peer in others:
+            if elements:
+                peer_memory.read(pids[peer], addresses[peer], found[peer])
+
+    return links.post(tag, parts, {peer: t.nbytes for peer, t in found.items()}, read), found
+
+
+def _arrived(found: Mapping[int, Tensor], value: float) -> None:
+    for peer, values in found.items():
+        same("what a rank offered", values, torch.full_like(values, value + 10 * peer + _rank()))
+
+
+def _rank() -> int:
+    return dist.get_rank()
+
+
+def exchanges_end_in_any_order() -> None:
+    """Waited for in reverse or never, under one tag and under many, more than sockets hold."""
+    links = links_of(dist.new_group(list(range(4))))
+    assert isinstance(links, HostLinks), links
+    for peer in links.peers:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    made = [(n, *_offer(links, tag, n % 5, n)) for n, tag in enumerate((1, 2, 1, 3, 1, 2))]
+    for value, exchange, found in reversed(made):
+        exchange.wait()
+        same("over", exchange.is_over, True)
+        _arrived(found, value)
+    left = _offer(links, 1, 3, 50.0)
+    last = _offer(links, 1, 3, 60.0)
+    last[0].wait()
+    _arrived(last[1], 60.0)
+    _arrived(left[1], 50.0)
+    many = [_offer(links, 9, 1, n) for n in range(400)] if _rank() else []
+    dist.barrier()
+    many = many or [_offer(links, 9, 1, n) for n in range(400)]
+    for value, (exchange, found) in enumerate(many):
+        exchange.wait()
+        _arrived(found, value)
+
+
+def who_has_posted_need_not_wait() -> None:
+    """A rank that is busy elsewhere is woken; one that never posts, or is gone, is named."""
+    links = links_of(dist.new_group(list(range(4))))
+    assert isinstance(links, HostLinks), links
+    exchange, found = _offer(links, 1, 5, 0.0)
+    if _rank() == 0:
+        exchange.wait()
+    dist.barrier()  # the others come here at once, and wait for the first rank
+    exchange.wait()
+    _arrived(found, 0.0)
+    short = links_of(dist.new_group(list(range(4)), timeout=timedelta(seconds=0.3)))
+    assert isinstance(short, HostLinks), short
+    if _rank() == 0:
+        late, _ = _offer(short, 1, 5, 0.0)
+        refuses(RuntimeError, "of the group, 0.3 s", late.wait)
+    dist.barrier()
+    other, _ = _offer(links, 2, 5 + (_rank() == 3), 0.0)
+    others = 24 if _rank() < 3 else 20
+    refuses(RuntimeError, f"it posted {others}", other.wait)
+    dist.barrier()
+    if _rank() == 2:
+        links.close()
+    else:
+        gone, _ = _offer(links, 3, 5, 0.0)
+        refuses(RuntimeError, "Connection closed by peer: rank 2", gone.wait)
+    dist.barrier()
+
+
+CHECKS = (
+    collectives_are_sums_means_and_copies,
+    rows_and_flags_are_brought_together,
+    exchanges_end_in_any_order,
+    who_has_posted_need_not_wait,
+)
