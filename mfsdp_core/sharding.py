@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
 from mfsdp_core.ddp_config import DistributedDataParallelConfig
@@ -142,7 +142,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
 
 
 def _refuse_lazy(module: nn.Module) -> None:
-    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, UninitializedParameter)]
     if lazy:
         raise ConfigurationError(
             f"{len(lazy)} parameters (the first is {lazy[0]}) have no shape before the first "
