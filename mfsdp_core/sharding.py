@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
 from mfsdp_core.ddp_config import DistributedDataParallelConfig
@@ -117,6 +118,7 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         sharded=config.strategy.inner.shards_optimizer,
     )
     _refuse_sharded(module)
+    _refuse_lazy(module)
     environment = _environment(arguments)
     _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.streams.device)
@@ -137,6 +139,15 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
         bool(arguments["cuda_graph_mode"]),
     )
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise ConfigurationError(
+            f"{len(lazy)} parameters (the first is {lazy[0]}) have no shape before the first "
+            "forward pass (torch's lazy modules). Run the module once before sharding it."
+        )
 
 
 def _refuse_sharded(module: nn.Module) -> None:

@@ -29,6 +29,7 @@ from mfsdp_core.parameter_marks import (
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import group_dtypes
+from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
@@ -148,8 +149,9 @@ class MegatronFSDP(nn.Module):
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
         try:
             return self.module(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._context.recover()
+            refuse_ungathered(error)
             raise
 
     @property
@@ -209,6 +211,11 @@ class MegatronFSDP(nn.Module):
     def backward_seen(self) -> bool:
         """Whether a backward pass has run in this cycle."""
         return self._context.grads.backward_seen
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward pass of this cycle has built a graph that gave no gradient yet."""
+        return self._context.grads.awaits_backward
 
     @property
     def microbatch_count(self) -> int:

@@ -369,6 +369,7 @@ class ShardedContext:
         self._forward_order.begin()
         self._pass_has_graph = torch.is_grad_enabled()
         if self._pass_has_graph:
+            self.grads.awaits_backward = True
             self._calls.begin_pass()
 
     def _begin_backward(self) -> None:

@@ -28,10 +28,7 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ParameterGroup
-from mfsdp_core.runtime.units import Unit
-
-#: Classes whose `forward` reads weights of modules inside it without calling those.
-_READS_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+from mfsdp_core.runtime.units import Unit, is_called, reads_children
 
 
 @dataclass(eq=False)
@@ -213,8 +210,8 @@ class _Finder:
         around: tuple[GatherPoint, ...],
     ) -> None:
         """readers: modules whose calls read what `module` holds. around: points outside of it."""
-        if _is_called(module) or not readers:
-            readers = tuple(filter(_reads_children, readers)) or (module,)
+        if is_called(module) or not readers:
+            readers = tuple(filter(_may_read_children, readers)) or (module,)
         if id(module) in self._units:
             self._point(self._units[id(module)], module, around)
         for unit, group in self._held.get(id(module), ()):
@@ -233,11 +230,21 @@ class _Finder:
         return self.points[key]
 
 
-def _is_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
+def _may_read_children(module: nn.Module) -> bool:
+    # Torch's encoder layer does so where no module of the model has a hook.
+    return isinstance(module, nn.TransformerEncoderLayer) or reads_children(module)
 
 
-def _reads_children(module: nn.Module) -> bool:
-    return isinstance(module, _READS_CHILDREN) or bool(
-        getattr(module, "reads_child_weights", False)
-    )
+def refuse_ungathered(error: BaseException) -> None:
+    """Say what torch's refusal means that came out of a forward pass.
+
+    Raises:
+        LifecycleError: torch was to compute with a DTensor and a plain tensor.
+    """
+    if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+        raise LifecycleError(
+            f"{str(error).partition(',')[0]}. If the DTensor is a weight of this model, it was "
+            "used while its unit was not running, which alone makes it whole. Name in "
+            "fsdp_unit_modules the module that computes with it, not one inside that is never "
+            "called. Penalties of weights belong outside of the forward pass."
+        ) from error

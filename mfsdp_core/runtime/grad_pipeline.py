@@ -48,6 +48,8 @@ class GradPipeline:
         self._next = len(self._order)
         self._reductions = reductions
         self.backward_seen = False
+        #: Whether a forward pass has built a graph from which no gradient has come yet.
+        self.awaits_backward = False
         self.unfinished_passes = 0
         #: Whether units were seen to run without a graph within a pass that has one, as reentrant
         #: checkpointing runs them: what nested graphs add to a unit comes at any time then.
@@ -74,6 +76,7 @@ class GradPipeline:
     def begin_backward(self) -> None:
         """Every trainable parameter owes a gradient again."""
         self._follow_removed()
+        self.awaits_backward = False
         self._next = 0
         self._asked = False
         self._passes += 1
@@ -190,6 +193,7 @@ class GradPipeline:
             for group in unit.groups:
                 group.reset_gradients(keeps_zeros=keeps_zeros)
         self.backward_seen = False
+        self.awaits_backward = False
         self._used.clear()
         self._asked = True
         self._passes = 0

@@ -101,10 +101,11 @@ def select_units(
 ) -> list[tuple[str, nn.Module]]:
     """Modules of the given classes, registration order; of nested matches the outermost, or all.
 
-    The root itself is never among them: it owns what is left.
+    The root itself is never among them: it owns what is left. Nor are modules inside one that
+    computes with their weights instead of calling them.
 
     Raises:
-        UnitSelectionError: a class that no submodule has.
+        UnitSelectionError: a class that no submodule has, or one without a `forward`.
     """
     chosen: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
@@ -115,11 +116,13 @@ def select_units(
             if id(child) in seen:
                 continue
             if classes and isinstance(child, classes):
+                _check_called(child, child_path)
                 seen.add(id(child))
                 chosen.append((child_path, child))
                 if not nested:
                     continue
-            walk(child, child_path)
+            if not reads_children(child):
+                walk(child, child_path)
 
     walk(root, ROOT)
     for wanted in classes:
@@ -130,6 +133,27 @@ def select_units(
                 f"It has: {', '.join(present)}."
             )
     return chosen
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether it has a `forward`."""
+    return type(module).forward is not nn.Module.forward
+
+
+def reads_children(module: nn.Module) -> bool:
+    """Whether it computes with the weights of modules inside it, instead of calling those."""
+    return isinstance(module, nn.MultiheadAttention) or bool(
+        getattr(module, "reads_child_weights", False)
+    )
+
+
+def _check_called(module: nn.Module, path: str) -> None:
+    if not is_called(module):
+        raise UnitSelectionError(
+            f"fsdp_unit_modules names {type(module).__name__}, and {path} is one, which has no "
+            "forward(): nobody calls it, so nothing would gather its weights. Name the class of "
+            "the module around it."
+        )
 
 
 def nest_units(units: list[Unit]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.state.coded_moments import exchange_decoded, held_bytes
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.foreign_state import accept_foreign_state
@@ -106,6 +106,8 @@ def _step_method(
         if closure is None and not has_gradients() and _is_initialisation(optimizer):
             complete_state(optimizer)
             return None
+        if closure is None and not has_gradients():
+            _refuse_lost_gradients(optimizer, owners)
         if closure is not None and base.is_local:
             # First, as every such optimizer does: the step sees other tensors than the model.
             result = evaluate()
@@ -119,6 +121,19 @@ def _step_method(
         return result
 
     return step
+
+
+def _refuse_lost_gradients(
+    optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]
+) -> None:
+    found = any(parameter.grad is not None for parameter in _parameters(optimizer))
+    if not found and any(owner.awaits_backward for owner in _alive(owners)):
+        raise LifecycleError(
+            "optimizer.step() found no gradient at all, although a forward pass has built a graph. "
+            "backward(inputs=...) cannot name sharded parameters, which no graph holds: call "
+            "backward(), and freeze before sharding what shall get no gradient. A forward pass "
+            "without a backward pass belongs under torch.no_grad()."
+        )
 
 
 def _finish(owners: list[weakref.ref[Any]], *, wanted: bool) -> None:
