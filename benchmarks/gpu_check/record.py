@@ -18,7 +18,7 @@ from bench.store.atomic import write_json_atomically
 SCHEMA = 1
 ROOT = Path(__file__).parents[2]
 
-State = Literal["passed", "failed", "skipped", "not_built", "crashed", "timed_out"]
+State = Literal["passed", "failed", "skipped", "crashed", "timed_out"]
 Device = Literal["cpu", "cuda"]
 
 
@@ -50,7 +50,7 @@ class Findings:
 def state_of(checks: Iterable[Check]) -> State:
     """A part failed if anything failed, and passed if anything passed; else why nothing ran."""
     states = {check.state for check in checks}
-    for state in ("crashed", "timed_out", "failed", "passed", "not_built", "skipped"):
+    for state in ("crashed", "timed_out", "failed", "passed", "skipped"):
         if state in states:
             return state
     return "failed"

@@ -19,7 +19,7 @@ from benchmarks.gpu_check.timed import Timed
 from benchmarks.gpu_check.trained import Trained
 from benchmarks.gpu_check.validate import note_verdicts
 
-PASSED_ON_A_CPU = ("core", "validate", "speed", "memory", "communication", "graphs")
+PASSED_ON_A_CPU = ("core", "validate", "speed", "memory", "communication", "graphs", "fp8")
 JUNIT = """<testsuites><testsuite>
   <testcase classname="a" name="good"/>
   <testcase classname="a" name="bad"><failure message="1 is not 2"/></testcase>
@@ -54,9 +54,8 @@ def trained(**changes) -> Trained:
     ("of_checks", "wanted"),
     [
         ((), "failed"),
-        (("passed", "skipped", "not_built"), "passed"),
+        (("passed", "skipped"), "passed"),
         (("passed", "failed"), "failed"),
-        (("skipped", "not_built"), "not_built"),
         (("skipped",), "skipped"),
         (("failed", "crashed"), "crashed"),
     ],
@@ -75,19 +74,13 @@ def test_a_part_that_dies_or_hangs_has_a_record_and_does_not_stop_the_next(tmp_p
     assert found["machine"]["hostname"]
 
 
-def test_a_part_that_is_not_built_says_so_and_fails_nothing(tmp_path, capsys):
-    assert main(["--device", "cpu", "--part", "fp8", "--out", str(tmp_path)]) == 0
-    assert record(tmp_path, "fp8")["state"] == "not_built"
-    assert "FP8 products; part validate runs the recipes" in capsys.readouterr().out
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     found = {part: record(tmp_path, part)["state"] for part in PARTS}
     assert {found[part] for part in PASSED_ON_A_CPU} == {"passed"}
-    assert set(found.values()) <= {"passed", "skipped", "not_built"}
+    assert set(found.values()) <= {"passed", "skipped"}
     measured = record(tmp_path, "memory")["measurements"]
     assert measured["storage_resize"]["ledger"]["bytes"] > 0
 
