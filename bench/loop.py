@@ -66,7 +66,8 @@ class TrainingLoop:
         self._batches = batches
         self._train = resolved.train
         self._microbatches = resolved.microbatches
-        self._tokens = resolved.tokens_per_step // resolved.data_parallel
+        # Ranks of one tensor parallel group see the same tokens: each counts its share of them.
+        self._tokens = resolved.tokens_per_step // resolved.launch.ranks
         self._memory = MemoryMeter(device)
         self._cpu = CpuMeter()
         self._sink = sink

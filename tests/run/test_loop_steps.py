@@ -62,13 +62,13 @@ class RecordingEngine:
         return __file__
 
 
-def train(tmp_path, engine, **settings) -> TrainingLoop:
+def train(tmp_path, engine, spec=None, ranks=1, **settings) -> TrainingLoop:
     fields = {"steps": 2, "global_batch": 6, "micro_batch": 2, "seq_len": 4, "lr": 0.1}
     run = resolve_anywhere(
         RunSpec(
-            engine=EngineSpec(name="single"),
+            engine=spec or EngineSpec(name="single"),
             train=TrainSpec(**fields | settings),
-            launch=LaunchSpec(ranks=1),
+            launch=LaunchSpec(ranks=ranks),
         )
     )
 
@@ -92,6 +92,13 @@ def train(tmp_path, engine, **settings) -> TrainingLoop:
 
 def samples(tmp_path) -> list[StepSample]:
     return read_samples(tmp_path, [])[0]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tokens_of_a_tensor_parallel_group_are_counted_once(tmp_path, size):
+    spec = EngineSpec(name="mfsdp", tensor_parallel=size)
+    train(tmp_path, RecordingEngine(), spec, ranks=4, steps=1, global_batch=8)
+    assert [4 * sample.tokens for sample in samples(tmp_path)] == [8 * 4]
 
 
 def test_a_step_sets_the_rate_accumulates_clips_updates_and_forgets_in_this_order(tmp_path):
