@@ -71,7 +71,7 @@ def summarise(record: RunRecord) -> RunSummary:
         peak_tflops=mfu.peak_tflops if mfu else None,
         final_loss=_final(steps, "loss") if finished else None,
         final_grad_norm=_final(steps, "grad_norm") if finished else None,
-        wire_bytes_per_step=_wire_bytes(window or steps),
+        wire_bytes_per_step=_wire_bytes(window or steps, record, notes),
         rss_peak_bytes=_rss_peak(record),
         device_peak_bytes=_peak(record.steps, "device_peak_bytes"),
         ledger_peak_bytes=ledger.peak_bytes,
@@ -249,8 +249,13 @@ def _slowest(ranks: list[StepSample]) -> StepSample:
     return max(ranks, key=lambda sample: sample.milliseconds)
 
 
-def _wire_bytes(steps: list[list[StepSample]]) -> float | None:
-    """Bytes sent per step, summed over ranks; None if any rank did not count them."""
+def _wire_bytes(steps: list[list[StepSample]], record: RunRecord, notes: list[str]) -> float | None:
+    """Bytes sent per step, summed over ranks; None if any rank did not count all of them."""
+    engine = record.resolved.engine
+    for size, what in ((engine.tensor_parallel, "tensor"), (engine.expert_parallel, "expert")):
+        if size > 1:
+            notes.append(f"no bytes sent: those of {what} parallelism are not counted")
+            return None
     totals: list[int] = []
     for ranks in steps:
         counts = [sample.wire_bytes for sample in ranks if sample.wire_bytes is not None]

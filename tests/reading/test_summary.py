@@ -136,6 +136,15 @@ def test_bytes_sent_are_summed_over_ranks_and_unknown_if_one_rank_did_not_count(
     assert summarise(record(steps)).wire_bytes_per_step is None
 
 
+@pytest.mark.parametrize("axis", ["tensor_parallel", "expert_parallel"])
+def test_bytes_of_other_parallelisms_are_not_passed_over(axis):
+    run = resolved_run()
+    engine = run.engine.model_copy(update={axis: 2})
+    summary = summarise(record(resolved=run.model_copy(update={"engine": engine})))
+    assert summary.wire_bytes_per_step is None
+    assert any("no bytes sent" in note for note in summary.notes)
+
+
 def test_peaks_are_those_of_the_largest_rank():
     steps = {
         0: [sample(i, rss_bytes=10 * i) for i in range(1, 21)],
