@@ -12,7 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.testing.toy_models import Stack
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from mfsdp_core import (
+    Float8Reference,
+    MixedPrecisionPolicy,
+    fully_shard_model,
+    fully_shard_optimizer,
+)
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
@@ -269,3 +274,32 @@ def test_recomputation_inside_of_a_unit_is_refused_unless_modules_gather(ranks: 
     assert ranks.run(recomputing_inside, True) == [("", True)] * WORLD
     for said, _ in ranks.run(recomputing_inside, False):
         assert "enable_fine_grained_param_gather=True" in said
+
+
+def largest_bookings(recipe: str, strategy: str) -> dict[str, int]:
+    """In a rank: the most bytes that a bucket of a unit's matrices booked at once, by category."""
+    policy = MixedPrecisionPolicy(torch.float32, weight_codec=Float8Reference(recipe))
+    toy = shard("linear_stack", strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
+    seen = [*toy.model.ledger.alive()]
+    toy.model.ledger.subscribe(seen.append)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
+    for cycle in range(2):
+        toy.run_cycle(1, cycle)
+        optimizer.step()
+        optimizer.zero_grad()
+    found: dict[str, int] = {}
+    for booking in seen:
+        if booking.bucket == "blocks.0/1":
+            found[booking.category] = max(found.get(booking.category, 0), booking.count_bytes)
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_no_whole_fp32_copy_of_a_quantised_weight_is_alive(
+    ranks: RankPool, recipe: str, strategy: str
+) -> None:
+    # The matrices of a unit have 2 x 6 x 10 elements: 240 B decoded to BF16, 480 B in FP32.
+    for found in ranks.run(largest_bookings, recipe, strategy):
+        assert found["main_weights"] <= 480 * 3 // 4
+        assert 240 <= found["compute_weights"] < 480
