@@ -443,6 +443,9 @@ def main(arguments: list[str]) -> int:
     if missing:
         sys.stdout.write(f"no faults under Slurm: {', '.join(missing)} not installed\n")
         return 0
+    # Under nohup and in a background shell these are ignored, and whoever is started inherits that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     first, last = map(int, arguments) if arguments else (1, len(faults()))
     chosen = faults()[first - 1 : last]
     folder = Path(tempfile.mkdtemp(prefix="slurm-faults-"))

@@ -402,6 +402,8 @@ def table(results: list[Result]) -> str:
 
 def main() -> int:
     """Inject all faults."""
+    # In a background shell it is ignored, and whoever is started inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[3]), str(HERE.parent / "workers")])
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [fault for fault in faults() if wanted in f"{fault.kind}: {fault.name}"]
