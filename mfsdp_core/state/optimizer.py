@@ -103,10 +103,10 @@ def _step_method(
             finish(wanted=sync_grad_before_optimizer_step)
             return loss
 
-        if closure is None and not has_gradients() and _is_initialisation(optimizer):
-            complete_state(optimizer)
-            return None
         if closure is None and not has_gradients():
+            if _is_initialisation(optimizer):
+                complete_state(optimizer)
+                return None
             _refuse_lost_gradients(optimizer, owners)
         if closure is not None and base.is_local:
             # First, as every such optimizer does: the step sees other tensors than the model.

@@ -23,6 +23,7 @@ from bench.validate.contracts.small_model import (
     name_of,
     pair,
     plain_backward,
+    train_beside,
     whole_weights,
 )
 from bench.validate.contracts.stateful import Stateful
@@ -157,7 +158,7 @@ def values_come_in_by_every_way() -> None:
             optimizer = mfsdp_core.fully_shard_optimizer(
                 torch.optim.AdamW(model.parameters(), lr=0.1)
             )
-            _train(model, optimizer, plain, reference, 0)
+            train_beside(model, optimizer, plain, reference, 0, relative=1e-10)
             named = dict(model.named_parameters())
             with torch.no_grad():
                 for p in plain.parameters():
@@ -174,7 +175,7 @@ def values_come_in_by_every_way() -> None:
             for name, p in plain.named_parameters():
                 same(f"{strategy}, {what}: {name}", found[name], p.detach())
             optimizer.load_state_dict(_moments(optimizer, reference, way))
-            _train(model, optimizer, plain, reference, 1)
+            train_beside(model, optimizer, plain, reference, 1, relative=1e-10)
 
 
 def _moments(optimizer: Any, reference: Any, way: _Way) -> dict[str, Any]:
@@ -188,16 +189,6 @@ def _moments(optimizer: Any, reference: Any, way: _Way) -> dict[str, Any]:
             like = own["state"][number][name]
             values[name] = way(values[name], like) if isinstance(like, DTensor) else values[name]
     return theirs
-
-
-def _train(model: Any, optimizer: Any, plain: Any, reference: Any, number: int) -> None:
-    model(batch(number)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    plain_backward(plain, number)
-    reference.step()
-    reference.zero_grad()
-    compare_weights(model, plain, 1e-10)
 
 
 def units_nest_and_run_in_another_order() -> None:

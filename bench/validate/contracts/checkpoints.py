@@ -19,7 +19,7 @@ from bench.validate.contracts.small_model import (
     batch,
     compare_weights,
     pair,
-    plain_backward,
+    train_beside,
     whole_weights,
 )
 from bench.validate.contracts.stateful import Stateful, on_first, shared_folder
@@ -36,16 +36,6 @@ def _trained(strategy: int, module: Callable[[], nn.Module] = Small) -> tuple[An
     return model, optimizer, plain, torch.optim.AdamW(plain.parameters(), lr=0.1)
 
 
-def _step(model: Any, optimizer: Any, plain: Any, reference: Any, number: int) -> None:
-    model(batch(number)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    plain_backward(plain, number)
-    reference.step()
-    reference.zero_grad()
-    compare_weights(model, plain)
-
-
 _EXTRA: dict[str, Any] = {
     "tuple": (1, [2.5, None, True], "text"),
     "numbers": {3: "three", 4: {"$odd": 1}},
@@ -60,7 +50,7 @@ def a_checkpoint_continues_under_another_strategy() -> None:
         with shared_folder() as folder:
             model, optimizer, plain, reference = _trained(strategy, Stateful)
             for number in range(2):
-                _step(model, optimizer, plain, reference, number)
+                train_beside(model, optimizer, plain, reference, number)
             model.module.seen = {"steps": 5}
             model.module.shift.add_(1)
             plain.shift.add_(1)
@@ -83,7 +73,7 @@ def a_checkpoint_continues_under_another_strategy() -> None:
             same("the rate", its_optimizer.param_groups[0]["lr"], 0.1)
             compare_weights(fresh, plain)
             before = copy.deepcopy(plain)
-            _step(fresh, its_optimizer, plain, reference, 2)
+            train_beside(fresh, its_optimizer, plain, reference, 2)
             alone, _, _, _ = _trained(other, Stateful)
             mfsdp_core.load_checkpoint(folder / "a", alone)
             compare_weights(alone, before)
@@ -226,7 +216,7 @@ def torchs_own_checkpoints_hold_every_row() -> None:
 
     with shared_folder() as folder:
         model, optimizer, plain, reference = _trained(3)
-        _step(model, optimizer, plain, reference, 0)
+        train_beside(model, optimizer, plain, reference, 0)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": {"a": 1}}
         state_dict_saver.save(state, checkpoint_id=folder / "t")
         wanted = whole_weights(model)

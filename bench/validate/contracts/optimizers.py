@@ -23,6 +23,7 @@ from bench.validate.contracts.small_model import (
     name_of,
     pair,
     plain_backward,
+    train_beside,
 )
 from mfsdp_core.errors import ConfigurationError, StateDictError
 
@@ -68,25 +69,12 @@ def _both(
     return model, optimizer, plain, make(plain.parameters())
 
 
-def _train(
-    model: Any, optimizer: Any, plain: Any, reference: Any, *steps: int, relative: float = 1e-11
-) -> None:
-    for step in steps:
-        model(batch(step)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        plain_backward(plain, step)
-        reference.step()
-        reference.zero_grad()
-    compare_weights(model, plain, relative)
-
-
 def elementwise_optimizers_step_as_torchs_do() -> None:
     """Over shards, over whole tensors, and over shards that are taken piece by piece."""
     for number, make in enumerate(_ELEMENTWISE):
-        _train(*_both(make, strategy=number % 4), 0, 1)
+        train_beside(*_both(make, strategy=number % 4), 0, 1)
     for strategy, make in ((3, _ELEMENTWISE[1]), (2, _ELEMENTWISE[3])):
-        _train(*_both(make, strategy, _Wide), 0, 1, 2)
+        train_beside(*_both(make, strategy, _Wide), 0, 1, 2)
 
 
 def an_optimizer_that_was_built_before_is_taken_over() -> None:
@@ -110,7 +98,7 @@ def an_optimizer_that_was_built_before_is_taken_over() -> None:
         reference = make(groups(plain))
         schedules = [_OPTIM.lr_scheduler.StepLR(o, 1, 0.5) for o in (optimizer, reference)]
         for step in range(2):
-            _train(model, optimizer, plain, reference, step)
+            train_beside(model, optimizer, plain, reference, step)
             for schedule in schedules:
                 schedule.step()
 
@@ -265,7 +253,7 @@ def what_needs_whole_matrices_is_refused() -> None:
     optimizer = wrap(_Gathering(model.parameters()))
     model(batch()).backward()
     refuses(ConfigurationError, "whole matrices", optimizer.step)
-    _train(*_both(_Gathering, 0), 0, 1)
+    train_beside(*_both(_Gathering, 0), 0, 1)
 
 
 def states_are_there_before_the_first_step() -> None:
@@ -278,15 +266,15 @@ def states_are_there_before_the_first_step() -> None:
         fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
         fresh.load_state_dict(state)
         # torch casts the numbers of some to the dtype of the weights when it loads them.
-        _train(model, fresh, plain, reference, 0, 1, relative=1e-6)
+        train_beside(model, fresh, plain, reference, 0, 1, relative=1e-6)
     for make in (_ELEMENTWISE[2], lambda p: _Momentum(p)):
         model, optimizer, plain, reference = _both(make)
         state = optimizer.state_dict()
         same("nothing", dict(state["state"]), {})
         refuses(StateDictError, "before", lambda o=optimizer, s=state: o.load_state_dict(s))
-        _train(model, optimizer, plain, reference, 0)
+        train_beside(model, optimizer, plain, reference, 0)
         kept = copy.deepcopy(optimizer.state_dict())
-        _train(model, optimizer, plain, reference, 1)
+        train_beside(model, optimizer, plain, reference, 1)
         optimizer.load_state_dict(kept)
     model, optimizer, plain, reference = _both(partial(_OPTIM.AdamW, lr=0.0))
     optimizer.step()
@@ -317,15 +305,15 @@ def states_of_an_unsharded_run_are_cut() -> None:
     for make in (_ELEMENTWISE[3], _ELEMENTWISE[1], _ELEMENTWISE[5]):
         for strategy in (0, 3):
             model, optimizer, plain, reference = _both(make, strategy)
-            _train(model, optimizer, plain, reference, 0, 1)
+            train_beside(model, optimizer, plain, reference, 0, 1)
             fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
             fresh.load_state_dict(copy.deepcopy(reference.state_dict()))
-            _train(model, fresh, plain, reference, 2)
+            train_beside(model, fresh, plain, reference, 2)
             again = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
             again.load_state_dict(fresh.state_dict())
-            _train(model, again, plain, reference, 3)
+            train_beside(model, again, plain, reference, 3)
     model, optimizer, plain, reference = _both(_ELEMENTWISE[3])
-    _train(model, optimizer, plain, reference, 0)
+    train_beside(model, optimizer, plain, reference, 0)
 
     def changed(value: Any) -> dict[str, Any]:
         state: dict[str, Any] = copy.deepcopy(reference.state_dict())
@@ -340,7 +328,7 @@ def states_of_an_unsharded_run_are_cut() -> None:
     ):
         state = changed(value)
         refuses(StateDictError, words, lambda s=state: optimizer.load_state_dict(s))
-    _train(model, optimizer, plain, reference, 1)
+    train_beside(model, optimizer, plain, reference, 1)
 
 
 def optimizers_of_one_model_leave_each_other_alone() -> None:

@@ -128,3 +128,21 @@ def compare_weights(model: nn.Module, plain: nn.Module, relative: float = 1e-11)
     found = whole_weights(model)
     for name, wanted in plain.named_parameters():
         close(f"weight {name}", found[name], wanted.detach(), relative)
+
+
+def train_beside(
+    model: Any, optimizer: Any, plain: Any, reference: Any, *steps: int, relative: float = 1e-11
+) -> None:
+    """Train both on the batches of these numbers, and compare all weights.
+
+    Raises:
+        AssertionError: one differs.
+    """
+    for step in steps:
+        model(batch(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain_backward(plain, step)
+        reference.step()
+        reference.zero_grad()
+    compare_weights(model, plain, relative)
