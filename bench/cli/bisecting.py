@@ -22,6 +22,7 @@ from bench.launch.arm.request import ArmRequest
 from bench.launch.arm.worktree import commit_of
 from bench.launch.rank_code import checkout_root
 from bench.store import ResultsStore
+from bench.store.errors import StoreFullError, StoreGoneError, StoreLockedError
 from reports.gates.gate import gate
 from reports.gates.judgement import Judgement
 from reports.gates.noise import calibrations
@@ -54,8 +55,9 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
     """Find the commit and print it; exit code 3 if only a range of commits is left.
 
     Raises:
-        UsageError: an unknown metric or ref.
-        NothingMeasuredError: good and bad do not differ, or cannot be measured.
+        UsageError: an unknown metric or ref, or another runner uses the results folder.
+        NothingMeasuredError: good and bad do not differ, or cannot be measured; or the results
+            folder is full or gone.
     """
     metrics = judged_metrics()
     if asked.metric not in metrics:
@@ -139,6 +141,8 @@ class _Looker:
         self._good = good
         try:
             judged = self._against_good(bad)
+        except StoreLockedError:
+            raise
         except UsageError as error:
             raise NothingMeasuredError(f"good and bad cannot be compared: {error}") from error
         changed = [one for one in judged if one.verdict in _CHANGED]
@@ -160,6 +164,8 @@ class _Looker:
         """Whether a commit has the change of the bad one."""
         try:
             judged = next(one for one in self._against_good(sha) if one.cell == self.cell)
+        except (StoreLockedError, StoreGoneError, StoreFullError):
+            raise  # of the results folder, and no fault of the commit
         except (BenchError, StopIteration) as error:
             why = str(error) or "its cell was not measured"
             self.skipped[sha] = why
