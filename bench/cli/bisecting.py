@@ -85,6 +85,7 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
                     for c in found
                 ],
                 "change": None if judged is None else _change(judged),
+                "whole_change": None if looker.whole is None else _change(looker.whole),
                 "reason": "" if judged is None else judged.reason,
                 "skipped": looker.skipped,
             }
@@ -96,6 +97,8 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
         if judged is not None:
             lines.append(f"{looker.cell}: {asked.metric} {_change(judged)}")
             lines += [f"  {judged.reason}"] if judged.reason else []
+            if looker.whole is not None and looker.whole.head != judged.head:
+                lines.append(f"of the whole change: {_change(looker.whole)}")
         console.data("\n".join(lines))
     return exit_codes.OK if len(found) == 1 else exit_codes.NOTHING_MEASURED
 
@@ -126,7 +129,7 @@ class _Looker:
         self._metric = metric
         self._results = results
         self._good = self._good_sweep = ""
-        self._verdict = ""
+        self.whole: Judgement | None = None
         policy = read_policy(asked.policy)
         rules = {name: replace(rule, gate="off") for name, rule in policy.rules.items()}
         rules[metric.name] = replace(policy.rules[metric.name], gate="required", named=True)
@@ -156,7 +159,7 @@ class _Looker:
                 f" to look for: {found or 'no cell was measured'}"
             )
         most = max(changed, key=lambda one: abs((one.head or 0.0) - (one.base or 0.0)))
-        self.cell, self._verdict = most.cell, most.verdict
+        self.cell, self.whole = most.cell, most
         self.judged[bad] = most
         console.note(f"{bad}: {most.cell}: {self._metric.name} {_change(most)}")
 
@@ -176,9 +179,16 @@ class _Looker:
             self.skipped[sha] = judged.reason
             console.note(f"{sha[:12]} skipped: {judged.verdict}: {judged.reason}")
             return "skip"
-        answer: Answer = "bad" if judged.verdict == self._verdict else "good"
+        answer: Answer = "bad" if self._has_half(judged) else "good"
         console.note(f"{sha[:12]} {answer}: {_change(judged)}")
         return answer
+
+    def _has_half(self, judged: Judgement) -> bool:
+        """Half of the whole change or more is there: less is the change of another commit."""
+        if self.whole is None or judged.verdict != self.whole.verdict:
+            return False
+        here, whole = ((one.head or 0.0) - (one.base or 0.0) for one in (judged, self.whole))
+        return abs(here) >= abs(whole) / 2
 
     def _against_good(self, ref: str) -> list[Judgement]:
         if self._metric.judge == "interval":

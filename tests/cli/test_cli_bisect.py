@@ -180,6 +180,17 @@ def test_a_folder_that_another_runner_uses_is_no_fault_of_a_commit(
     assert "another runner is using results" in text
 
 
+def test_of_two_changes_the_one_that_crosses_the_middle_is_found(repository, bisect, started):
+    git(repository, "checkout", "-q", "-B", "twice", "c2")
+    for number, sent in ((30, 101), (31, 101), (32, 109), (33, 109)):
+        (repository / "number").write_text(str(number))
+        (repository / "sent").write_text(str(sent))
+        git(repository, "commit", "-qam", f"twice {number}")
+    code, found = bisect("--good", "c2", "--bad", "twice", "--metric", "wire_bytes")
+    assert code == 0
+    assert [one["subject"] for one in found["candidates"]] == ["twice 32"]
+
+
 def test_of_a_merge_what_it_brought_in_is_searched(repository, bisect, started):
     git(repository, "checkout", "-q", "-b", "side", "c2")
     for number in (20, 21, 22):
