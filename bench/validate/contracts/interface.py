@@ -291,8 +291,17 @@ def what_travels_is_logged_and_told() -> None:
         begun.append(name)
         return name
 
+    late: list[list[str]] = []
+
+    def left(event: Any) -> None:
+        if (event.operation, event.bucket) == ("backward", "units.1"):
+            late.append([n for n in begun if n.startswith("backward") and n not in ended])
+
     with mfsdp_core.annotated(model, begin, ended.append):
+        unsubscribe = model.events.subscribe(left, kinds=("leave",))
         model(batch()).backward()
+        unsubscribe()
+        same("the next unit's range has begun by then, and goes on", late, [["backward units.0"]])
         still = [name for name in begun if name not in ended]
         same("open", [n for n in still if n.startswith(("forward", "backward"))], [])
     same("ranges", sorted(begun), sorted(ended))

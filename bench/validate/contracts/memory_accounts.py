@@ -263,45 +263,51 @@ def _fail(_gradient: Tensor) -> None:
 
 
 class _Deep(Small):
-    unit_classes = (_Spare,)
+    unit_classes = (Unit,)
 
     def __init__(self) -> None:
         super().__init__()
-        self.units = nn.ModuleList([_Spare() for _ in range(5)])
+        self.units = nn.ModuleList([Unit() if n % 2 else _Spare() for n in range(5)])
 
 
 def gradients_of_two_units_take_memory_at_a_time() -> None:
     """One being filled and one under way, however deep; also after passes that raised."""
-    for strategy in (2, 3):
-        for options in ({}, {"allocator": "max_pool"}):
-            model, plain = pair(strategy, _Deep, **options)
-            alive: set[Any] = set()
-            most: list[int] = []
+    for strategy, options in ((2, {"allocator": "max_pool"}), (3, {})):
+        model, plain = pair(strategy, _Deep, **options)
+        alive: set[Any] = set()
+        most: list[int] = []
 
-            def note(booking: Any, alive: set[Any] = alive, most: list[int] = most) -> None:
-                if booking.role == "grad_bucket" and "units" in booking.bucket:
-                    (alive.add if booking.count_bytes > 0 else alive.discard)(booking.bucket)
-                    most.append(len({name.rpartition("/")[0] for name in alive}))
+        def note(booking: Any, alive: set[Any] = alive, most: list[int] = most) -> None:
+            if booking.role == "grad_bucket" and "units" in booking.bucket:
+                (alive.add if booking.count_bytes > 0 else alive.discard)(booking.bucket)
+                most.append(len({name.rpartition("/")[0] for name in alive}))
 
-            model.ledger.subscribe(note)
-            for number, failing in enumerate((None, 2, None, 0, 4, None)):
-                if failing is not None:
-                    for fails in (True, False):
-                        model.module.units[failing].fails = fails
-                        if fails:
-                            loss = model(batch(number))
-                            refuses(ZeroDivisionError, "", loss.backward)
-                    model.zero_grad()
-                    same("nothing is left", alive, set())
-                    refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
-                    continue
-                most.clear()
-                model(batch(number)).backward()
-                plain_backward(plain, number)
-                compare_gradients(model, plain)
-                same("units at once", (max(most), alive), (2, set()))
+        model.ledger.subscribe(note)
+        for number, failing in enumerate((None, 2, None, 0, 4, None, None)):
+            if failing is not None:
+                model.module.units[failing].fails = True
+                refuses(ZeroDivisionError, "", model(batch(number)).backward)
+                model.module.units[failing].fails = False
                 model.zero_grad()
-                plain.zero_grad()
+                same("nothing is left", alive, set())
+                refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
+                continue
+            most.clear()
+            model(batch(number)).backward()
+            plain_backward(plain, number)
+            compare_gradients(model, plain)
+            same("units at once", (max(most), alive), (2, set()))
+            model.zero_grad()
+            plain.zero_grad()
+        refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
+        for number in range(3):
+            most.clear()
+            x = batch(number)
+            for unit in model.module.units:
+                x = unit(x)
+            x.square().mean().backward()
+            same("at most three units, called one by one", max(most) <= 3, True)
+            model.zero_grad()
 
 
 def plans_of_pools_are_told_as_data() -> None:

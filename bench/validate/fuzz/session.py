@@ -25,6 +25,7 @@ _SHRINK_SECONDS = 90.0
 #: Meshes of two axes leave process groups behind.
 _PROGRAMS_PER_GROUP = 100
 _LAST_EVENTS = 4
+_FRAMES = 3
 
 Kind = Literal["equal", "refused", "differs", "raised", "died", "hung"]
 
@@ -181,7 +182,7 @@ def _failed(error: WorkersError) -> Outcome:
     if died:
         first = died[0]
         return Outcome("died", "\n".join([f"rank {first.rank} {first.text}", *_where(first)]))
-    waiting = [f"rank {f.rank} waits {_innermost(f.text)}" for f in error.failures]
+    waiting = [f"rank {f.rank} {_innermost(f.text)}{_last(f)}" for f in error.failures]
     lines = [line for f in error.failures[:1] for line in _where(f)]
     return Outcome("hung", "\n".join(["; ".join(waiting), *lines]))
 
@@ -200,10 +201,16 @@ def _where(failure: RankFailure) -> list[str]:
     return [*log[:1], *log[1:][-_LAST_EVENTS:]]
 
 
+def _last(failure: RankFailure) -> str:
+    return f", {said[-1]}" if (said := _where(failure)) else ""
+
+
 def _innermost(stack: str) -> str:
-    """The innermost function of the core in what faulthandler wrote, else the innermost of all."""
+    """The innermost functions of the core in what faulthandler wrote, else the innermost of all."""
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-    core = [one for one in frames if "/mfsdp_core/" in one[0]]
-    for file, line, function in (core or frames)[:1]:
-        return f"in {function} ({file.rpartition('/mfsdp_core/')[2]}:{line})"
-    return "outside of Python"
+    core = [one for one in frames if "/mfsdp_core/" in one[0]][:_FRAMES]
+    named = [
+        f"{function} ({file.rpartition('/mfsdp_core/')[2]}:{line})"
+        for file, line, function in core or frames[:1]
+    ]
+    return f"waits in {', from '.join(named) or 'no Python'}"

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,10 @@ from torch import Tensor
 from bench.validate.attribution import attribute
 
 _EVENTS = 4
+_KEPT_EVENTS = 400
+#: Values of a row that are told, and the share of the largest error that makes a row wrong.
+_VALUES = 3
+_NOTABLE = 1e-3
 _CORE = f"{os.sep}mfsdp_core{os.sep}"
 
 
@@ -29,12 +33,14 @@ class Progress:
         self.where = "while it was built"
         # By name, as the program compares them.
         self.parameters: dict[str, Any] = {}
-        self._events: deque[str] = deque(maxlen=_EVENTS)
+        #: Of the parameter that is wrong: events of it alone are told.
+        self.bucket = ""
+        self._buckets: Callable[[], Iterable[Any]] = tuple
+        self._events: deque[tuple[str, str]] = deque(maxlen=_KEPT_EVENTS)
 
     def enter(self, where: str) -> None:
         """A part of the program begins."""
         self.where = where
-        self._events.clear()
         _write(f"in {where}")
 
     def follow(self, model: Any) -> None:
@@ -42,15 +48,23 @@ class Progress:
         events = getattr(model, "events", None)
         if events is not None:
             events.subscribe(self._note)
+            self._buckets = model.buckets
+
+    def look_at(self, parameter: str) -> None:
+        """What follows is about it."""
+        for bucket in self._buckets():
+            if parameter in bucket.parameters:
+                self.bucket = bucket.name
 
     def _note(self, event: Any) -> None:
         what = f"{event.kind} {event.operation} of {event.bucket}, {event.group}"
-        self._events.append(what)
+        self._events.append((event.bucket, what))
         _write(f"last: {what}")
 
     def told(self) -> list[str]:
         """As lines."""
-        return [f"in {self.where}", *(f"last: {event}" for event in self._events)]
+        events = [what for bucket, what in self._events if self.bucket in ("", bucket)]
+        return [f"in {self.where}", *(f"last: {what}" for what in events[-_EVENTS:])]
 
 
 def _write(line: str) -> None:
@@ -118,6 +132,17 @@ class _Telling(_Trial):
         super().forget()
         self._ran.clear()
 
+    def end_cycle(self) -> None:
+        try:
+            super().end_cycle()
+        except AssertionError as error:
+            lines = [
+                f"alive: {one.role} of {one.bucket}, {one.count_bytes} B of {one.category}"
+                for one in self.model.ledger.alive()
+                if one.category in str(error) or one.in_pool
+            ]
+            raise AssertionError("\n".join([str(error), *lines[:_EVENTS]])) from None
+
     def compare(self, what: str, wanted: Any, look: Any, size: Any = None) -> None:
         seen: list[Any] = []
 
@@ -128,10 +153,11 @@ class _Telling(_Trial):
         try:
             super().compare(what, wanted, looking, size)
         except AssertionError as error:
-            if what != "gradient" or not isinstance(seen[-1], Tensor):
+            if what != "gradient" or not seen or not isinstance(seen[-1], Tensor):
                 raise
             name = list(self.progress.parameters)[len(seen) - 1]
-            lines = self._explained(name, seen[-1])
+            self.progress.look_at(name)
+            lines = [_rows_off(seen[-1], wanted[name]), *self._explained(name, seen[-1])]
             raise AssertionError("\n".join([str(error), *lines])) from None
 
     def _explained(self, name: str, found: Tensor) -> list[str]:
@@ -171,6 +197,22 @@ class _Telling(_Trial):
         for p, gradient in kept.items():
             p.grad = gradient
         return found
+
+
+def _rows_off(found: Tensor, wanted: Tensor) -> str:
+    """Which rows are wrong, since ranks hold rows, and the first values of the first of them."""
+    found, wanted = (one.detach().double().reshape(len(wanted), -1) for one in (found, wanted))
+    errors = (found - wanted).abs().amax(1)
+    rows = (errors > errors.max() * _NOTABLE).nonzero().flatten().tolist()
+    some = [
+        ", ".join(f"{value:.9g}" for value in one[rows[0], :_VALUES].tolist())
+        for one in (wanted, found)
+    ]
+    which = "all rows are" if len(rows) == len(wanted) else f"of {len(wanted)} rows {rows} are"
+    share = float(errors.max() / wanted.abs().max())
+    fine = (d for d in (torch.float64, torch.float32, torch.bfloat16) if share < torch.finfo(d).eps)
+    kind = next((f", as far as rounding to {d} would be" for d in fine), "")
+    return f"{which} off{kind}; row {rows[0]}: expected [{some[0]}], found [{some[1]}]"
 
 
 def core_frames(trace: TracebackType | None) -> list[str]:
