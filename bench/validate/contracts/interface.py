@@ -293,12 +293,12 @@ def what_travels_is_logged_and_told() -> None:
 
     late: list[list[str]] = []
 
-    def left(event: Any) -> None:
+    def behind(event: Any) -> None:
         if (event.operation, event.bucket) == ("backward", "units.1"):
             late.append([n for n in begun if n.startswith("backward") and n not in ended])
 
     with mfsdp_core.annotated(model, begin, ended.append):
-        unsubscribe = model.events.subscribe(left, kinds=("leave",))
+        unsubscribe = model.events.subscribe(behind, kinds=("leave",))
         model(batch()).backward()
         unsubscribe()
         same("the next unit's range has begun by then, and goes on", late, [["backward units.0"]])
