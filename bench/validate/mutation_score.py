@@ -7,6 +7,7 @@ failure; what survives meets the further cases of `--full`, and then the tests o
     --seed N --per-room N [--room ROOM]... --minutes N --out FILE [--stage full|tests]
     --cases N            (or tests) that a mutant meets at most, chosen to be unlike each other; a
                          later run with more goes on with the others
+    --of-full N          of the further cases of `--full`, drawn by the seed; all if left out
     --equivalent FILE    JSON: changes that no result depends on, each with the argument
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from bench.store import ResultsStore
@@ -60,6 +62,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--stage", choices=STAGES, default="quick")
     parser.add_argument("--out", type=Path, help="results/mutation.jsonl if left out")
+    parser.add_argument("--of-full", type=int)
     parser.add_argument("--equivalent", type=Path)
     return parser.parse_args(arguments)
 
@@ -106,6 +109,7 @@ def _on_cases(
     wanted = quick = cases("mfsdp", full=False)
     if asked.stage == "full":
         wanted = [case for case in cases("mfsdp", full=True) if case not in quick]
+        wanted = Random(asked.seed).sample(wanted, min(asked.of_full or len(wanted), len(wanted)))
     known = CoverageFile(kept.with_suffix(".lines.jsonl"))
     with ForkServer(modules=MODULES) as fork_server:
         for case in cover(fork_server, wanted, known, deadline):
