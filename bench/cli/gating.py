@@ -161,7 +161,8 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
             f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
             f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
         )
-    plans = requested_plan(replace(_request(asked.sweep, asked.arms), interleave=True))
+    request = replace(_request(asked.sweep, asked.arms), interleave=True, turns=running.TURNS)
+    plans = requested_plan(request)
     store = ResultsStore.open(results, create=True)
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]

@@ -12,6 +12,7 @@ from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
 from reports.comparisons.compare import load_side
 from reports.gates.cell_samples import CellSamples, cell_samples
+from reports.gates.turned_starts import by_turns
 from reports.views.cells import Cell, Run
 from reports.views.matching import match
 from reports.views.sweep_view import load_sweeps
@@ -228,12 +229,16 @@ def pair_of_arms(
 ) -> Pair:
     """Two arms of the complete `blocks` (at least one) of one cell."""
     interleaved = all(is_interleaved(block) for block in blocks)
-    sides = []
-    for arm in (base, head):
+
+    def side(arm: str) -> CellSamples:
         runs = [Run.of(block[arm]) for block in blocks]
         cell = Cell(f"{name} [{arm}]", tuple(runs))
-        sides.append(cell_samples(cell, runs, interleaved=interleaved))
-    return Pair(name, sides[0], sides[1], paired=interleaved, sequential=sequential)
+        return cell_samples(cell, runs, interleaved=interleaved)
+
+    sides = side(base), side(head)
+    if interleaved:
+        sides = by_turns(*sides, [(block[base], block[head]) for block in blocks])
+    return Pair(name, *sides, paired=interleaved, sequential=sequential)
 
 
 def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
