@@ -180,7 +180,9 @@ class _Looker:
             console.note(f"{sha[:12]} skipped: {judged.verdict}: {judged.reason}")
             return "skip"
         answer: Answer = "bad" if self._has_half(judged) else "good"
-        console.note(f"{sha[:12]} {answer}: {_change(judged)}")
+        little = answer == "good" and judged.verdict in _CHANGED
+        why = ", less than half of the change" if little else ""
+        console.note(f"{sha[:12]} {answer}: {_change(judged)}{why}")
         return answer
 
     def _has_half(self, judged: Judgement) -> bool:
