@@ -78,8 +78,8 @@ class CellSamples:
     one per finished run. loss_bound: relative difference that the dtypes explain.
     tokens_per_step: of a collective, bytes. interleaved: the blocks were run in turn with the other
     arm's. not_steady: finished runs without a time. why_not_steady: reasons of those, each once.
-    timing: by block, for interleaved runs. counts: what a step of one of the runs did, None if none
-    counted. nodes: of a cluster, of all runs.
+    turned: runs that took turns. timing: by block, for interleaved runs. counts: what a step of one
+    of the runs did, None if none counted. nodes: of a cluster, of all runs.
     """
 
     name: str
@@ -95,6 +95,7 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
+    turned: int = 0
     why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
     timing: Mapping[int, RunTiming] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
@@ -48,6 +49,47 @@ class Sides:
     pruned: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     source: str = ""
+
+    def selected(self, patterns: Sequence[str]) -> Sides:
+        """Only the cells that one of `patterns` means.
+
+        Raises:
+            UsageError: one of them means none.
+        """
+        others = (self.failed, self.not_comparable, self.pruned)
+        names = [pair.label for pair in self.pairs]
+        names += [name for several in others for name, _ in several]
+        kept = matching(names, patterns)
+        failed, refused, pruned = (
+            tuple(one for one in several if one[0] in kept) for several in others
+        )
+        return replace(
+            self,
+            pairs=tuple(pair for pair in self.pairs if pair.label in kept),
+            failed=failed,
+            not_comparable=refused,
+            pruned=pruned,
+        )
+
+
+def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """The cells that one of `patterns` means, as `zero3` or `fsdp2-*`; a pair by either of its two.
+
+    Raises:
+        UsageError: one of them means none.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        own = {
+            name
+            for name in names
+            if any(part == pattern or fnmatchcase(part, pattern) for part in name.split(" -> "))
+        }
+        if not own:
+            known = ", ".join(dict.fromkeys(names)) or "none"
+            raise UsageError(f"--only {pattern}: no such cell; expected {known}, or a pattern")
+        found |= own
+    return found
 
 
 def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str | None) -> Sides:

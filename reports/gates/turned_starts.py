@@ -102,6 +102,7 @@ def _side(
         values={**side.values, **own},
         not_steady=side.not_steady - (block not in side.step_milliseconds),
         timing=timing,
+        turned=side.turned + 1,
     )
 
 

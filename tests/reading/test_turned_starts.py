@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from gate_runs import CELLS, Arm, record_arms
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT
 from bench.store import ResultsStore
 from reports.gates.gate import gate
+from reports.gates.gate_text import remarks
 from reports.gates.noise import calibrate
 from reports.gates.pairing import Pair, sides_of_arms
 from reports.gates.policy import Policy
 from reports.gates.spread import spread_of
 
 THROTTLED = (1.0, 1.3, 1.0, 1.6, 1.0, 1.4)
+NOW = datetime(2026, 3, 4, tzinfo=UTC)
 CELL = {"zero3": CELLS["zero3"]}
 
 
@@ -43,6 +46,8 @@ def test_a_machine_that_is_slower_now_and_then_hides_no_change(store):
     assert pair.base.not_steady == pair.head.not_steady == 0
     judged = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
     assert [j.verdict for j in judged.judgements if j.metric == "step_time"] == ["regressed"]
+    (remark,) = [text for about, text in remarks(judged, NOW) if about == "turns"]
+    assert remark.startswith("8 blocks: both arms of a block were started at once")
 
 
 def test_cpu_time_and_throughput_go_by_turns_too(store):
