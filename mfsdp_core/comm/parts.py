@@ -33,7 +33,8 @@ class Parts:
 
     def table(self) -> torch.Tensor:
         """What other ranks must know: whether products lie there, and where. int64, on the CPU."""
-        return torch.tensor([self.is_scaled, *(tensor.data_ptr() for tensor in self.tensors)])
+        rows = [self.is_scaled, *(tensor.data_ptr() for tensor in self.tensors)]
+        return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def stretches(self, start: int, end: int, longest: int) -> tuple[Stretch, ...]:
         """Elements [start, end) of the buffer, in stretches of at most `longest` elements."""

@@ -129,7 +129,7 @@ class SameHostCommunicator(PointToPointCommunicator):
         dtype = sum_dtype(parts.dtype)
         if out is None or out.dtype != dtype:
             # Zeros, for what no tensor covers.
-            out = torch.zeros(parts.elements // self.size, dtype=dtype)
+            out = torch.zeros(parts.elements // self.size, dtype=dtype, device="cpu")
         work = self._post_sum(parts, out, bucket, average=average)
         name = f"reduction of {bucket}"
         # The exchange keeps what is read for as long as it is.
@@ -199,7 +199,7 @@ class SameHostCommunicator(PointToPointCommunicator):
                 target.copy_(total)
 
     def _read_table(self, peer: int, address: int, parts: Parts) -> tuple[bool, Sequence[int]]:
-        found = torch.empty(1 + len(parts.tensors), dtype=torch.int64)
+        found = torch.empty(1 + len(parts.tensors), dtype=torch.int64, device="cpu")
         peer_memory.read(self._pids[peer], address, found)
         is_scaled, *starts = found.tolist()
         return bool(is_scaled), starts

@@ -404,7 +404,7 @@ class GradientBuffers:
 
     def _may_hold(self, index: int, gradient: torch.Tensor, *, is_last: bool) -> bool:
         """Whether a gradient may stay where it is until the reduction, which replaces the last."""
-        if index in self._filled or not gradient.is_contiguous():
+        if index in self._filled or gradient.requires_grad or not gradient.is_contiguous():
             return False
         if self._whole is not None:
             return is_last and gradient.dtype == self._dtypes.main_grads
