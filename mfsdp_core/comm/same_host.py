@@ -174,11 +174,12 @@ class SameHostCommunicator(PointToPointCommunicator):
         """Read, scale and add up stretch by stretch, in rank order."""
         tables = {peer: self._read_table(peer, addresses[peer], parts) for peer in addresses}
         tables[self.rank] = parts.is_scaled, ()
-        length, item_bytes = parts.elements // self.size, parts.dtype.itemsize
-        start = self.rank * length
-        for index, first, last, begin in parts.stretches(
-            start, start + length, STRETCH_BYTES // item_bytes
-        ):
+        item_bytes = parts.dtype.itemsize
+        # As `tensor_split` cuts: what an all-reduction cuts need not be even.
+        length, longer = divmod(parts.elements, self.size)
+        start = self.rank * length + min(self.rank, longer)
+        end = start + length + (self.rank < longer)
+        for index, first, last, begin in parts.stretches(start, end, STRETCH_BYTES // item_bytes):
             contributions = []
             for rank, memory in enumerate(room):
                 is_scaled, starts = tables[rank]

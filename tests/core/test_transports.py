@@ -107,7 +107,10 @@ def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
         value[120_008:] = 0
     scaled = [value * scale for value in every]
     expected = direct(group)[0].reduce_scatter(
-        torch.empty(0), scaled[rank].clone(), "flat", average=False
+        torch.empty(elements // size, dtype=torch.promote_types(dtype, torch.float32)),
+        scaled[rank].clone(),
+        "flat",
+        average=False,
     )
     total = expected.wait().clone()
     source = scaled[rank] if rank % 2 else every[rank]
@@ -115,6 +118,10 @@ def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
     parts = Parts(tensors, offsets, elements, scale, is_scaled=bool(rank % 2))
     out = torch.zeros_like(total)
     found = communicator.reduce_parts(parts, out, "parts", average=False).wait()
+    uneven = every[rank][: elements - 1].clone()
+    alike = uneven.clone()
+    communicator.all_reduce(uneven, "uneven", average=True).wait()
+    direct(group)[0].all_reduce(alike, "uneven", average=True).wait()
     whole = torch.zeros(elements, dtype=dtype)
     communicator.all_reduce_parts(parts, whole, "parts", average=False).wait()
     own = whole.tensor_split(size)[rank]
@@ -122,6 +129,7 @@ def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
         found is out,
         torch.equal(found, total),
         torch.equal(own, total.to(dtype)),
+        torch.equal(uneven, alike),
         torch.equal(tensors[0], source[:70_000]),
         ledger.bytes_by_category()["communication_buffers"] == 0,
     ]
