@@ -30,7 +30,7 @@ from mfsdp_core.streams import Streams, Work
 #: Bytes that are read and added up at a time.
 STRETCH_BYTES = 1 << 18
 #: All-reductions under way that hold gradients which some rank has yet to read.
-UNREAD_REDUCTIONS = 2
+UNREAD_REDUCTIONS = 1
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 

@@ -34,6 +34,7 @@ from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
+from mfsdp_core.plan.grouping import ROOT
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_sender import GradientSender
@@ -119,22 +120,19 @@ class GradientBuffers:
             )
             self.reduced = self._outer.own
         self._sender = GradientSender(
-            communicators.inner,
-            allocators.gradients,
-            spec,
-            scale=self._scale,
-            average=reduction.averages,
+            communicators.inner, self._allocator, spec, self._scale, average=reduction.averages
         )
         self._admit_parts()
 
     def _admit_parts(self) -> None:
-        """Not where somebody looks at the whole of them first, or they are cast on their way."""
+        """Not where they are looked at or cast; nor the root's, which come first and leave last."""
         is_whole = self._whole is not None
+        stays = is_whole and (self._bucket_key is not None or self._spec.plan.unit == ROOT)
         self._sender.admit_parts(
             self._dtypes.main_grads if is_whole else self._open_key.dtype,
             self._inner_reduced.dtype,
             key=None if is_whole else self._open_key,
-            wanted=self._guard is None and not (is_whole and self._bucket_key is not None),
+            wanted=self._guard is None and not stays,
         )
 
     def _allocate_accumulator(self) -> torch.Tensor:
@@ -394,12 +392,12 @@ class GradientBuffers:
             own, work = self._whole.data, self._sender.all_reduce_held(self._whole.data)
         else:
             own, work = self._inner_reduced, self._sender.reduce_held(self._inner_reduced)
-        key = self._open_key if self._whole is None else None
-        wire = own.dtype if key is None else key.dtype
-        self._pending = Reduction(own, own.numel() * wire.itemsize, True, work, key)
         if self._whole is None:
+            own_bytes = own.numel() * self._open_key.dtype.itemsize
+            self._pending = Reduction(own, own_bytes, True, work, self._open_key)
             self._filled.clear()
         else:
+            self._pending = Reduction(own, own.nbytes, True, work, None)
             self.state = GradientState.REDUCED
 
     def _may_hold(self, index: int, gradient: torch.Tensor, *, is_last: bool) -> bool:

@@ -30,8 +30,8 @@ class GradientSender:
         communicator: Communicator,
         allocator: BucketAllocator,
         spec: BucketSpec,
-        *,
         scale: float,
+        *,
         average: bool,
     ) -> None:
         self._communicator = communicator
