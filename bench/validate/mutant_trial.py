@@ -35,6 +35,8 @@ _TRACED_SECONDS = 60.0
 #: What a case takes beside its own seconds.
 _START_SECONDS = 0.5
 _FEW_RANKS = 2
+#: Contracts about the changed file that meet a mutant though they do not execute its line.
+_BESIDE = 3
 
 
 def cover(
@@ -64,14 +66,21 @@ def cover(
 def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> list[AnyCase]:
     """Cases that execute the changed statement, all if an import does; unlike ones come first.
 
+    Behind them come contracts that execute other lines of the file: they may look at a default, or
+    at what a profiler calls, whose lines nobody traces.
+
     Contracts and programs take turns with the rest. Of the former those come first of whose lines
     the largest share lies in the changed file, since they are about it. Of the rest each next one
     is the case with most properties that no case before it had, for its seconds.
     """
-    left = {}
+    left, beside = {}, []
     for case in cases:
         found = known.of(case)
-        if found is not None and (not mutant.function or mutant.is_on(found[1])):
+        if found is None:
+            continue
+        if isinstance(case, ContractCase) and mutant.file in found[1]:
+            beside.append(case)
+        if not mutant.function or mutant.is_on(found[1]):
             left[case.id] = case, found[0] + _START_SECONDS, _properties(case)
     about = [case for case, _, _ in left.values() if not isinstance(case, Case)]
     about.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
@@ -85,7 +94,9 @@ def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> 
         met |= properties
         unlike.append(case)
     turns = (case for turn in zip_longest(about, unlike) for case in turn)
-    return [case for case in turns if case is not None]
+    chosen = [case for case in turns if case is not None]
+    beside.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
+    return [*chosen, *(case for case in beside[:_BESIDE] if case not in chosen)]
 
 
 def _share(found: tuple[float, Lines] | None, file: str) -> float:

@@ -1,12 +1,13 @@
 """`python -m bench.validate.mutation_score`: which small changes of mfsdp_core `validate` notices.
 
 Every mutant of a seeded sample meets the quick cases that execute the changed line, up to the first
-failure; what survives meets the cases of `--full` where `--stage` says so. Results are lines of a
-file, so that a run goes on where the last one ended.
+failure; what survives meets the further cases of `--full`, and then the tests of the core, where
+`--stage` says so. Results are lines of a file, so that a run goes on where the last one ended.
 
-    --seed N --per-room N [--room ROOM]... --minutes N --out FILE [--stage full]
-    --cases N            that a mutant meets at most, chosen to be unlike each other; a later run
-                         with more goes on with the others
+    --seed N --per-room N [--room ROOM]... --minutes N --out FILE [--stage full|tests]
+    --cases N            (or tests) that a mutant meets at most, chosen to be unlike each other; a
+                         later run with more goes on with the others
+    --of-full N          of the further cases of `--full`, drawn by the seed; all if left out
     --equivalent FILE    JSON: changes that no result depends on, each with the argument
 """
 
@@ -17,8 +18,11 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import sqrt
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from bench.store import ResultsStore
@@ -29,8 +33,11 @@ from bench.validate.mutant_trial import Trials, cover, executing
 from bench.validate.mutants import Mutant, sample
 from bench.validate.mutation import CORE
 from bench.validate.session import MODULES
+from bench.validate.test_trial import TestTrials
 
-STAGES = ("quick", "full")
+STAGES = ("quick", "full", "tests")
+#: By the key of a mutant and the stage.
+Results = dict[str, dict[str, Any]]
 
 
 def main(arguments: list[str]) -> int:
@@ -55,32 +62,25 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--stage", choices=STAGES, default="quick")
     parser.add_argument("--out", type=Path, help="results/mutation.jsonl if left out")
+    parser.add_argument("--of-full", type=int)
     parser.add_argument("--equivalent", type=Path)
     return parser.parse_args(arguments)
 
 
 def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadline: float) -> None:
-    quick = cases("mfsdp", full=False)
-    wanted = quick
-    if asked.stage == "full":
-        wanted = [case for case in cases("mfsdp", full=True) if case not in quick]
-    known = CoverageFile(kept.with_suffix(".lines.jsonl"))
     results = _results(kept)
     left = [mutant for mutant in drawn if _is_left(results.get(key(mutant), {}), asked)]
     sys.stderr.write(f"{asked.stage}: {len(drawn)} mutants, {len(left)} to try\n")
     if not left:
         return
-    with ForkServer(modules=MODULES) as fork_server, kept.open("a") as out:
-        for case in cover(fork_server, wanted, known, deadline):
-            sys.stderr.write(f"traced: {case.id}\n")
-        caught = (one for tried in results.values() for one in tried.values() if "case" in one)
-        trials = Trials(fork_server, {one["case"] for one in caught})
+    stage = _on_tests if asked.stage == "tests" else _on_cases
+    with stage(asked, kept, results, deadline) as (choose, trials), kept.open("a") as out:
         for mutant in left:
             if time.monotonic() > deadline:
                 return
-            chosen = executing(mutant, wanted, known)
+            chosen = choose(mutant)
             met: list[str] = results.get(key(mutant), {}).get(asked.stage, {}).get("met", [])
-            unmet = [case for case in chosen if _version(case) not in met]
+            unmet = [one for one in chosen if _version(one) not in met]
             unmet = unmet[: asked.cases - len(met)]
             if not unmet and asked.stage in results.get(key(mutant), {}):
                 continue
@@ -102,8 +102,36 @@ def _try(drawn: Sequence[Mutant], asked: argparse.Namespace, kept: Path, deadlin
             sys.stderr.write(f"{result['outcome']} ({result['seconds']} s): {mutant.id}\n")
 
 
-def _version(case: AnyCase) -> str:
+@contextmanager
+def _on_cases(
+    asked: argparse.Namespace, kept: Path, results: Results, deadline: float
+) -> Iterator[tuple[Callable[[Mutant], Sequence[Any]], Any]]:
+    wanted = quick = cases("mfsdp", full=False)
+    if asked.stage == "full":
+        wanted = [case for case in cases("mfsdp", full=True) if case not in quick]
+        wanted = Random(asked.seed).sample(wanted, min(asked.of_full or len(wanted), len(wanted)))
+    known = CoverageFile(kept.with_suffix(".lines.jsonl"))
+    with ForkServer(modules=MODULES) as fork_server:
+        for case in cover(fork_server, wanted, known, deadline):
+            sys.stderr.write(f"traced: {case.id}\n")
+        caught = (one for tried in results.values() for one in tried.values() if "case" in one)
+        trials = Trials(fork_server, {one["case"] for one in caught})
+        yield lambda mutant: executing(mutant, wanted, known), trials
+
+
+@contextmanager
+def _on_tests(
+    _asked: argparse.Namespace, kept: Path, _results: Results, deadline: float
+) -> Iterator[tuple[Callable[[Mutant], Sequence[Any]], Any]]:
+    trials = TestTrials(kept.with_suffix(".tests"))
+    trials.trace(deadline)
+    yield trials.executing, trials
+
+
+def _version(case: AnyCase | str) -> str:
     """Its id; of a contract with its content, so that a changed one is met again."""
+    if isinstance(case, str):
+        return case
     content = getattr(case, "content", "")
     return f"{case.id} {hashlib.sha256(content.encode()).hexdigest()[:6]}" if content else case.id
 
@@ -132,9 +160,8 @@ def _caught(tried: dict[str, Any], stages: Sequence[str]) -> bool:
     return any(tried.get(stage, {}).get("outcome") == "caught" for stage in stages)
 
 
-def _results(file: Path) -> dict[str, dict[str, Any]]:
-    """By the key of a mutant and the stage."""
-    found: dict[str, dict[str, Any]] = {}
+def _results(file: Path) -> Results:
+    found: Results = {}
     if file.exists():
         for text in file.read_text().splitlines():
             one = json.loads(text)
@@ -144,37 +171,43 @@ def _results(file: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def table(
-    drawn: Sequence[Mutant],
-    results: dict[str, dict[str, Any]],
-    equivalent: dict[str, Any],
-) -> str:
-    """Counts per room, as Markdown; shares are of the mutants tried that are not equivalent."""
+def table(drawn: Sequence[Mutant], results: Results, equivalent: dict[str, Any]) -> str:
+    """Counts per room, as Markdown; shares are of the mutants tried that are not equivalent.
+
+    A share has its 95 % interval.
+    """
     lines = [
-        "| room | tried | equivalent | quick | full | left | of these not reached by quick "
+        "| room | tried | equivalent | quick | full | tests | left | of these not reached by quick "
         "| share of quick | share in all |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     tried = [(m.room, results[key(m)]) for m in drawn if key(m) in results]
     rooms = sorted({room for room, _ in tried})
     for room in [*rooms, "all"]:
         own = [one for name, one in tried if room in (name, "all")]
         real = [one for one in own if one["quick"]["key"] not in equivalent]
-        quick = sum(_caught(one, ("quick",)) for one in real)
-        later = sum(_caught(one, STAGES) for one in real) - quick
+        upto = [sum(_caught(one, STAGES[: n + 1]) for one in real) for n in range(len(STAGES))]
         missed = [one for one in real if not _caught(one, STAGES)]
         unreached = sum(one["quick"]["outcome"] == "not reached" for one in missed)
         cells = (
-            room, len(own), len(own) - len(real), quick, later, len(missed), unreached,
-            _share(quick, real), _share(quick + later, real),
+            room, len(own), len(own) - len(real), upto[0], upto[1] - upto[0], upto[2] - upto[1],
+            len(missed), unreached, _share(upto[0], len(real)), _share(upto[2], len(real)),
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     seconds = sum(stage["seconds"] for _, one in tried for stage in one.values())
     return "\n".join([*lines, "", f"{len(tried)} of {len(drawn)} tried, {seconds:.0f} s."])
 
 
-def _share(count: int, of: Sequence[object]) -> str:
-    return f"{100 * count / len(of):.0f} %" if of else "-"
+def _share(count: int, total: int) -> str:
+    """In percent, with the 95 % interval of Wilson (1927) for a proportion."""
+    if not total:
+        return "-"
+    share, z = count / total, 1.96
+    width = z * sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    low, high = (
+        100 * (share + z**2 / (2 * total) + sign * width) / (1 + z**2 / total) for sign in (-1, 1)
+    )
+    return f"{100 * share:.0f} % ({low:.0f} to {high:.0f})"
 
 
 if __name__ == "__main__":

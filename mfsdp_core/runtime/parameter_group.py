@@ -27,7 +27,7 @@ from mfsdp_core.runtime.hooked_weights import HookedWeights
 from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
-from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor
+from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
@@ -285,15 +285,16 @@ class ParameterGroup:
                 managed.raw.grad = None
 
     def reset_gradients(self, *, keeps_zeros: bool) -> None:
-        """Begin a new cycle without gradients; keeps_zeros: with zeros where there were some."""
+        """Begin a new cycle without gradients; keeps_zeros: with zeros where there were some.
+
+        What is attached as `.grad` the module's own zero_grad has made zero, cast copies included.
+        """
         if self.gradients is None:
             return
         self.gradients.reset()
         self._attached = None
         if keeps_zeros and self.holds_gradients:
             self.gradients.reduced.zero_()
-            for shard in self._gradient_shards or ():
-                local_tensor(shard).zero_()
             return
         for managed in self.parameters:
             setattr(managed.sharded, self._attribute, None)

@@ -45,7 +45,7 @@ def fuzzed(fork_server: ForkServer, engine: str, seed: int, count: int) -> Tally
 
 
 def test_random_programs_agree_with_plain_torch(fork_server: ForkServer) -> None:
-    tally = fuzzed(fork_server, "mfsdp", seed=1, count=12)
+    tally = fuzzed(fork_server, "mfsdp", seed=1, count=6)
     assert tally.counts["equal"] > tally.ran // 2, tally.refusals
 
 
@@ -66,6 +66,32 @@ def test_an_engine_of_ones_own_runs_the_programs(fork_server: ForkServer) -> Non
     assert wrong.kind == "differs"
     assert wrong.text.startswith("cycle 1, pass 4: gradient of ")
     assert refused.kind == "refused"
+    assert "as if not divided by the ranks" in wrong.text
+    assert "in cycle 1, completing the gradients" in wrong.text
+
+
+def test_a_failure_names_rows_bucket_collective_and_pass(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    core = copy_of_core(tmp_path)
+    source = (core / "runtime/gradient_buffers.py").read_text()
+    late = source.replace("self._inner_reduced.add_(result)", "pass")
+    (core / "runtime/gradient_buffers.py").write_text(late)
+    program = Program("mfsdp", strategy=2, cycles=(Cycle((Pass("micro", ("r",)),) * 2),))
+    with Fuzzer(fork_server, core=tmp_path) as fuzzer:
+        lost = fuzzer.outcome(program)
+        dead = source.replace("self._inner_reduced.add_(result)", "__import__('os')._exit(3)")
+        (core / "runtime/gradient_buffers.py").write_text(dead)
+        fuzzer._workers.end()
+        died = fuzzer.outcome(program)
+    assert lost.kind == "differs"
+    for said in (
+        "all rows are off; row 0: expected [",
+        "as if microbatch 2 was lost",
+        "last: land add of (root)/0, inner",
+    ):
+        assert said in lost.text
+    assert died.text.startswith("rank 0 died with exit code 3\nin cycle 1, pass 2 (rank 0: r)")
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp1", "fsdp2", "ddp", OUTSIDE])

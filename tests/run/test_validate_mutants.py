@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 from bench.validate.cases import Case
@@ -11,6 +12,8 @@ from bench.validate.matrix import cases
 from bench.validate.mutant_trial import executing
 from bench.validate.mutants import Mutant, mutants_of, sample, write
 from bench.validate.mutation import CORE, copy_of_core
+from bench.validate.mutation_score import key, table
+from bench.validate.test_trial import TestTrials
 
 SOURCE = '''"""Text."""
 
@@ -82,3 +85,29 @@ def test_a_mutant_meets_what_is_about_it_in_turn_with_what_only_comes_by(tmp_pat
     assert kinds == [False, True] * about + [True] * (len(found) - 2 * about)
     ranks = [case.ranks for case in chosen if not isinstance(case, Case)]
     assert ranks == sorted(ranks), "what executes least of other files comes first"
+
+
+def test_a_mutant_meets_the_tests_that_execute_its_function(tmp_path: Path) -> None:
+    mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
+    trials = TestTrials(tmp_path / "known")
+    own, other = [mutant.file, mutant.function], ["wrapper.py", "forward"]
+    lines = {"a": [other], "b": [own, other], "c": [own], "d": [[mutant.file, "another"]]}
+    trials._known.write_text(
+        "".join(json.dumps({"test": t, "functions": f}) + "\n" for t, f in lines.items())
+    )
+    assert trials.executing(mutant) == ["c", "b"]
+
+
+def test_the_table_counts_by_stage_and_gives_intervals() -> None:
+    drawn = sample(seed=3, per_room=4, rooms=("plan",))
+    outcomes = (("caught",), ("survived", "caught"), ("survived", "survived", "caught"))
+    results = {
+        key(mutant): {
+            stage: {"key": key(mutant), "outcome": outcome, "seconds": 1.0}
+            for stage, outcome in zip(("quick", "full", "tests"), found, strict=False)
+        }
+        for mutant, found in zip(drawn, (*outcomes, ("survived",)), strict=True)
+    }
+    last = table(drawn, results, {}).splitlines()[3]
+    wanted = "| all | 4 | 0 | 1 | 1 | 1 | 1 | 0 | 25 % (5 to 70) | 75 % (30 to 95) |"
+    assert last == wanted

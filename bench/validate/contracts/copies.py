@@ -293,6 +293,13 @@ def _made(model: Any, whole: Tensor) -> None:
         lambda: make(p, index, force_sync_tp_duplicated_param=True),
     )
     refuses(ConfigurationError, "is not all of", lambda: make(p, index, is_sharded_param=False))
+    twice = torch.cat([local, local])
+    make_fsdp_dtensor(twice, p, index)
+    refuses(
+        LayoutError,
+        "make up a tensor of shape (10,)",
+        lambda: make_fsdp_dtensor(twice, p, index, run_check=True),
+    )
     refuses(
         ConfigurationError, "expects a sharded parameter", lambda: make(nn.Parameter(whole), index)
     )

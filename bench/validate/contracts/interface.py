@@ -291,9 +291,19 @@ def what_travels_is_logged_and_told() -> None:
         begun.append(name)
         return name
 
+    late: list[list[str]] = []
+
+    def behind(event: Any) -> None:
+        if (event.operation, event.bucket) == ("backward", "units.1"):
+            late.append([n for n in begun if n.startswith("backward") and n not in ended])
+
     with mfsdp_core.annotated(model, begin, ended.append):
+        unsubscribe = model.events.subscribe(behind, kinds=("leave",))
         model(batch()).backward()
-        same("open", len(begun) >= len(ended), True)
+        unsubscribe()
+        same("the next unit's range has begun by then, and goes on", late, [["backward units.0"]])
+        still = [name for name in begun if name not in ended]
+        same("open", [n for n in still if n.startswith(("forward", "backward"))], [])
     same("ranges", sorted(begun), sorted(ended))
     for wanted in (
         "forward units.0",

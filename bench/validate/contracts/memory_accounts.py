@@ -8,10 +8,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 import mfsdp_core
 from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import batch, compare_gradients, pair, plain_backward
+from bench.validate.contracts.small_model import (
+    WIDTH,
+    Small,
+    Unit,
+    batch,
+    compare_gradients,
+    pair,
+    plain_backward,
+)
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event, EventBus
@@ -233,6 +242,74 @@ def models_hold_what_the_formula_says() -> None:
                         same("main weights", by_line["main weights"], real)
 
 
+class _Spare(Unit):
+    """With a parameter that its forward pass leaves out. fails: in its backward pass."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if self.fails:
+            out.register_hook(_fail)
+        return out
+
+
+def _fail(_gradient: Tensor) -> None:
+    raise ZeroDivisionError
+
+
+class _Deep(Small):
+    unit_classes = (Unit,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([Unit() if n % 2 else _Spare() for n in range(5)])
+
+
+def gradients_of_two_units_take_memory_at_a_time() -> None:
+    """One being filled and one under way, however deep; also after passes that raised."""
+    for strategy, options in ((2, {"allocator": "max_pool"}), (3, {})):
+        model, plain = pair(strategy, _Deep, **options)
+        alive: set[Any] = set()
+        most: list[int] = []
+
+        def note(booking: Any, alive: set[Any] = alive, most: list[int] = most) -> None:
+            if booking.role == "grad_bucket" and "units" in booking.bucket:
+                (alive.add if booking.count_bytes > 0 else alive.discard)(booking.bucket)
+                most.append(len({name.rpartition("/")[0] for name in alive}))
+
+        model.ledger.subscribe(note)
+        for number, failing in enumerate((None, 2, None, 0, 4, None, None)):
+            if failing is not None:
+                model.module.units[failing].fails = True
+                refuses(ZeroDivisionError, "", model(batch(number)).backward)
+                model.module.units[failing].fails = False
+                model.zero_grad()
+                same("nothing is left", alive, set())
+                refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
+                continue
+            most.clear()
+            model(batch(number)).backward()
+            plain_backward(plain, number)
+            compare_gradients(model, plain)
+            same("units at once", (max(most), alive), (2, set()))
+            model.zero_grad()
+            plain.zero_grad()
+        refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
+        for number in range(3):
+            most.clear()
+            x = batch(number)
+            for unit in model.module.units:
+                x = unit(x)
+            x.square().mean().backward()
+            same("at most three units, called one by one", max(most) <= 3, True)
+            model.zero_grad()
+
+
 def plans_of_pools_are_told_as_data() -> None:
     """Every bucket, where it is and what it wastes."""
     for options, elsewhere in (
@@ -312,6 +389,7 @@ CHECKS = (
     allocators_keep_their_promises,
     slots_go_from_unit_to_unit,
     models_hold_what_the_formula_says,
+    gradients_of_two_units_take_memory_at_a_time,
     plans_of_pools_are_told_as_data,
     events_reach_who_asked,
 )

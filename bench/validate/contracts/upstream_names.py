@@ -153,6 +153,7 @@ def arguments_left_out_mean_what_upstreams_mean() -> None:
         "manual_registration",
     ]
     on = ["overlap_grad_reduce", "overlap_param_gather", "sync_model_each_microbatch"]
+    on.append("preproc_state_dict_for_dcp_ckpt")
     wanted: dict[str, Any] = dict.fromkeys(off, False) | dict.fromkeys(on, True)
     wanted |= {"zero_dp_strategy": 3, "outer_dp_sharding_strategy": 0, "pool_slots": 2}
     wanted |= {"on_double_reduction": "raise", "transport": "auto", "nested_units": "outermost"}

@@ -50,7 +50,7 @@ _PROGRAMS: dict[str, Program] = {
         "mfsdp",
         options=(("allocator", "fixed_pool"),),
         units=(UnitShape(frozen="part"), UnitShape(frozen="part"), UnitShape(frozen="part")),
-        cycles=(_cycle("rrr", "rrr"),) * 2,
+        cycles=(_cycle("rrr", "rrr"), _cycle("KCK")),
     ),
     "tied on the meta device": Program(
         "mfsdp",

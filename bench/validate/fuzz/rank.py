@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bench.errors import UnsupportedError
 from bench.testing.load_clock import stretched
+from bench.validate.fuzz.telling import Progress, core_frames, wrap
 
 _CORE_ERRORS = "mfsdp_core.errors"
 
@@ -25,6 +26,7 @@ class Ended:
     """How the program ended on this rank, if not well.
 
     kind: `refused` by a typed error or while it was built, `differs` from plain torch, or `raised`.
+    text: the failure in a line, then where it was.
     """
 
     kind: Literal["refused", "differs", "raised"]
@@ -41,11 +43,11 @@ def run(source: str, engine: str) -> Ended | None:
     """
     names: dict[str, Any] = {"__name__": "program"}
     exec(compile(source, "program", "exec"), names)  # noqa: S102 - text that `script` has made
-    ended = None
+    ended, progress = None, wrap(names)
     try:
         names["main"]()
     except Exception as error:
-        ended = _ended(error, engine)
+        ended = _ended(error, engine, progress)
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=stretched(_MEETING_SECONDS)))
         except RuntimeError:
@@ -58,14 +60,15 @@ def run(source: str, engine: str) -> Ended | None:
     return ended
 
 
-def _ended(error: Exception, engine: str) -> Ended:
+def _ended(error: Exception, engine: str, progress: Progress) -> Ended:
     text = f"{type(error).__name__}: {error}"
     while_built = any(f.name == "shard" for f in traceback.extract_tb(error.__traceback__))
     typed = isinstance(error, UnsupportedError) or type(error).__module__ == _CORE_ERRORS
     if engine != "mfsdp":
         typed |= isinstance(error, ValueError | NotImplementedError)
+    beside = "\n".join(["", *core_frames(error.__traceback__), *progress.told()])
     if while_built or typed:
-        return Ended("refused", text)
+        return Ended("refused", text + beside)
     if isinstance(error, AssertionError) and str(error).startswith("cycle "):
-        return Ended("differs", str(error))
-    return Ended("raised", text)
+        return Ended("differs", str(error) + beside)
+    return Ended("raised", text + beside)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from bench.testing.workers import Failure as RankFailure
 from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate.fuzz import rank
 from bench.validate.fuzz.drawing import draw
@@ -23,13 +24,15 @@ _PROGRAM_SECONDS = 10.0
 _SHRINK_SECONDS = 90.0
 #: Meshes of two axes leave process groups behind.
 _PROGRAMS_PER_GROUP = 100
+_LAST_EVENTS = 4
+_FRAMES = 3
 
 Kind = Literal["equal", "refused", "differs", "raised", "died", "hung"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """text: what the rank that says most said last."""
+    """text: what the rank that says most said last, in a line, and then where that was."""
 
     kind: Kind
     text: str = ""
@@ -64,7 +67,10 @@ def outcome_on(workers: Workers, program: Program) -> Outcome:
         workers.end()
     if len(ended) < len(answers) and ended[0].kind == "refused":
         return Outcome("raised", f"on some ranks alone: {ended[0].text}")
-    told = min(ended, key=lambda one: ("differs", "raised", "refused").index(one.kind))
+    told = min(
+        ended,
+        key=lambda one: (("differs", "raised", "refused").index(one.kind), -one.text.count("\n")),
+    )
     return Outcome(told.kind, told.text)
 
 
@@ -80,7 +86,7 @@ class Failure:
     @property
     def script(self) -> str:
         """The shrunk program."""
-        said = self.outcome.text.split("\n")[0] if self.outcome.kind != "hung" else "no answer"
+        said = self.outcome.text.split("\n")[0]
         return script(self.program, f"{self.program.engine} {self.outcome.kind}: {said}")
 
 
@@ -166,13 +172,45 @@ class Fuzzer:
 
 def _failed(error: WorkersError) -> Outcome:
     """The rank that says most: an exception of its own, a death, a hang."""
-    raised = [f.text.strip().splitlines()[-1] for f in error.failures if f.kind == "raised"]
-    own = [text for text in raised if not re.search(r"[Cc]onnection (closed|reset)|gloo", text)]
-    for text in (*own, *raised):
+    raised = [(_last_of(f), f) for f in error.failures if f.kind == "raised"]
+    own = [one for one in raised if not re.search(r"[Cc]onnection (closed|reset)|gloo", one[0])]
+    for text, failure in (*own, *raised):
         differs = text.startswith("AssertionError: cycle ")
-        return Outcome("differs" if differs else "raised", text.removeprefix("AssertionError: "))
-    died = [failure.text for failure in error.failures if failure.kind == "died"]
+        said = [text.removeprefix("AssertionError: "), *_where(failure)]
+        return Outcome("differs" if differs else "raised", "\n".join(said))
+    died = [failure for failure in error.failures if failure.kind == "died"]
     if died:
-        return Outcome("died", died[0])
-    stacks = [f"rank {failure.rank}: {failure.text}" for failure in error.failures]
-    return Outcome("hung", "\n".join(stacks))
+        first = died[0]
+        return Outcome("died", "\n".join([f"rank {first.rank} {first.text}", *_where(first)]))
+    waiting = [f"rank {f.rank} {_innermost(f.text)}{_last(f)}" for f in error.failures]
+    lines = [line for f in error.failures[:1] for line in _where(f)]
+    return Outcome("hung", "\n".join(["; ".join(waiting), *lines]))
+
+
+def _last_of(failure: RankFailure) -> str:
+    """The exception of a traceback, without what its message says further."""
+    lines = failure.text.strip().splitlines()
+    begin = [n for n, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return lines[begin[-1] if begin else -1]
+
+
+def _where(failure: RankFailure) -> list[str]:
+    """Lines of its log: the pass that it began last, and the last events of the core."""
+    begun = [n for n, line in enumerate(failure.log) if line.startswith("in ")]
+    log = failure.log[begun[-1] :] if begun else failure.log
+    return [*log[:1], *log[1:][-_LAST_EVENTS:]]
+
+
+def _last(failure: RankFailure) -> str:
+    return f", {said[-1]}" if (said := _where(failure)) else ""
+
+
+def _innermost(stack: str) -> str:
+    """The innermost functions of the core in what faulthandler wrote, else the innermost of all."""
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
+    core = [one for one in frames if "/mfsdp_core/" in one[0]][:_FRAMES]
+    named = [
+        f"{function} ({file.rpartition('/mfsdp_core/')[2]}:{line})"
+        for file, line, function in core or frames[:1]
+    ]
+    return f"waits in {', from '.join(named) or 'no Python'}"
