@@ -168,6 +168,14 @@ def copies_evaluate_and_do_not_train() -> None:
             part = copy.deepcopy(once.units[1])
             same("a unit", part(x), once.units[1](x))
         averaged.update_parameters(model.module)
+        shapes: list[Any] = []
+        looks = model.module.units[1].up.register_forward_pre_hook(
+            lambda module, _inputs, seen=shapes: seen.append(tuple(module.weight.shape))
+        )
+        with torch.no_grad():
+            copy.deepcopy(model.module)(x)
+        looks.remove()
+        same("what hooks of a copy see", shapes[-1:], [tuple(plain.units[1].up.weight.shape)])
         for name, p in averaged.module.named_parameters():
             same(f"{name} is a shard", isinstance(p, DTensor), True)
         refuses(LifecycleError, "it does not train", lambda: once(x))

@@ -10,7 +10,16 @@ import torch
 
 from bench.validate.contracts.judging import refuses, same
 from mfsdp_core.errors import ConfigurationError, LayoutError
-from mfsdp_core.plan import grouping, layout, memory_model, pools, prefetch, recipes, strategy
+from mfsdp_core.plan import (
+    fine_grained,
+    grouping,
+    layout,
+    memory_model,
+    pools,
+    prefetch,
+    recipes,
+    strategy,
+)
 from mfsdp_core.plan.allocation import AllocationConfig, parse_allocation
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
@@ -436,6 +445,25 @@ def bytes_at_rest_are_as_counted_by_hand() -> None:
     )
 
 
+def some_defaults_are_worked_out() -> None:
+    """Gathers by module where both payloads are needed at once; dtypes of no size."""
+    for weights, recomputes, wanted in (
+        ("mxfp8", True, True),
+        ("mxfp8", False, False),
+        ("float8_e4m3", True, False),
+    ):
+        found = fine_grained.gathers_by_module(weights, recomputes=recomputes)
+        same(f"{weights} {recomputes}", found, wanted)
+    facts = [grouping.ParameterFacts(("u",), ("u",), (5, 3), "int3", True)]
+    refuses(
+        ConfigurationError,
+        "no element size",
+        lambda: memory_model.memory_at_rest(
+            facts, strategy.parse_strategy(3), Coordinate(0, 2), memory_model.PolicyNames(None)
+        ),
+    )
+
+
 def quantised_weights_travel_as_bytes() -> None:
     """Payloads of every recipe over two slices: 6 rows of 40, so 3 rows in each."""
     built = layout.build_layout([(6, 40)], 2)
@@ -473,4 +501,5 @@ CHECKS = (
     divisors_and_dtypes,
     bytes_at_rest_are_as_counted_by_hand,
     quantised_weights_travel_as_bytes,
+    some_defaults_are_worked_out,
 )
