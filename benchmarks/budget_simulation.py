@@ -5,9 +5,8 @@
 
 A gate has three cells and a budget; each block takes a fixed time. What is measured next, when it
 is decided and how is the product's own code: `standings_of` and `next_cell` of reports.gates.budget
-after every block. Run medians are those of the product too: for each noise model, 1,000 runs of 30
-simulated steps go through steady window and summary, and the runs of all gates draw from them. (A
-factor on all steps of a run is a factor on its median, which benchmarks.gate_simulation tests.)
+after every block. So are the numbers of a run: its simulated steps go through steady window and
+summary, those of arms that take turns through `reports.gates.turned_starts`.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from bench.derive.metrics import STEP_TIME, default_rules
-from benchmarks.gate_simulation import STEPS, Rate, run_medians
+from benchmarks.gate_simulation import STEPS, Rate, run_medians, simulated_record
 from benchmarks.simulated_steps import MODELS, NoiseModel, launch_level, machine_levels, steps_of
 from reports.gates.budget import Standing, next_cell, standings_of
 from reports.gates.judgement import Case
 from reports.gates.policy import DEFAULT_ALPHA
+from reports.gates.turned_starts import TurnedStart
 from reports.statistics.interval import paired_interval
 
 CELLS = ("one", "two", "three")
 BUDGET_SECONDS = 600.0
-BLOCK_SECONDS = 15.0
-POOL = 1000
-NAMES = ("plain", "bimodal", "drifting", "throttled", "heavy-tailed", "all at once")
+STEPPING_SECONDS = 1.8
+SLOT_SECONDS = 0.3
+NAMES = ("plain", "bimodal", "drifting", "throttled", "busy", "heavy-tailed", "all at once")
 
 _FIXED_LOOKS = range(6, 15)
 
@@ -45,50 +44,76 @@ class Ended:
     """How one gate ended."""
 
     standing: tuple[Standing, ...]
-    blocks: int
+    seconds: float
 
     def any(self, *verdicts: str) -> bool:
         """Whether a cell has one of these verdicts."""
         return any(one.verdict in verdicts for one in self.standing)
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a block is made. seconds: what it takes, of which steps of one arm `STEPPING_SECONDS`."""
+
+    turns: int
+    seconds: float
+
+    def steps_at(self, head_first: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds from the start of the block to every step of base and head."""
+        each = STEPPING_SECONDS / STEPS
+        if self.turns == 1:
+            first = self.seconds / 2 - STEPPING_SECONDS + each * np.arange(STEPS)
+            second = first + self.seconds / 2
+            return (second, first) if head_first else (first, second)
+        clock = self.seconds - 2 * STEPPING_SECONDS
+        times: tuple[list[float], list[float]] = ([], [])
+        turn_of = np.arange(STEPS) * self.turns // STEPS
+        for turn in range(self.turns):
+            for place in range(2):
+                arm = place ^ int(head_first) ^ (turn % 2)
+                count = int((turn_of == turn).sum())
+                times[arm].extend(clock + each * np.arange(count))
+                clock += each * count
+        return np.array(times[0]), np.array(times[1])
+
+
+ALONE = Way(1, 15.0)
+IN_TURNS = Way(5, 12.0)
+
+
 class Machine:
     """One session on a simulated machine: blocks of any cell, in the order they are asked for."""
 
     def __init__(
-        self, rng: np.random.Generator, model: NoiseModel, pool: np.ndarray, slots: int
+        self, rng: np.random.Generator, model: NoiseModel, way: Way, seconds: float
     ) -> None:
-        self._rng, self._model, self._pool = rng, model, pool
-        self._levels = machine_levels(rng, model, slots)
-        self._slot = 0
+        self._rng, self._model, self._way = rng, model, way
+        slots = int((seconds + 2 * way.seconds) / SLOT_SECONDS) + 1
+        per_run = round(ALONE.seconds / 2 / SLOT_SECONDS)
+        self._levels = machine_levels(rng, model, slots, per_run)
+        self._clock = 0.0
 
     def block(self, effect: float) -> tuple[float | None, float | None]:
         """Base and head, in drawn order; None for a run that found no steady state."""
-        times: list[float | None] = [None, None]
         head_first = bool(self._rng.integers(0, 2))
-        for place in range(2):
-            arm = place ^ int(head_first)
-            inside = float(self._pool[self._rng.integers(0, len(self._pool))])
-            level = self._levels[self._slot] * launch_level(self._rng, self._model)
-            self._slot += 1
-            if not np.isnan(inside):
-                times[arm] = 100.0 * (effect if arm else 1.0) * level * inside
-        return times[0], times[1]
-
-
-@lru_cache
-def pool_of(model: NoiseModel, seed: int) -> np.ndarray:
-    """Medians of runs around 1, by the product's summary; NaN for those that are not steady."""
-    rng = np.random.default_rng([seed, 17])
-    runs = 100.0 * np.array([steps_of(rng, model, STEPS) for _ in range(POOL)])
-    found = run_medians(runs)
-    return np.array([found.get(index, np.nan) for index in range(POOL)]) / 100.0
+        runs = []
+        for arm, at in enumerate(self._way.steps_at(head_first)):
+            level = self._levels[((self._clock + at) / SLOT_SECONDS).astype(int)]
+            level = level * launch_level(self._rng, self._model) * (effect if arm else 1.0)
+            runs.append(100.0 * level * steps_of(self._rng, self._model, STEPS))
+        self._clock += self._way.seconds
+        if self._way.turns == 1:
+            found = run_medians(np.array(runs))
+            return found.get(0), found.get(1)
+        base, head = (simulated_record(times, self._way.turns) for times in runs)
+        start = TurnedStart.of(base, head, lambda ranks: ranks[0].milliseconds)
+        return (None, None) if start is None else (start.base, start.head)
 
 
 def budgeted_gate(
     rng: np.random.Generator,
     model: NoiseModel,
-    pool: np.ndarray,
+    way: Way,
     *,
     effects: Sequence[float] = (1.0, 1.0, 1.0),
     tolerance: float = 0.02,
@@ -99,23 +124,23 @@ def budgeted_gate(
     Args:
         rng: all randomness.
         model: the noise.
-        pool: of `pool_of`.
+        way: how blocks are made.
         effects: true time ratio head / base of each cell.
         tolerance: of the verdict.
-        budget_seconds: of which a block takes `BLOCK_SECONDS`.
+        budget_seconds: of all blocks.
     """
     rule = default_rules()[STEP_TIME.name]
-    machine = Machine(rng, model, pool, 2 * int(budget_seconds / BLOCK_SECONDS) + 2)
+    machine = Machine(rng, model, way, budget_seconds)
     sides: dict[str, tuple[dict[int, float], dict[int, float]]] = {c: ({}, {}) for c in CELLS}
     made: Counter[str] = Counter()
-    seconds = dict.fromkeys(CELLS, BLOCK_SECONDS)
+    seconds = dict.fromkeys(CELLS, way.seconds)
     standing: list[Standing] = []
     while True:
-        left = budget_seconds - BLOCK_SECONDS * made.total()
+        left = budget_seconds - way.seconds * made.total()
         without = [cell for cell in CELLS if not made[cell]]
         cell = next_cell(standing, seconds, left, without_block=without)
         if cell is None:
-            return Ended(tuple(standing), made.total())
+            return Ended(tuple(standing), way.seconds * made.total())
         times = machine.block(effects[CELLS.index(cell)])
         for side, value in zip(sides[cell], times, strict=True):
             if value is not None:
@@ -129,20 +154,18 @@ def budgeted_gate(
         standing = standings_of(cases, STEP_TIME.name, rule, DEFAULT_ALPHA, len(CELLS))
 
 
-def simulated(name: str, gates: int, seed: int, **how: object) -> list[Ended]:
+def simulated(name: str, gates: int, seed: int, way: Way = ALONE, **how: object) -> list[Ended]:
     """So many gates on the machine of one noise model."""
-    model = MODELS[name]
-    pool, rng = pool_of(model, seed), np.random.default_rng(seed)
-    return [budgeted_gate(rng, model, pool, **how) for _ in range(gates)]  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    return [budgeted_gate(rng, MODELS[name], way, **how) for _ in range(gates)]  # type: ignore[arg-type]
 
 
 def peeking_alarms(name: str, gates: int, seed: int) -> Rate:
     """The ordinary interval of one cell, looked at after each of 6 to 14 blocks."""
-    model = MODELS[name]
-    pool, rng = pool_of(model, seed), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     alarms = 0
     for _ in range(gates):
-        machine = Machine(rng, model, pool, 64)
+        machine = Machine(rng, MODELS[name], ALONE, ALONE.seconds * _FIXED_LOOKS.stop)
         found: list[float] = []
         while len(found) < _FIXED_LOOKS.stop - 1:
             base, head = machine.block(1.0)
@@ -187,7 +210,26 @@ def _verdicts(name: str, gates: int, seed: int) -> str:
 
 
 def _minutes(ended: Sequence[Ended]) -> float:
-    return float(np.median([one.blocks for one in ended])) * BLOCK_SECONDS / 60
+    return float(np.median([one.seconds for one in ended])) / 60
+
+
+def _ways(name: str, gates: int, seed: int) -> str:
+    """One cell within five minutes, made in either way."""
+    gates, lines = max(20, gates // 10), []
+    for way in (ALONE, IN_TURNS):
+        row = []
+        for effect in (1.0, *EFFECTS):
+            ended = simulated(name, gates, seed, way, effects=(1.0, effect, 1.0), tolerance=0.05)
+            wanted = "equivalent" if effect == 1 else "regressed"
+            found = sum(one.standing[1].verdict == wanted for one in ended)
+            row.append(f"{found / gates:.0%}")
+        alarms = sum(
+            one.any("regressed", "improved")
+            for one in simulated(name, gates, seed + 1, way, tolerance=0.0)
+        )
+        row.append(f"{alarms / gates:.1%}")
+        lines.append(f"| {name} | {way.turns} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
 
 
 EFFECTS = (1.03, 1.05, 1.10, 1.15)
@@ -206,6 +248,15 @@ PARTS = {
         + " |\n|---|---:|"
         + "---:|" * len(EFFECTS),
     ),
+    "ways": (
+        _ways,
+        "Tolerance 5 %: one of 3 cells called equivalent (+0 %) or regressed; last, alarms of"
+        " identical code at tolerance 0",
+        "| noise | turns | +0 % | "
+        + " | ".join(f"{effect - 1:+.0%}" for effect in EFFECTS)
+        + " | alarms |\n|---|---:|"
+        + "---:|" * (len(EFFECTS) + 2),
+    ),
     "verdicts": (
         _verdicts,
         "Identical code: cells called equivalent (median minutes until all is decided)",
@@ -221,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--noise", nargs="+", choices=NAMES, default=NAMES, metavar="MODEL")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("parts", nargs="*", help="alarms, power, verdicts; all if none")
+    parser.add_argument("parts", nargs="*", help="alarms, power, ways, verdicts; all if none")
     asked = parser.parse_args(arguments)
     begun = time.monotonic()
     with ProcessPoolExecutor(asked.workers) as workers:

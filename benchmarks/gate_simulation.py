@@ -129,7 +129,7 @@ def run_medians(milliseconds: np.ndarray) -> dict[int, float]:
     """Steady-state median by block, of step times of shape (blocks, steps); unsteady runs lack."""
     found = {}
     for block, times in enumerate(milliseconds):
-        middle = summarise(_record(times)).step_milliseconds_median
+        middle = summarise(simulated_record(times)).step_milliseconds_median
         if middle is not None:
             found[block] = middle
     return found
@@ -169,10 +169,22 @@ _RUN = ResolvedRun(
 )
 
 
-def _record(milliseconds: np.ndarray) -> RunRecord:
+def simulated_record(milliseconds: np.ndarray, turns: int | None = None) -> RunRecord:
+    """A run with these steps, as many in each of `turns`."""
+    count = len(milliseconds)
     samples = [
-        StepSample(step, float(value), 1.0, None, 1e-3, 8, None, 0)
-        for step, value in enumerate(milliseconds, start=1)
+        StepSample(
+            step + 1,
+            float(value),
+            1.0,
+            None,
+            1e-3,
+            8,
+            None,
+            0,
+            turn=None if turns is None else step * turns // count,
+        )
+        for step, value in enumerate(milliseconds)
     ]
     return RunRecord("simulated", _RUN, RunStatus(state="ok"), {}, {0: samples})
 

@@ -2,9 +2,9 @@
 
     milliseconds = base * effect * machine(slot) * run * warm-up(step) * drift(step) * noise(step)
 
-machine(slot) drifts over the session, wanders (AR(1) over the runs in the order they are made) and
-may be throttled for a stretch; `run` is drawn once per run and may be that of a slow launch;
-noise(step) is AR(1) with outliers. Pure; randomness comes in.
+machine(slot) drifts over the session, wanders (AR(1) over the runs in the order they are made), may
+be throttled for a stretch and have other work now and then; `run` is drawn once per run and may be
+that of a slow launch; noise(step) is AR(1) with outliers. Pure; randomness comes in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class NoiseModel:
     the machine's AR(1), `wander_memory` its coefficient from one run to the next. session_drift:
     slow-down of the machine from the first to the last run. slow_launches, slow_factor: share of
     runs that are slower as a whole, and by how much. throttled, throttle_factor: share of the
-    session, at a drawn place, in which the machine is slower. step, step_memory: standard deviation
+    session, at a drawn place, in which the machine is slower. busy, busy_runs, busy_factor: share
+    of the time in which it has other work, for how many runs at a time (mean), and how much slower
+    it is then. step, step_memory: standard deviation
     and AR(1) coefficient of steps. run_drift: slow-down within a run. outlier_chance,
     outlier_factor: single steps that take longer.
     """
@@ -41,6 +43,9 @@ class NoiseModel:
     slow_factor: float = 1.1
     throttled: float = 0.0
     throttle_factor: float = 1.3
+    busy: float = 0.0
+    busy_runs: float = 0.5
+    busy_factor: float = 1.25
     step: float = 0.01
     step_memory: float = 0.0
     run_drift: float = 0.0
@@ -55,6 +60,7 @@ MODELS: dict[str, NoiseModel] = {
     "heavy-tailed": NoiseModel(tail=3.0, outlier_chance=0.06, outlier_factor=2.5),
     "bimodal": NoiseModel(slow_launches=0.3),
     "throttled": NoiseModel(throttled=0.3, step_memory=0.5),
+    "busy": NoiseModel(busy=0.3),
     "all at once": NoiseModel(
         tail=3.0,
         wander=0.01,
@@ -102,14 +108,23 @@ def session(
     return np.array(times[0]), np.array(times[1])
 
 
-def machine_levels(rng: np.random.Generator, model: NoiseModel, slots: int) -> np.ndarray:
-    """The machine's factor in each slot of a session, one run after another."""
-    wander = _ar1(rng, slots, model.wander, model.wander_memory)
+def machine_levels(
+    rng: np.random.Generator, model: NoiseModel, slots: int, per_run: int = 1
+) -> np.ndarray:
+    """The machine's factor in each slot of a session, of which a run takes `per_run`."""
+    wander = _ar1(rng, slots, model.wander, model.wander_memory ** (1 / per_run))
     drift = 1.0 + model.session_drift * np.linspace(0.0, 1.0, slots)
     hot = round(model.throttled * slots)
     if hot:
         first = int(rng.integers(0, slots - hot + 1))
         drift[first : first + hot] *= model.throttle_factor
+    slot = 0
+    while model.busy > 0 and slot < slots:
+        mean = model.busy_runs * per_run
+        slot += 1 + int(rng.exponential(mean * (1 - model.busy) / model.busy))
+        length = 1 + int(rng.exponential(mean))
+        drift[slot : slot + length] *= model.busy_factor
+        slot += length
     return np.asarray(drift * np.exp(wander))
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bench.record import FINISHED_GOOD
+from bench.record import FINISHED_GOOD, STOPPED
 from sweeps.block_resume import FAULTS, MissingBlock
 from sweeps.execution import RunMaker
-from sweeps.progress import BlockLost, SweepStopped
+from sweeps.interleave import PlannedBlock
+from sweeps.progress import BlockLost, Remark, SweepStopped
 from sweeps.resume import PastRun, PlannedRun
+from sweeps.turns import possible_turns, run_in_turns
 
 
 @dataclass
@@ -42,6 +44,7 @@ def run_blocks(
     retries: int,
     max_failures: int | None = None,
     ended: Ended = lambda *_: None,
+    turns: int = 1,
 ) -> BlocksRun:
     """Run every block of `missing`, in order.
 
@@ -52,8 +55,9 @@ def run_blocks(
         retries: how often a block that a fault cost is started again.
         max_failures: stop after so many blocks that failed for good.
         ended: told about every block that has ended.
+        turns: that the arms of a block take, where they can (`sweeps.turns`).
     """
-    runs = _Blocks(maker, retries, total)
+    runs = _Blocks(maker, retries, total, turns)
     failures = 0
     for one in missing:
         if maker.stop.is_set():
@@ -77,7 +81,9 @@ def run_blocks(
 class _Blocks:
     """The state of one call."""
 
-    def __init__(self, maker: RunMaker, retries: int, total: int) -> None:
+    def __init__(self, maker: RunMaker, retries: int, total: int, turns: int) -> None:
+        self._turns_asked = turns
+        self._turns: dict[str, int] = {}
         self._maker = maker
         self._retries = retries
         self._total = total
@@ -105,6 +111,12 @@ class _Blocks:
                 return f"arm {last.arm} is not the code that was prepared any more; run again"
             faults += 1
             again = last.state in FAULTS and faults <= self._retries
+            if last.state == "out_of_memory" and self._turns_of(block) > 1:
+                self._turns[block.cell.id] = 1
+                self._maker.publish(
+                    Remark(f"{block.cell.id}: no turns any more; its arms may fit one by one")
+                )
+                again = True
             self._maker.publish(
                 BlockLost(block.cell.id, block.number, attempt, last.arm or "", last.state, again)
             )
@@ -118,6 +130,13 @@ class _Blocks:
     def _attempt(self, missing: MissingBlock, attempt: int) -> list[PastRun]:
         """The runs of one attempt; it ends with the first that fails or is stopped."""
         block = missing.block
+        turns = self._turns_of(block)
+        if turns > 1:
+            position = self._position + 1
+            total = max(self._position + len(block.order), self._total)
+            return run_in_turns(
+                self._maker, block, attempt, turns=turns, position=position, total=total
+            )
         runs: list[PastRun] = []
         for offset, arm in enumerate(block.order, start=1):
             planned = PlannedRun(block.cell, block.number, arm)
@@ -128,9 +147,26 @@ class _Blocks:
                 break
         return runs
 
+    def _turns_of(self, block: PlannedBlock) -> int:
+        """Of its cell; said once where it is not what was asked for."""
+        cell, sides = block.cell, self._maker.sides
+        if cell.id not in self._turns:
+            self._turns[cell.id], why = possible_turns(
+                self._turns_asked,
+                {arm: cell.of(arm) for arm in block.order},
+                {arm: sides[arm].code for arm in block.order},
+            )
+            if why:
+                self._maker.publish(Remark(f"{cell.id}: {why}"))
+        return self._turns[cell.id]
+
     def _keep_lost(self, runs: list[PastRun]) -> None:
-        """A block that stays incomplete: the run that failed is reported, its others are lost."""
-        failed = [run for run in runs if run.state not in FINISHED_GOOD]
+        """A block that stays incomplete: the run that failed is reported, its others are lost.
+
+        A run that was stopped is reported where all were: then it is not a fault of its block.
+        """
+        stopped = [run for run in runs if run.state in STOPPED]
+        failed = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED] or stopped
         self.result.ended += failed
         self.result.lost += [run for run in runs if run not in failed]
         self._position += len(runs)

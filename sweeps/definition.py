@@ -30,7 +30,8 @@ class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
     slurm: settings of `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there. pack:
-    runs that leave a part of the machine free go on side by side.
+    runs that leave a part of the machine free go on side by side. turns: of the arms of a block
+    within one start of each; None leaves it to the command.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SweepDefinition:
     targets: tuple[Target, ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
     pack: bool = False
+    turns: int | None = None
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -96,6 +98,7 @@ def define(document: Document) -> SweepDefinition:
         targets=targets,
         slurm=data.get("slurm") or {},
         pack=data.get("pack", False),
+        turns=data.get("turns"),
     )
 
 

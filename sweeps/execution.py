@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.launch.rank_code import RankCode
 from bench.launch.share import Share
+from bench.launch.turns import Seat
 from bench.record import RunStatus
 from bench.spec import ResolvedRun
 from bench.store.results_store import ResultsStore
@@ -29,8 +30,9 @@ class Launch(Protocol):
         stop: Event,
         on_step: Callable[[int], None] | None = None,
         share: Share | None = None,
+        seat: Seat | None = None,
     ) -> RunStatus:
-        """Run `resolved` in `folder`, on `share` of this machine."""
+        """Run `resolved` in `folder`, on `share` of this machine, in turn with others."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class RunMaker:
         position: int,
         total: int,
         attempt: int | None = None,
+        *,
         share: Share | None = None,
+        seat: Seat | None = None,
     ) -> PastRun:
         """Run it, and say how it ended.
 
@@ -84,6 +88,7 @@ class RunMaker:
             total: runs of this call.
             attempt: at the interleaved block that the run belongs to.
             share: the part of this machine that it keeps to.
+            seat: where it takes turns with other runs.
 
         Raises:
             NothingMeasuredError: the results folder cannot be written (a full disk).
@@ -119,8 +124,9 @@ class RunMaker:
                 )
             )
             begun = time.monotonic()
-            kept_to = {} if share is None else {"share": share}
-            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **kept_to)
+            asked = {"share": share, "seat": seat}
+            given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **given)
         seconds = time.monotonic() - begun
         self.publish(
             RunEnded(

@@ -20,7 +20,7 @@ from bench.resolve.machine import Machine
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
 from sweeps.execution import RunMaker
-from sweeps.progress import Progress, Subscriber, SweepStopped
+from sweeps.progress import SweepStopped, one_at_a_time
 from sweeps.resume import PastRun, PlannedRun
 
 Kind = Literal["cores", "devices"]
@@ -119,7 +119,7 @@ class _Packed:
     """The runs of one call."""
 
     def __init__(self, maker: RunMaker, total: int, room: Room, max_failures: int | None) -> None:
-        self._maker = replace(maker, publish=_one_at_a_time(maker.publish))
+        self._maker = replace(maker, publish=one_at_a_time(maker.publish))
         self._total = total
         self._room = room
         self._max_failures = max_failures
@@ -175,13 +175,3 @@ def run_packed(
             maker.stop.set()
             raise
     return [future.result() for future in started]
-
-
-def _one_at_a_time(publish: Subscriber) -> Subscriber:
-    lock = threading.Lock()
-
-    def guarded(event: Progress) -> None:
-        with lock:
-            publish(event)
-
-    return guarded

@@ -90,7 +90,8 @@ class Plan:
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
     `seed` decides; else all of the first arm, then all of the next. until_decided: blocks were
     added until they decided, so that whoever judges them must allow for every look. pack: runs that
-    leave a part of the machine free go on side by side.
+    leave a part of the machine free go on side by side. turns: that the arms of an interleaved
+    block take within one start of each.
     """
 
     id: str
@@ -107,6 +108,7 @@ class Plan:
     targets: tuple[PlannedTarget, ...] = ()
     until_decided: bool = False
     pack: bool = False
+    turns: int = 1
 
     @property
     def size(self) -> int:
@@ -147,6 +149,7 @@ class Plan:
             "seed": self.seed,
             "until_decided": self.until_decided,
             "pack": self.pack,
+            "turns": self.turns,
             "arms": [asdict(arm) for arm in self.arms],
             "targets": [target.to_document() for target in self.targets],
             "cells": [
@@ -208,6 +211,7 @@ def _read(document: Mapping[str, Any]) -> Plan:
         seed=document.get("seed"),
         until_decided=bool(document.get("until_decided", False)),
         pack=bool(document.get("pack", False)),
+        turns=int(document.get("turns", 1)),
         arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
         targets=tuple(PlannedTarget(**target) for target in document.get("targets", ())),
         cells=tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,3 +117,14 @@ Subscriber = Callable[[Progress], None]
 
 def ignore(_: Progress) -> None:
     """A subscriber that does nothing."""
+
+
+def one_at_a_time(publish: Subscriber) -> Subscriber:
+    """`publish` for runs that go on side by side, each in a thread."""
+    lock = threading.Lock()
+
+    def guarded(event: Progress) -> None:
+        with lock:
+            publish(event)
+
+    return guarded

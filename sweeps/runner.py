@@ -210,6 +210,7 @@ def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepO
         total=to_run,
         retries=options.block_retries,
         max_failures=options.max_failures,
+        turns=plan.turns,
     )
     return SweepOutcome(
         ran=tuple(ran.ended),

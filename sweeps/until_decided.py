@@ -86,6 +86,7 @@ def run_until_decided(
             retries=options.block_retries,
             max_failures=options.max_failures,
             ended=lambda one, runs: chooser.block_ended(one.block.cell.id, runs),
+            turns=plan.turns,
         )
         return SweepOutcome(
             ran=tuple(ran.ended),

@@ -22,6 +22,7 @@ from bench.launch.arm.request import ArmRequest
 from bench.launch.arm.worktree import commit_of
 from bench.launch.rank_code import checkout_root
 from bench.store import ResultsStore
+from bench.store.errors import StoreFullError, StoreGoneError, StoreLockedError
 from reports.gates.gate import gate
 from reports.gates.judgement import Judgement
 from reports.gates.noise import calibrations
@@ -54,8 +55,9 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
     """Find the commit and print it; exit code 3 if only a range of commits is left.
 
     Raises:
-        UsageError: an unknown metric or ref.
-        NothingMeasuredError: good and bad do not differ, or cannot be measured.
+        UsageError: an unknown metric or ref, or another runner uses the results folder.
+        NothingMeasuredError: good and bad do not differ, or cannot be measured; or the results
+            folder is full or gone.
     """
     metrics = judged_metrics()
     if asked.metric not in metrics:
@@ -83,6 +85,7 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
                     for c in found
                 ],
                 "change": None if judged is None else _change(judged),
+                "whole_change": None if looker.whole is None else _change(looker.whole),
                 "reason": "" if judged is None else judged.reason,
                 "skipped": looker.skipped,
             }
@@ -94,6 +97,8 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
         if judged is not None:
             lines.append(f"{looker.cell}: {asked.metric} {_change(judged)}")
             lines += [f"  {judged.reason}"] if judged.reason else []
+            if looker.whole is not None and looker.whole.head != judged.head:
+                lines.append(f"of the whole change: {_change(looker.whole)}")
         console.data("\n".join(lines))
     return exit_codes.OK if len(found) == 1 else exit_codes.NOTHING_MEASURED
 
@@ -124,7 +129,7 @@ class _Looker:
         self._metric = metric
         self._results = results
         self._good = self._good_sweep = ""
-        self._verdict = ""
+        self.whole: Judgement | None = None
         policy = read_policy(asked.policy)
         rules = {name: replace(rule, gate="off") for name, rule in policy.rules.items()}
         rules[metric.name] = replace(policy.rules[metric.name], gate="required", named=True)
@@ -139,6 +144,8 @@ class _Looker:
         self._good = good
         try:
             judged = self._against_good(bad)
+        except StoreLockedError:
+            raise
         except UsageError as error:
             raise NothingMeasuredError(f"good and bad cannot be compared: {error}") from error
         changed = [one for one in judged if one.verdict in _CHANGED]
@@ -152,7 +159,7 @@ class _Looker:
                 f" to look for: {found or 'no cell was measured'}"
             )
         most = max(changed, key=lambda one: abs((one.head or 0.0) - (one.base or 0.0)))
-        self.cell, self._verdict = most.cell, most.verdict
+        self.cell, self.whole = most.cell, most
         self.judged[bad] = most
         console.note(f"{bad}: {most.cell}: {self._metric.name} {_change(most)}")
 
@@ -160,6 +167,8 @@ class _Looker:
         """Whether a commit has the change of the bad one."""
         try:
             judged = next(one for one in self._against_good(sha) if one.cell == self.cell)
+        except (StoreLockedError, StoreGoneError, StoreFullError):
+            raise  # of the results folder, and no fault of the commit
         except (BenchError, StopIteration) as error:
             why = str(error) or "its cell was not measured"
             self.skipped[sha] = why
@@ -170,9 +179,16 @@ class _Looker:
             self.skipped[sha] = judged.reason
             console.note(f"{sha[:12]} skipped: {judged.verdict}: {judged.reason}")
             return "skip"
-        answer: Answer = "bad" if judged.verdict == self._verdict else "good"
+        answer: Answer = "bad" if self._has_half(judged) else "good"
         console.note(f"{sha[:12]} {answer}: {_change(judged)}")
         return answer
+
+    def _has_half(self, judged: Judgement) -> bool:
+        """Half of the whole change or more is there: less is the change of another commit."""
+        if self.whole is None or judged.verdict != self.whole.verdict:
+            return False
+        here, whole = ((one.head or 0.0) - (one.base or 0.0) for one in (judged, self.whole))
+        return abs(here) >= abs(whole) / 2
 
     def _against_good(self, ref: str) -> list[Judgement]:
         if self._metric.judge == "interval":

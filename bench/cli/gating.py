@@ -23,6 +23,7 @@ from reports.gates.junit import to_junit
 from reports.gates.noise import calibrations
 from reports.gates.pairing import (
     Sides,
+    matching,
     sides_of_arms,
     sides_of_baseline,
     sides_of_sweeps,
@@ -38,6 +39,7 @@ class Gating:
     """What `gate` was asked for.
 
     budget_seconds: add blocks until all is decided, at most so long; None judges what is there.
+    only: cells by id or pattern, () for all of them.
 
     sweep: an id, or a sweep file. arms: as for `run`, to find the sweep that was run with them.
     against, baseline, or neither: then two arms of the sweep, `base_arm` and `head_arm`.
@@ -59,6 +61,7 @@ class Gating:
     as_json: bool = False
     any_nodes: bool = False
     packed: bool = False
+    only: tuple[str, ...] = ()
 
 
 def run_gate(results: Path, asked: Gating) -> int:
@@ -133,6 +136,8 @@ def _judged(store: ResultsStore, sweep: str, asked: Gating, policy: Policy) -> G
     sides = _sides(store, sweep, asked)
     if sweep != asked.sweep:  # a file was named: annotations can point at it
         sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
+    if asked.only:
+        sides = sides.selected(asked.only)
     return gate(sides, policy, calibrations(store), any_nodes=asked.any_nodes)
 
 
@@ -161,7 +166,11 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
             f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
             f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
         )
-    plans = requested_plan(replace(_request(asked.sweep, asked.arms), interleave=True))
+    request = replace(_request(asked.sweep, asked.arms), interleave=True, turns=running.TURNS)
+    plans = requested_plan(request)
+    if asked.only:
+        kept = matching([cell.id for cell in plans.whole.cells], asked.only)
+        plans = replace(plans, chosen=plans.whole.selected(kept))
     store = ResultsStore.open(results, create=True)
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]

@@ -25,7 +25,7 @@ from sweeps.suggest import did_you_mean
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line says about a sweep."""
+    """What the command line says about a sweep. turns: where the file says nothing of them."""
 
     sweep: Path
     assignments: list[str]
@@ -35,6 +35,7 @@ class Request:
     arms: tuple[str, ...] = ()
     interleave: bool = False
     launcher: LauncherRequest = field(default_factory=LauncherRequest)
+    turns: int = 1
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,11 @@ def requested_plan(request: Request) -> RequestedPlan:
         raise UsageError("--interleave compares arms by time, and the sweep packs its runs")
     # Jobs are packed by Slurm (`exclusive: false`), and runs on several hosts take all of each.
     pack = whole.pack and request.launcher.name == LOCAL
-    whole = replace(whole, interleaved=interleave, pack=pack)
+    turns = definition.turns or request.turns
+    if definition.turns and turns > 1 and request.launcher.name != LOCAL:
+        console.note(f"{turns} turns: only --launcher local has them; arms run one after the other")
+    turns = turns if request.launcher.name == LOCAL else 1
+    whole = replace(whole, interleaved=interleave, pack=pack, turns=turns)
     chosen = whole.selected(c.id for c in cells if selection.keeps(c))
     return RequestedPlan(whole, chosen, arms, request.launcher.name, slurm)
 
@@ -159,6 +164,8 @@ def arms_text(asked: RequestedPlan) -> str:
         if asked.chosen.interleaved
         else "all runs of the first arm, then all of the next (not interleaved)"
     )
+    if asked.chosen.interleaved and asked.chosen.turns > 1:
+        order += f"; within a block both train in {asked.chosen.turns} turns, where they can"
     runs = asked.chosen.runs * len(asked.arms)
     return f"{console.columns(('arm', 'code'), rows)}\n\n{runs} runs with all arms: {order}"
 

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
+TURNS = 8
+"""Of the arms of a block within a budget, where the sweep file says nothing
+(docs/evidence/2026-11-22-turns.md)."""
+
 _JOBS_GO_ON = "leaving; the jobs go on"
 
 

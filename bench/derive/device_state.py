@@ -62,7 +62,8 @@ def device_notes(record: RunRecord) -> list[str]:
     read = [reasons for reasons in every if reasons is not None]
     capped = [reasons for reasons in read if POWER_CAP in reasons]
     if capped:
-        notes.append(f"the power cap held the clock in {len(capped) / len(read):.0%} of readings")
+        share = 100 * len(capped) / len(read)
+        notes.append(f"the power cap held the clock in {share:.0f} % of readings")
     for rank, report in enumerate(reports):
         rose = _rise(report, "ecc_corrected")
         if rose:

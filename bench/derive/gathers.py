@@ -46,7 +46,7 @@ def broken_promise(record: RunRecord) -> str | None:
     if low >= _LEAST_SHARE * total:
         return None
     others = ", ".join(
-        f"{size / total:.0%} {name}"
+        f"{100 * size / total:.0f} % {name}"
         for name, size in sorted(found.items())
         if not name.startswith(_ONE_BYTE)
     )

@@ -113,8 +113,8 @@ def model_flops_utilisation(
     fraction = tflops_per_second_per_device / rate
     if fraction > 1.0:
         reason = (
-            f"invalid: {fraction:.0%} of the {dtype} peak of {device_name} ({rate:g} TFLOP/s); "
-            "time, device count or peak must be wrong"
+            f"invalid: {100 * fraction:.0f} % of the {dtype} peak of {device_name} "
+            f"({rate:g} TFLOP/s); time, device count or peak must be wrong"
         )
         return ModelFlopsUtilisation(None, rate, reason)
     return ModelFlopsUtilisation(fraction, rate)

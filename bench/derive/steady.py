@@ -84,8 +84,8 @@ def steady_window(milliseconds: Sequence[float]) -> SteadyWindow:
         if abs(_drift(rest)) <= DRIFT_TOLERANCE and not _has_trend(rest, SUSPECT_ALPHA):
             return _stable(later, count)
     reason = (
-        f"the rolling median drifts by {_drift(values[cut:]):+.1%} from step {cut + 1} to step "
-        f"{count} (tolerance {DRIFT_TOLERANCE:.0%}, trend significant at {alpha:g})"
+        f"the rolling median drifts by {100 * _drift(values[cut:]):+.1f} % from step {cut + 1} to "
+        f"step {count} (tolerance {100 * DRIFT_TOLERANCE:.0f} %, trend significant at {alpha:g})"
     )
     return _unstable(cut + 1, count, reason)
 

@@ -10,6 +10,7 @@ import torch
 from bench.data.batches import build_batches
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
+from bench.launch.turns import Turns
 from bench.loop import TrainingLoop
 from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.memory_profile import MemoryProfile
@@ -62,13 +63,16 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device, engine)
     evidence = NcclEvidence.of(resolved, run_dir, place.rank)
     saver = _saver(engine, resolved, place, run_dir)
+    turns = Turns.from_environment(resolved.train.steps)
     with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
         loop = TrainingLoop(
             _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
-        cost = loop.run(_after_step(recorder, profile, snapshot, evidence, saver, trace))
+        after_step = _after_step(recorder, profile, snapshot, evidence, saver, trace)
+        cost = loop.run(after_step, turns.before)
+    turns.after_all_steps()
     _stop(profile, snapshot, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
@@ -86,6 +90,7 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         counts = count_steps(loop, model, resolved, place)
         if place.rank == 0:
             write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
+    turns.leave()
 
 
 def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engine:

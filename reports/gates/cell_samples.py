@@ -14,6 +14,7 @@ from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
 from bench.derive.nodes import nodes_of
 from bench.derive.summary import common_steps, step_milliseconds
+from bench.record import RunRecord
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
 
@@ -52,15 +53,20 @@ class RunTiming:
     @classmethod
     def of(cls, run: Run) -> RunTiming | None:
         """None where the record does not say when the run ended, or has no steady window."""
-        status, steady = run.record.status, run.summary.steady
-        if status.ended_utc is None or steady is None or not steady.stable:
+        wall, steady = wall_seconds(run.record), run.summary.steady
+        if wall is None or steady is None or not steady.stable:
             return None
-        begun, ended = (
-            datetime.fromisoformat(text) for text in (status.started_utc, status.ended_utc)
-        )
         times = step_milliseconds(common_steps(run.record.steps))
         window = times[steady.first - 1 : steady.last]
-        return cls((ended - begun).total_seconds(), sum(times) / 1e3, step_error(window))
+        return cls(wall, sum(times) / 1e3, step_error(window))
+
+
+def wall_seconds(record: RunRecord) -> float | None:
+    """From the start of a run to its record; None where the record does not say."""
+    begun, ended = record.status.started_utc, record.status.ended_utc
+    if ended is None:
+        return None
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,12 @@ class CellSamples:
     """Runs of one configuration, one code, one kind of hardware.
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
-    time counts). curves: losses, one per finished run. loss_bound: relative difference that the
-    dtypes explain. tokens_per_step: of a collective, bytes. interleaved: the blocks were run in
-    turn with the other arm's. not_steady: finished runs without a time. why_not_steady: reasons of
-    those, each once. timing: by block, for interleaved runs. counts: what a step of one of the runs
-    did, None if none counted. nodes: of a cluster, of all runs.
+    time counts; of arms that trained in turn, by `reports.gates.turned_starts`). curves: losses,
+    one per finished run. loss_bound: relative difference that the dtypes explain.
+    tokens_per_step: of a collective, bytes. interleaved: the blocks were run in turn with the other
+    arm's. not_steady: finished runs without a time. why_not_steady: reasons of those, each once.
+    turned: runs that took turns. timing: by block, for interleaved runs. counts: what a step of one
+    of the runs did, None if none counted. nodes: of a cluster, of all runs.
     """
 
     name: str
@@ -88,6 +95,7 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
+    turned: int = 0
     why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
     timing: Mapping[int, RunTiming] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
@@ -12,6 +13,7 @@ from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
 from reports.comparisons.compare import load_side
 from reports.gates.cell_samples import CellSamples, cell_samples
+from reports.gates.turned_starts import by_turns
 from reports.views.cells import Cell, Run
 from reports.views.matching import match
 from reports.views.sweep_view import load_sweeps
@@ -47,6 +49,47 @@ class Sides:
     pruned: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     source: str = ""
+
+    def selected(self, patterns: Sequence[str]) -> Sides:
+        """Only the cells that one of `patterns` means.
+
+        Raises:
+            UsageError: one of them means none.
+        """
+        others = (self.failed, self.not_comparable, self.pruned)
+        names = [pair.label for pair in self.pairs]
+        names += [name for several in others for name, _ in several]
+        kept = matching(names, patterns)
+        failed, refused, pruned = (
+            tuple(one for one in several if one[0] in kept) for several in others
+        )
+        return replace(
+            self,
+            pairs=tuple(pair for pair in self.pairs if pair.label in kept),
+            failed=failed,
+            not_comparable=refused,
+            pruned=pruned,
+        )
+
+
+def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """The cells that one of `patterns` means, as `zero3` or `fsdp2-*`; a pair by either of its two.
+
+    Raises:
+        UsageError: one of them means none.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        own = {
+            name
+            for name in names
+            if any(part == pattern or fnmatchcase(part, pattern) for part in name.split(" -> "))
+        }
+        if not own:
+            known = ", ".join(dict.fromkeys(names)) or "none"
+            raise UsageError(f"--only {pattern}: no such cell; expected {known}, or a pattern")
+        found |= own
+    return found
 
 
 def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str | None) -> Sides:
@@ -228,12 +271,16 @@ def pair_of_arms(
 ) -> Pair:
     """Two arms of the complete `blocks` (at least one) of one cell."""
     interleaved = all(is_interleaved(block) for block in blocks)
-    sides = []
-    for arm in (base, head):
+
+    def side(arm: str) -> CellSamples:
         runs = [Run.of(block[arm]) for block in blocks]
         cell = Cell(f"{name} [{arm}]", tuple(runs))
-        sides.append(cell_samples(cell, runs, interleaved=interleaved))
-    return Pair(name, sides[0], sides[1], paired=interleaved, sequential=sequential)
+        return cell_samples(cell, runs, interleaved=interleaved)
+
+    sides = side(base), side(head)
+    if interleaved:
+        sides = by_turns(*sides, [(block[base], block[head]) for block in blocks])
+    return Pair(name, *sides, paired=interleaved, sequential=sequential)
 
 
 def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:

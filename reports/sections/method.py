@@ -18,7 +18,7 @@ def method(_: Findings) -> Section:
             "Steady state",
             f"the first {DROPPED_STEPS} steps never count; warm-up beyond them is cut by {METHOD}; "
             f"at least {MIN_WINDOW_STEPS} steps must remain, and a significant drift of the "
-            f"rolling median above {DRIFT_TOLERANCE:.0%} means that no number stands.",
+            f"rolling median above {100 * DRIFT_TOLERANCE:.0f} % means that no number stands.",
         ),
         (
             "Replication",
@@ -50,9 +50,9 @@ def method(_: Findings) -> Section:
         ),
         (
             "Trade-offs",
-            f"flagged from {SPEED_THRESHOLD:.0%} of throughput and "
-            f"{memory_threshold(LEDGER_PEAK):.1%} of allocator or ledger memory "
-            f"({memory_threshold(RSS):.0%} of a resident set).",
+            f"flagged from {100 * SPEED_THRESHOLD:.0f} % of throughput and "
+            f"{100 * memory_threshold(LEDGER_PEAK):.1f} % of allocator or ledger memory "
+            f"({100 * memory_threshold(RSS):.0f} % of a resident set).",
         ),
     )
     return Section("method", "How to read the numbers", (Bullets(items),))

@@ -214,6 +214,19 @@ def _(world: World) -> int:
         patch.undo()
 
 
+@scenario("gate", "one of two cells within a budget")
+def _(world: World) -> int:
+    patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
+    try:
+        file = world.file(TWO_CELLS)
+        code = world.run("gate", file, *ARMS, "--budget", "10m", "--only", "dd*")
+    finally:
+        patch.undo()
+    assert "1 of 1 comparisons decided in" in world.err
+    assert {record.status.cell for record in world.store.records()} == {"ddp"}
+    return code
+
+
 @scenario("gate", "blocks within a budget, of code that does not differ")
 def _(world: World) -> int:
     patch = timed(world, lambda *_: 10.0)

@@ -13,6 +13,7 @@ from bench.cli import bisecting
 from bench.cli.main import run_command_line
 from bench.launch.arm.worktree import commit_of
 from bench.record import StepSample
+from bench.store import StoreLockedError
 from sweeps.execution import Side
 from sweeps.plan import PlannedArm
 
@@ -158,6 +159,36 @@ def test_what_cannot_be_searched_is_refused(bisect, started, arguments, code, me
     found, text = bisect(*arguments)
     assert found == code
     assert message in text
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_folder_that_another_runner_uses_is_no_fault_of_a_commit(
+    bisect, started, monkeypatch, after
+):
+    calls: list[int] = []
+    run_planned = bisecting.running.run_planned
+
+    def planned(*arguments):
+        calls.append(1)
+        if len(calls) > after:
+            raise StoreLockedError("another runner is using results")
+        return run_planned(*arguments)
+
+    monkeypatch.setattr(bisecting.running, "run_planned", planned)
+    code, text = bisect("--good", "c0", "--bad", "c11", "--metric", "wire_bytes")
+    assert code == 2
+    assert "another runner is using results" in text
+
+
+def test_of_two_changes_the_one_that_crosses_the_middle_is_found(repository, bisect, started):
+    git(repository, "checkout", "-q", "-B", "twice", "c2")
+    for number, sent in ((30, 101), (31, 101), (32, 109), (33, 109)):
+        (repository / "number").write_text(str(number))
+        (repository / "sent").write_text(str(sent))
+        git(repository, "commit", "-qam", f"twice {number}")
+    code, found = bisect("--good", "c2", "--bad", "twice", "--metric", "wire_bytes")
+    assert code == 0
+    assert [one["subject"] for one in found["candidates"]] == ["twice 32"]
 
 
 def test_of_a_merge_what_it_brought_in_is_searched(repository, bisect, started):

@@ -119,6 +119,7 @@ def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fa
     assert cli.runs() == [finished, interrupted, interrupted]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two runs need two cores")
 def test_packed_runs_keep_to_cores_of_their_own_and_end_together(cli, fast):
     endless = SEEDS.replace("train.seed", "train.steps: [1000000], train.seed")
@@ -140,6 +141,7 @@ def test_packed_runs_keep_to_cores_of_their_own_and_end_together(cli, fast):
     assert cli.run("status", "fast").stdout.count("interrupted (packed)") == len(bound)
 
 
+@pytest.mark.nightly
 def test_a_changed_line_of_the_core_runs_its_cells_again_and_no_others(cli, fast, tmp_path):
     copy = tmp_path / "copy"
     for package in ("bench", "mfsdp_core", "sweeps", "reports"):

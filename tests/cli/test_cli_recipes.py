@@ -135,7 +135,7 @@ def test_slower_times_only_advise_on_a_shared_runner(tmp_path):
     assert "inconclusive (advisory)" in clone.summary.read_text()
 
 
-@pytest.mark.parametrize("recipe", ["github", "gitlab"])
+@pytest.mark.parametrize("recipe", ["github", pytest.param("gitlab", marks=pytest.mark.nightly)])
 def test_the_nightly_gate_fails_where_head_is_slower(tmp_path, recipe):
     clone = Clone(tmp_path, slow="head")
     github = github_commands("github-nightly.yml")

@@ -90,6 +90,7 @@ def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
     assert {one.status.job for one in cluster.records()} == {job}
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_costs_its_run_and_nothing_else(cluster: Cluster) -> None:
     state, reason = cluster.after_a_crash_of("n2")
     assert state in {"interrupted", "crashed"}

@@ -50,6 +50,7 @@ def test_one_launch_serves_many_calls(ranks: RankPool) -> None:
     assert [pid for pid, _ in ranks.run(sum_of_ranks, 4)] == first
 
 
+@pytest.mark.nightly  # tests/run/test_testing_workers.py asks most of it of the same ranks
 def test_failures_are_reported_and_leave_no_process_behind() -> None:
     pool = RankPool()
     try:

@@ -146,7 +146,7 @@ def test_direct_exchange_of_bf16_is_the_fp32_sum_in_rank_order_to_the_last_bit(
     assert 0 < worst < size * 2**-8
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly), 4])
 def test_a_gather_fills_its_buffer_in_place_and_needs_no_other_memory(
     ranks: RankPool, size: int
 ) -> None:

@@ -80,8 +80,11 @@ def lossless_differs(strategy: str, size: int, arguments: dict[str, Any]) -> lis
 @pytest.mark.parametrize(
     ("strategy", "arguments"),
     [
-        *((strategy, {}) for strategy in STRATEGIES),
-        ("optim_grads_params", {"allocator": "temporary"}),
+        *(pytest.param(strategy, {}, marks=pytest.mark.nightly) for strategy in STRATEGIES[1:]),
+        (STRATEGIES[0], {}),
+        pytest.param(
+            *("optim_grads_params", {"allocator": "temporary"}), marks=pytest.mark.nightly
+        ),
         ("optim_grads_params", {"allocator": "max_pool"}),
         ("optim_grads_params", {"enable_fine_grained_param_gather": True}),
     ],

@@ -17,7 +17,10 @@ from bench.store import ResultsStore
 
 @dataclass
 class Arm:
-    """How the runs of one arm differ from the plain ones. `states`: by block, default ok."""
+    """How the runs of one arm differ from the plain ones. `states`: by block, default ok.
+
+    machine: of runs that take turns, how slow it is in each.
+    """
 
     slower: float = 1.0
     more_memory: float = 1.0
@@ -29,6 +32,7 @@ class Arm:
     steady: bool = True
     counts: Mapping[str, Any] | None = None
     cpu_noise: float | None = None
+    machine: tuple[float, ...] = ()
 
 
 CELLS: dict[str, ResolvedRun] = {
@@ -94,6 +98,8 @@ def _record(
             for step in range(1, resolved.train.steps + 1):
                 slow = {1: 4.0, 2: 1.5}.get(step, 1.0)
                 drift = 1.0 if arm.steady else 1.0 + 0.1 * step
+                turn = (step - 1) * len(arm.machine) // resolved.train.steps
+                drift *= arm.machine[turn] if arm.machine else 1.0
                 loss = (2.0 + 3.0 * 0.9**step) * (1 + arm.loss_shift)
                 folder.append_step(
                     rank,
@@ -107,6 +113,7 @@ def _record(
                         wire_bytes=int(1_000_000 * arm.more_bytes),
                         rss_bytes=400_000_000,
                         cpu_milliseconds=cpu,
+                        turn=turn if arm.machine else None,
                     ),
                 )
         sizes = {k: int(v * arm.more_memory) for k, v in ledger(resolved).items()}
@@ -114,7 +121,11 @@ def _record(
         if arm.counts is not None:
             (folder.path / "counts.json").write_text(json.dumps(arm.counts))
         status = folder.status.model_copy(
-            update={"state": state, "reason": "as the test wants" if state != "ok" else ""}
+            update={
+                "state": state,
+                "reason": "as the test wants" if state != "ok" else "",
+                "ended_utc": folder.status.started_utc if arm.machine else None,
+            }
         )
         folder.write_status(status)
 

@@ -72,7 +72,7 @@ def test_throttling_by_a_fault_makes_a_run_unsteady(reason):
 def test_a_power_cap_that_holds_all_the_time_is_told_and_takes_nothing_away():
     summary = summarise(record(lambda step: {"throttle": ["sw_power_cap"] if step > 10 else []}))
     assert summary.step_milliseconds_median > 0
-    assert "the power cap held the clock in 50% of readings" in summary.notes
+    assert "the power cap held the clock in 50 % of readings" in summary.notes
 
 
 def test_errors_that_were_not_corrected_and_caps_that_changed_make_a_run_unsteady():

@@ -53,6 +53,18 @@ def test_runs_on_a_device_that_did_not_stay_as_it_was_have_no_time_and_the_gate_
     assert {j.verdict for j in losses} != {"unmeasured"}
 
 
+def test_a_part_of_the_cells_can_be_judged_alone(store):
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.1, states={0: "crashed"})}, blocks=1)
+    sides = sides_of_arms(store, "gate", None, None)
+    assert [name for name, _ in sides.selected(["zero*"]).failed] == ["zero1", "zero3"]
+    assert sides.selected(["zero*"]).pruned == ()
+    with pytest.raises(UsageError, match="--only fsdp3: no such cell; expected ddp, zero1, zero3"):
+        sides.selected(["ddp", "fsdp3"])
+    both = sides_of_sweeps(store, "gate:ddp [base]", "gate:ddp [base]")
+    for named in ("ddp [[]base]", "ddp [base]", "ddp*"):
+        assert [one.label for one in both.selected([named]).pairs] == ["ddp [base]"]
+
+
 def test_arms_run_one_after_the_other_are_not_paired(store):
     record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, interleaved=False)
     result = judged(sides_of_arms(store, "gate", None, None))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.budget_simulation import (
-    BLOCK_SECONDS,
+    ALONE,
     BUDGET_SECONDS,
+    IN_TURNS,
     NAMES,
     peeking_alarms,
     simulated,
@@ -90,19 +91,30 @@ def test_the_script_prints_its_tables(capsys):
 
 def test_a_budgeted_gate_ends_in_its_budget_and_finds_a_large_change():
     ended = simulated("plain", 10, seed=2, effects=(1.0, 1.15, 1.0), tolerance=0.05)
-    assert all(one.blocks * BLOCK_SECONDS <= BUDGET_SECONDS for one in ended)
+    assert all(one.seconds <= BUDGET_SECONDS for one in ended)
     assert all(one.standing[1].verdict == "regressed" for one in ended)
     assert all(one.standing[0].verdict == "equivalent" for one in ended)
-    assert np.mean([one.blocks for one in ended]) < 30  # of 40: what is decided costs no more
+    spent = np.mean([one.seconds for one in ended])
+    assert spent < 0.75 * BUDGET_SECONDS, "what is decided costs no more"
 
 
 def test_a_budgeted_gate_on_a_machine_with_slow_launches_cries_wolf_rarely():
-    ended = simulated("bimodal", 60, seed=3, tolerance=0.0)
+    ended = simulated("bimodal", 40, seed=3, tolerance=0.0)
     rate = Rate(sum(one.any("regressed", "improved") for one in ended), len(ended))
     assert rate.interval[0] <= 0.05
     assert rate.value <= 0.1
     # The plain interval, looked at after each block, is what this is for.
     assert peeking_alarms("bimodal", 60, seed=3).value > 0.08
+
+
+def test_turns_decide_on_a_machine_that_has_other_work_now_and_then():
+    how = {"effects": (1.0, 1.1, 1.0), "tolerance": 0.05}
+    alone, in_turns = (simulated("busy", 5, 2, way, **how) for way in (ALONE, IN_TURNS))
+    decided = [
+        sum(one.standing[1].verdict == "regressed" for one in ended) for ended in (alone, in_turns)
+    ]
+    assert decided[0] <= 2
+    assert decided[1] == 5
 
 
 @pytest.mark.nightly

@@ -37,7 +37,7 @@ def warnings(view) -> list[str]:
 @pytest.mark.parametrize(
     ("gathered", "says"),
     [
-        (WIDE, "did not get them: 100% bfloat16 on the wire"),
+        (WIDE, "did not get them: 100 % bfloat16 on the wire"),
         (None, "the record does not say what was gathered"),
         ({}, "the record does not say what was gathered"),
     ],

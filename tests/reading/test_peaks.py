@@ -65,7 +65,7 @@ def test_an_unknown_device_has_no_utilisation_and_is_named():
 def test_more_than_the_peak_is_withheld_as_invalid():
     mfu = model_flops_utilisation(1757.0, "NVIDIA A100-SXM4-80GB", "bf16")
     assert mfu.fraction is None
-    assert "invalid: 563%" in mfu.reason
+    assert "invalid: 563 %" in mfu.reason
 
 
 @given(

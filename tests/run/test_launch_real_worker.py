@@ -44,7 +44,7 @@ def launched(root: Path, resolved, on_step=None) -> tuple[RunStatus, RunRecord]:
     return status, store.read(folder.run_id)
 
 
-@pytest.mark.parametrize("engine", ["single", "mfsdp"])
+@pytest.mark.parametrize("engine", [pytest.param("single", marks=pytest.mark.nightly), "mfsdp"])
 def test_a_real_run_leaves_a_whole_record(tmp_path: Path, engine: str) -> None:
     resolved = run_of(engine, steps=12, lr=3e-3)
     status, record = launched(tmp_path, resolved)
@@ -57,6 +57,7 @@ def test_a_real_run_leaves_a_whole_record(tmp_path: Path, engine: str) -> None:
     assert record.environment["packages"]["torch"]
 
 
+@pytest.mark.nightly
 def test_a_real_rank_killed_in_mid_run_is_the_one_that_is_named(tmp_path: Path) -> None:
     killed: list[int] = []
     others = set(psutil.Process().children(recursive=True))
@@ -76,6 +77,7 @@ def test_a_real_rank_killed_in_mid_run_is_the_one_that_is_named(tmp_path: Path) 
     assert set(psutil.Process().children(recursive=True)) <= others
 
 
+@pytest.mark.nightly
 def test_a_real_run_that_diverges_is_nan_with_its_step(tmp_path: Path) -> None:
     resolved = run_of("single", steps=50, lr=1e30, optimizer="sgd", clip_norm=None)
     status, _ = launched(tmp_path, resolved)

@@ -58,6 +58,12 @@ def test_call_sites_are_the_engines(cells):
     assert any(site.startswith("torch/distributed/fsdp/") for site in gathers)
 
 
+@pytest.mark.parametrize("patch", sorted(SLOW_DOWNS.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_a_slow_down_still_fits_the_source(tmp_path, patch):
+    copy_of_core(tmp_path, patch)  # raises where it does not
+
+
+@pytest.mark.nightly
 def test_slow_downs_of_one_line_are_found_by_name(cells, run_cells, tmp_path):
     copy_of_core(tmp_path)
     for name in ("an-extra-cast", "a-copy", "a-sleep"):

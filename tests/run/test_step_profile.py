@@ -24,6 +24,7 @@ def run(engine: EngineSpec, ranks: int = 2):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_two_engines_are_measured_phase_by_phase_in_one_set_of_ranks():
     found = measure([run(EngineSpec(name="ddp")), run(EngineSpec(name="mfsdp"))], steps=2)

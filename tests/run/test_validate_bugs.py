@@ -20,7 +20,7 @@ from bench.validate.session import MODULES, WorkerSettings
 pytestmark = pytest.mark.processes
 
 QUICK = cases("mfsdp", full=False)
-SAMPLE = ("R2", "R8")
+SAMPLE = ("R2",)
 
 
 @pytest.fixture(scope="module")

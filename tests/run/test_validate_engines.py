@@ -19,14 +19,8 @@ HERE = Path(__file__).parent
 SAMPLE = (
     Case("mfsdp", "optim_grads_params", microbatches=2),
     Case("mfsdp", "optim", model="tied", policy="bf16_wire"),
-    Case("mfsdp", "optim_grads_params", model="frozen", policy="bf16"),
     Case("mfsdp", "optim_grads_params", ranks=4, outer=2, outer_strategy="optim", policy="bf16"),
-    Case("mfsdp", "optim_grads", ranks=4, outer=2, outer_strategy="optim", microbatches=2),
-    Case("mfsdp", "optim_grads", ranks=4, model="experts"),
-    Case("mfsdp", "optim", ranks=4, model="rowwise"),
     Case("fsdp1", "optim_grads_params", model="rooted", microbatches=2),
-    Case("fsdp1", "no_shard", policy="bf16_wire", microbatches=2),
-    Case("fsdp1", "optim_grads", ranks=4, outer=2, policy="bf16"),
     Case("fsdp2", "optim_grads_params", model="rooted", microbatches=2),
     Case("ddp", "no_shard", policy="bf16"),
     Case("single", "no_shard", ranks=1, microbatches=2),
@@ -99,12 +93,16 @@ def test_a_lost_microbatch_is_named(fork_server: ForkServer) -> None:
     ("engine", "said"),
     [
         ("Undivided", "as if not divided by the ranks"),
-        ("DividedTwice", "as if divided by the ranks twice"),
-        ("DividedByMicrobatches", "as if divided by the microbatches"),
+        pytest.param("DividedTwice", "as if divided by the ranks twice", marks=pytest.mark.nightly),
+        pytest.param(
+            "DividedByMicrobatches", "as if divided by the microbatches", marks=pytest.mark.nightly
+        ),
         ("WithoutOneRank", "as if rank 1's contribution was lost"),
-        ("WithoutFirst", "as if microbatch 1 was lost"),
-        ("WithoutMiddle", "as if microbatch 2 was lost"),
-        ("Forgetting", "as if the last microbatch alone was kept"),
+        pytest.param("WithoutFirst", "as if microbatch 1 was lost", marks=pytest.mark.nightly),
+        pytest.param("WithoutMiddle", "as if microbatch 2 was lost", marks=pytest.mark.nightly),
+        pytest.param(
+            "Forgetting", "as if the last microbatch alone was kept", marks=pytest.mark.nightly
+        ),
         ("PartialSums", "as if the accumulator was reduced after every microbatch"),
     ],
 )
@@ -121,8 +119,13 @@ def test_a_wrong_gradient_is_told_as_the_mistake_that_makes_it(
     ("engine", "step", "said"),
     [
         ("Unclipped", 2, "as if not clipped"),
-        ("Undecayed", 1, "as if without weight decay"),
-        ("Forgetful", 2, "as if the moments of the steps before were lost"),
+        pytest.param("Undecayed", 1, "as if without weight decay", marks=pytest.mark.nightly),
+        pytest.param(
+            "Forgetful",
+            2,
+            "as if the moments of the steps before were lost",
+            marks=pytest.mark.nightly,
+        ),
         ("Stale", 2, "as if the gradients of the step before were used again"),
     ],
 )

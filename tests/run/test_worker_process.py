@@ -101,6 +101,7 @@ def test_a_full_run_exits_with_0_and_leaves_samples_runtime_and_memory(tmp_path)
     assert not list(run.glob("failure*"))
 
 
+@pytest.mark.nightly
 def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
     run = spec(tmp_path / "run", optimizer="sgd", lr=1e30, clip_norm=None)
     done = run_worker(run)

@@ -71,6 +71,10 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         typer.Option("--confirm", metavar="N", min=0, help="More blocks to run before it fails."),
     ] = 0,
     budget: BudgetOption = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="CELL", help="Judge this cell only: an id, or a pattern."),
+    ] = None,
     any_nodes: Annotated[
         bool, typer.Option("--any-nodes", help="Compare what different nodes have measured.")
     ] = False,
@@ -116,6 +120,7 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         json,
         any_nodes,
         packed,
+        tuple(only or ()),
     )
     return gating.run_gate(results, asked)
 

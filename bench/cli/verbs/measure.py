@@ -123,7 +123,15 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         launcher, profile, tuple(slurm or ()), max_jobs, hosts, hosts_timeout
     )
     request = planning.Request(
-        sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
+        sweep,
+        set_ or [],
+        only or [],
+        skip or [],
+        repeat,
+        arms,
+        interleave,
+        jobs,
+        turns=running.TURNS if until_decided else 1,
     )
     options = running.Options(
         results,

@@ -39,9 +39,7 @@ class LocalJob:
     def __init__(self, order: Order, variables: Mapping[str, str] | None = None) -> None:
         self._run_dir = order.run_dir
         self._kills_before = out_of_memory_kills()
-        self._agent = _start_agent(
-            order, {**(variables or {}), **(order.share.variables() if order.share else {})}
-        )
+        self._agent = _start_agent(order, {**(variables or {}), **order.variables})
         self._ended = threading.Event()
         threading.Thread(target=self._wait_for_agent, daemon=True).start()
 

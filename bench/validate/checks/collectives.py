@@ -142,12 +142,13 @@ def volume(evidence: CaseEvidence) -> CheckVerdict:
     worst = 0.0
     for bucket in one.buckets:
         used, allowed = _allowed_elements(evidence, bucket)
-        worst = max(worst, bucket.elements / used - 1)
+        padding = bucket.elements / used - 1
+        worst = max(worst, padding)
         if bucket.elements > allowed:
             finding = Finding(
                 parameter=bucket.parameters[0],
                 expected=f"bucket {bucket.name}: at most {allowed:.0f} elements for {used} used",
-                found=f"{bucket.elements} elements ({bucket.elements / used - 1:+.0%} padding)",
+                found=f"{bucket.elements} elements ({100 * padding:+.0f} % padding)",
                 evidence=tuple(
                     f"{name} {evidence.reference.shapes[name]}" for name in bucket.parameters
                 ),
@@ -156,7 +157,7 @@ def volume(evidence: CaseEvidence) -> CheckVerdict:
         finding_or_none = _payloads(evidence, bucket)
         if finding_or_none is not None:
             return failed(check, finding_or_none)
-    return passed(check, f"largest padding {worst:.0%}")
+    return passed(check, f"largest padding {100 * worst:.0f} %")
 
 
 def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[int, float]:

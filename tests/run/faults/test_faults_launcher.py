@@ -97,7 +97,13 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("stopped_rank", [False, True], ids=["all-run", "a-rank-is-stopped"])
+@pytest.mark.parametrize(
+    "stopped_rank",
+    [
+        pytest.param(False, id="all-run", marks=pytest.mark.nightly),
+        pytest.param(True, id="stopped"),
+    ],
+)
 def test_a_launcher_killed_by_sigkill_takes_every_rank_with_it(
     store: ResultsStore, stopped_rank: bool
 ) -> None:
@@ -129,7 +135,9 @@ def test_an_agent_killed_by_sigkill_takes_the_ranks_with_it_and_is_a_crash(
     assert "the process that starts the ranks was ended by SIGKILL" in record.status.reason
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, id="once", marks=pytest.mark.nightly), pytest.param(2, id="twice")]
+)
 def test_ctrl_c_interrupts_the_run_and_the_record_says_so(store: ResultsStore, times: int) -> None:
     launcher = start_launcher(store, {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")})
     tree = tree_after_first_step(launcher)
@@ -224,6 +232,7 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_and_keeps_the_finished_ones(
     assert states == {finished.folder.run_id: "ok", unlucky.folder.run_id: "interrupted"}
 
 
+@pytest.mark.nightly
 def test_a_real_full_disk_under_the_ranks_loses_no_finished_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,12 +68,14 @@ def test_a_run_writes_nothing_outside_its_folder(
     ]
 
 
+@pytest.mark.nightly
 def test_a_run_that_never_gets_steady_is_unstable(scripted) -> None:
     status = scripted(steps=3).run()
     assert status.state == "unstable"
     assert status.reason
 
 
+@pytest.mark.nightly
 def test_a_rank_killed_by_sigkill_in_mid_run_is_named(scripted) -> None:
     run = scripted(steps=ENDLESS)
 
@@ -90,10 +92,10 @@ def test_a_rank_killed_by_sigkill_in_mid_run_is_named(scripted) -> None:
 @pytest.mark.parametrize(
     ("number", "guilty"),
     [
-        (signal.SIGABRT, 1),
-        (signal.SIGTERM, 1),
-        (signal.SIGTERM, 0),
-        (signal.SIGINT, 1),
+        pytest.param(signal.SIGABRT, 1, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.nightly),
         (signal.SIGSEGV, 0),
         (signal.SIGKILL, 1),
     ],
@@ -206,7 +208,10 @@ def test_a_child_that_lost_its_parent_is_found_and_ended(scripted) -> None:
     ("script", "state", "rank", "says"),
     [
         ({1: (3, "raise")}, "crashed", 1, "rank 1: ValueError: scripted exception"),
-        ({0: (3, "exit 7")}, "crashed", 0, "rank 0 ended with exit code 7"),
+        pytest.param(
+            *({0: (3, "exit 7")}, "crashed", 0, "rank 0 ended with exit code 7"),
+            marks=pytest.mark.nightly,
+        ),
         ({1: (3, "stop early"), 0: (3, "stop early")}, "crashed", 0, "after 2 of 20 steps"),
         ({1: (3, "out_of_memory")}, "out_of_memory", 1, "rank 1: scripted out_of_memory"),
     ],

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.launch.turns import Turns
 from bench.record import StepSample
 from bench.spec import ResolvedRun
 
@@ -23,6 +24,7 @@ rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 run = ResolvedRun.model_validate_json((run_dir / "spec.json").read_bytes())
 script = json.loads(os.environ.get("MFSDP_TEST_SCRIPT", "{}"))
 peers = select.poll()
+pauses = [0.02]
 at_step, act = script.get(str(rank), [0, ""])
 
 
@@ -47,6 +49,8 @@ def misbehave() -> None:
     elif act == "notice":
         (peer,) = {0, 1} - {rank}
         peers.register(os.pidfd_open(int((run_dir / f"pid.rank{peer}").read_text())))
+    elif act == "slow down":
+        pauses.append(1.2)
     elif act == "ignore SIGTERM":
         import signal
 
@@ -68,14 +72,20 @@ def steps_of(peer: int) -> int:
 (run_dir / f"pid.rank{rank}").write_text(str(os.getpid()))
 sys.stdout.write(f"rank {rank} says hello\n")
 sys.stdout.flush()
+turns = Turns.from_environment(run.train.steps)
 for step in range(1, run.train.steps + 1):
+    turn = turns.before(step)
+    begun = time.time()
     while any(steps_of(peer) < step - 1 for peer in range(ranks)):
         if peers.poll(10):
             raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]")
     if step == at_step:
         misbehave()
-    time.sleep(0.02)
-    sample = StepSample(step, 20.0, 1.0 / step, 1.0, 0.1, 8, 0, 1)
+    time.sleep(pauses[-1])
+    trained = {"from": begun, "to": time.time()}
+    sample = StepSample(step, 20.0, 1.0 / step, 1.0, 0.1, 8, 0, 1, device=trained, turn=turn)
     line = {name: getattr(sample, name) for name in StepSample.__slots__}
     with (run_dir / f"steps.rank{rank}.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")
+turns.after_all_steps()
+turns.leave()
