@@ -169,8 +169,8 @@ def copies_evaluate_and_do_not_train() -> None:
             same("a unit", part(x), once.units[1](x))
         averaged.update_parameters(model.module)
         shapes: list[Any] = []
-        looks = model.module.units[1].up.register_forward_pre_hook(
-            lambda module, _inputs, seen=shapes: seen.append(tuple(module.weight.shape))
+        looks = model.module.register_forward_pre_hook(
+            lambda one, _inputs, seen=shapes: seen.append(tuple(one.units[1].up.weight.shape))
         )
         with torch.no_grad():
             copy.deepcopy(model.module)(x)

@@ -447,21 +447,15 @@ def bytes_at_rest_are_as_counted_by_hand() -> None:
 
 def some_defaults_are_worked_out() -> None:
     """Gathers by module where both payloads are needed at once; dtypes of no size."""
-    for weights, recomputes, wanted in (
-        ("mxfp8", True, True),
-        ("mxfp8", False, False),
-        ("float8_e4m3", True, False),
-    ):
-        found = fine_grained.gathers_by_module(weights, recomputes=recomputes)
-        same(f"{weights} {recomputes}", found, wanted)
+    by_module = fine_grained.gathers_by_module
+    same("both payloads", by_module("mxfp8", recomputes=True), True)
+    same("one at a time", by_module("mxfp8", recomputes=False), False)
+    same("one payload", by_module("float8_e4m3", recomputes=True), False)
     facts = [grouping.ParameterFacts(("u",), ("u",), (5, 3), "int3", True)]
-    refuses(
-        ConfigurationError,
-        "no element size",
-        lambda: memory_model.memory_at_rest(
-            facts, strategy.parse_strategy(3), Coordinate(0, 2), memory_model.PolicyNames(None)
-        ),
-    )
+    none, where = memory_model.PolicyNames(None), Coordinate(0, 2)
+    at_rest = memory_model.memory_at_rest
+    sharded = strategy.parse_strategy(3)
+    refuses(ConfigurationError, "no element size", lambda: at_rest(facts, sharded, where, none))
 
 
 def quantised_weights_travel_as_bytes() -> None:
