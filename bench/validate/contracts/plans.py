@@ -63,7 +63,7 @@ def _check_layout(built: layout.Layout, shapes: list[tuple[int, ...]], slices: i
     free = torch.ones(size, dtype=torch.bool)
     for slot in built.slots:
         free[slot.offset : slot.end] = False
-    gaps = [i for start, end in built.gaps() for i in range(start, end)]
+    gaps = [i for start, end in built.gaps for i in range(start, end)]
     same("gaps", gaps, free.nonzero().flatten().tolist())
     for index, whole in enumerate(wanted):
         rows = whole if whole.ndim else whole.reshape(1)
