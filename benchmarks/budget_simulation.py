@@ -78,7 +78,7 @@ class Way:
 
 
 ALONE = Way(1, 15.0)
-IN_TURNS = Way(5, 12.0)
+IN_TURNS = Way(8, 12.6)
 
 
 class Machine:

@@ -52,11 +52,16 @@ _OUTER: Final = 2
 ENGINES: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = {
     "hybrid": (
         {"name": _HYBRID_FSDP2},
-        {"name": "mfsdp", "outer_size": _OUTER},
-        {"name": "mfsdp", "outer_size": _OUTER, "fine_grained_gather": True},
+        {"name": "mfsdp", "outer_size": _OUTER, "transport": "same_host"},
+        {
+            "name": "mfsdp",
+            "outer_size": _OUTER,
+            "transport": "same_host",
+            "fine_grained_gather": True,
+        },
     ),
 }
-PLAIN: Final = ({"name": "fsdp2"}, {"name": "mfsdp"})
+PLAIN: Final = ({"name": "fsdp2"}, {"name": "mfsdp", "transport": "same_host"})
 
 
 class HybridFsdp2(Fsdp2Engine):

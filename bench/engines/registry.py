@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import cast
 
@@ -20,9 +22,21 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
     Every engine but those of one process needs an initialised default process group.
 
     Raises:
-        ConfigError: nobody offers the engine, or its factory is not where its row says.
+        ConfigError: nobody offers the engine, or its factory is not where its row says, or takes
+            other arguments.
     """
-    return engine_factory(known_engine(resolved.engine.name))(model, resolved, device)
+    row = known_engine(resolved.engine.name)
+    factory = engine_factory(row)
+    with contextlib.suppress(ValueError):  # of a function that has no signature
+        signature = inspect.signature(factory)
+        try:
+            signature.bind(model, resolved, device)
+        except TypeError as error:
+            raise ConfigError(
+                f"engine {row.name}: expected {row.factory}(model, resolved, device); found a "
+                f"function that takes {signature}: {error}"
+            ) from None
+    return factory(model, resolved, device)
 
 
 def build_collective(resolved: ResolvedRun, device: torch.device) -> Collective:

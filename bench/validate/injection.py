@@ -65,6 +65,11 @@ class Control:
         self.workers = workers
         self._passed = dict.fromkeys(passed, True)
 
+    @property
+    def failing(self) -> list[str]:
+        """Cases that were seen to fail without any change."""
+        return [name for name, passed in self._passed.items() if not passed]
+
     def passes(self, case: AnyCase) -> bool:
         """Whether `case` passes without any change; asked once."""
         if case.id not in self._passed:
@@ -94,7 +99,8 @@ def inject(
         noticed = met[-1] if met and met[-1].state == "failed" else None
         if stop.is_set() and noticed is None:
             return
-        yield _verdict(bug, met, noticed, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        yield _verdict(bug, met, noticed, seconds, fail_anyway=control.failing)
 
 
 def first_failure(
@@ -133,7 +139,12 @@ def _met(
 
 
 def _verdict(
-    bug: Bug, met: Sequence[CaseVerdict], noticed: CaseVerdict | None, seconds: float
+    bug: Bug,
+    met: Sequence[CaseVerdict],
+    noticed: CaseVerdict | None,
+    seconds: float,
+    *,
+    fail_anyway: Sequence[str],
 ) -> BugVerdict:
     run = [case for case in met if case.state != "not_applicable"]
     common = {"bug": bug.id, "title": bug.title, "cases_run": len(run), "seconds": seconds}
@@ -143,5 +154,7 @@ def _verdict(
         )
     if not run:
         reason = "no case could run here"
+        if fail_anyway:
+            reason = f"fail without it as well: {', '.join(fail_anyway)}. Look at those first"
         return BugVerdict.model_validate({**common, "outcome": "not_applicable", "reason": reason})
     return BugVerdict.model_validate({**common, "outcome": "missed"})

@@ -58,7 +58,9 @@ class Bench:
         if not isinstance(self.engine, Inspectable):
             raise UnsupportedError(
                 "no-inspection",
-                f"{type(self.engine).__name__} has no inspection() (bench/engines/inspection.py)",
+                f"the factory of {case.engine} returned a {type(self.engine).__name__} without "
+                "inspection(); expected an object with the methods of bench/engines/protocol.py, "
+                "and inspection() of bench/engines/inspection.py (docs/extending.md shows one)",
             )
         self.inspection: Inspection = self.engine.inspection()
         with contextlib.suppress(UnsupportedError):

@@ -79,6 +79,11 @@ class Exchange:
         self._links = links
         self._run = run
 
+    def end(self) -> None:
+        """All has been read: what was offered may go."""
+        self.offered = {}
+        self._run = _nothing
+
     @property
     def is_over(self) -> bool:
         """Whether all has been read, here and by the others."""
@@ -117,6 +122,10 @@ class Exchange:
             return
         with torch.profiler.record_function("host_links:exchange"):
             self._links.wait(self)
+
+
+def _nothing(_addresses: Addresses) -> None:
+    """What an exchange that is over does."""
 
 
 class HostLinks:
@@ -231,6 +240,7 @@ class HostLinks:
                 exchange.run()
         if exchange is not None and exchange.is_over:
             # Running it may have posted another one and heard more: it can be gone already.
+            exchange.end()
             left = [one for one in self._open.pop(tag, ()) if one is not exchange]
             if left:
                 self._open[tag] = left

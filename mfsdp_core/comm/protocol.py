@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from mfsdp_core.comm.parts import Parts
+
 
 class Pending(Protocol):
     """A collective that was issued."""
@@ -58,6 +60,8 @@ class Communicator(Protocol):
     `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
     `role` the group. transport: what carries the bytes.
     takes_scratch: reductions hold as much memory of their own as arrives, while they are under way.
+    takes_parts: gradients can be reduced from several tensors, and scaled while they are added up.
+    All ranks must then pass parts of a bucket, with the same offsets.
     """
 
     size: int
@@ -65,6 +69,7 @@ class Communicator(Protocol):
     role: str
     transport: str
     takes_scratch: bool
+    takes_parts: bool
 
     def meet(self, bucket: str) -> None:
         """Before a gather that other ranks may not make, where nothing else would tell."""
@@ -79,6 +84,16 @@ class Communicator(Protocol):
 
     def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
         """Whether the `own` of a reduction of `wire` values may be of dtype `result`."""
+
+    def reduce_parts(
+        self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or higher precision."""
+
+    def all_reduce_parts(
+        self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Put the sum (or mean) of all ranks' parts into `full`, which parts may be views of."""
 
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""

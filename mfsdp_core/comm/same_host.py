@@ -6,10 +6,14 @@ just been read is added up while it lies in the cache, so reductions need next t
 
 Sums are taken when a peer is ready, at any time and on any thread of the process. They are part of
 the transport, as gloo's are: no dispatch mode sees them, and counts of operations stay exact.
+
+What is summed up may lie in several tensors (`Parts`). A rank therefore posts a table of addresses,
+which the others read first.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +21,7 @@ import torch.distributed as dist
 
 from mfsdp_core.comm import peer_memory
 from mfsdp_core.comm.host_links import Addresses, Exchange, HostLinks
+from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator, sum_dtype, sum_in_order
 from mfsdp_core.comm.protocol import Done, PendingSum, Scratch, Summed
 from mfsdp_core.events import Event, EventBus
@@ -24,6 +29,8 @@ from mfsdp_core.streams import Streams, Work
 
 #: Bytes that are read and added up at a time.
 STRETCH_BYTES = 1 << 18
+#: All-reductions under way that hold gradients which some rank has yet to read.
+UNREAD_REDUCTIONS = 1
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
@@ -32,6 +39,7 @@ class SameHostCommunicator(PointToPointCommunicator):
 
     transport = "same_host"
     takes_scratch = False
+    takes_parts = True
 
     def __init__(
         self,
@@ -49,22 +57,35 @@ class SameHostCommunicator(PointToPointCommunicator):
         self._scratch_name = f"(sums of {role})"
         self._memory = _NOTHING
         self._sums = 0
+        self._unread: deque[Exchange] = deque()
 
     def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
         if self.size == 1:
             return Summed(full, Done())
+        return self.all_reduce_parts(
+            Parts((full,), (0,), full.numel()), full, bucket, average=average
+        )
+
+    def all_reduce_parts(
+        self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Put the sum (or mean) of all ranks' parts into `full`, rounded once to its dtype."""
+        while len(self._unread) >= UNREAD_REDUCTIONS:
+            self._unread.popleft().wait()
         self._publish("all_reduce", full, bucket)
-        parts = full.tensor_split(self.size)
+        slices = full.tensor_split(self.size)
         second = _Second()
         tag = self._gather_tag(bucket)
 
         def gather() -> None:
             # A rank that posts its sum has read what it needed of the other slices here.
             others = [peer for peer in range(self.size) if peer != self.rank]
-            (second.work,) = self._start(others, [parts[self.rank]] * self.size, parts, tag)
+            (second.work,) = self._start(others, [slices[self.rank]] * self.size, slices, tag)
 
-        first = self._post_sum(parts, parts[self.rank], bucket, average=average, then=gather)
+        first = self._post_sum(parts, slices[self.rank], bucket, average=average, then=gather)
+        if not parts.is_scaled:
+            self._unread.append(first.exchange)
         name = f"all_reduce of {bucket}"
         works = (first, second)
         return Summed(full, self._streams.track(works, name, self._group, reads=(), writes=(full,)))
@@ -93,60 +114,101 @@ class SameHostCommunicator(PointToPointCommunicator):
     def _sum_slices(
         self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
     ) -> PendingSum:
-        parts, dtype = full.tensor_split(self.size), sum_dtype(full.dtype)
+        return self._sum_parts(Parts((full,), (0,), full.numel()), out, bucket, average=average)
+
+    def reduce_parts(
+        self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or higher precision."""
+        self._publish_bytes("reduce_scatter", parts.dtype, parts.elements, bucket)
+        return self._sum_parts(parts, out, bucket, average=average)
+
+    def _sum_parts(
+        self, parts: Parts, out: torch.Tensor | None, bucket: str, *, average: bool
+    ) -> PendingSum:
+        dtype = sum_dtype(parts.dtype)
         if out is None or out.dtype != dtype:
-            out = parts[self.rank].new_empty(parts[self.rank].shape, dtype=dtype)
+            # Zeros, for what no tensor covers.
+            out = torch.zeros(parts.elements // self.size, dtype=dtype, device="cpu")
         work = self._post_sum(parts, out, bucket, average=average)
         name = f"reduction of {bucket}"
+        # The exchange keeps what is read for as long as it is.
+        reads = parts.tensors if self._streams.observer is not None else ()
         return Summed(
-            out, self._streams.track((work,), name, self._group, reads=(full,), writes=(out,))
+            out, self._streams.track((work,), name, self._group, reads=reads, writes=(out,))
         )
 
     def _post_sum(
         self,
-        parts: Sequence[torch.Tensor],
+        parts: Parts,
         out: torch.Tensor,
         bucket: str,
         *,
         average: bool,
         then: Callable[[], None] = lambda: None,
-    ) -> Work:
-        """Offer every rank its slice, and add up slice `rank` of all ranks into `out`."""
-        mine = parts[self.rank]
+    ) -> _Sum:
+        """Offer every rank all parts, and add up slice `rank` of those of all ranks into `out`."""
         tag = self._tag(self._reductions, bucket) + 1
         self._reductions += 1
-        stretches = self._acquire_stretches()
+        room = [memory.view(parts.dtype) for memory in self._acquire_stretches()]
 
         def add_up(addresses: Addresses) -> None:
             with torch._C._DisableTorchDispatch():
-                add_up_stretches(addresses)
+                self._add_up(parts, addresses, room, out, average=average)
             then()
 
-        def add_up_stretches(addresses: Addresses) -> None:
-            step = STRETCH_BYTES // mine.itemsize
-            room = [stretch.view(mine.dtype) for stretch in stretches]
-            for start in range(0, mine.numel(), step):
-                own, target = mine[start : start + step], out[start : start + step]
-                received = []
-                for (peer, address), memory in zip(sorted(addresses.items()), room, strict=True):
-                    received.append(memory[: own.numel()])
-                    offset = start * mine.itemsize
-                    self._read(peer, address + offset, received[-1])
-                contributions = [*received[: self.rank], own, *received[self.rank :]]
-                total = sum_in_order(contributions, target)
-                if average:
-                    total.div_(self.size)
-                if total is not target:
-                    target.copy_(total)
-
-        offered = {peer: part for peer, part in enumerate(parts) if peer != self.rank}
-        wanted = dict.fromkeys(offered, mine.nbytes)
+        table = parts.table()
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        offered, wanted = dict.fromkeys(others, table), dict.fromkeys(others, table.nbytes)
         return _Sum(self._links.post(tag, offered, wanted, add_up), self._release_stretches)
 
+    def _add_up(
+        self,
+        parts: Parts,
+        addresses: Addresses,
+        room: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        *,
+        average: bool,
+    ) -> None:
+        """Read, scale and add up stretch by stretch, in rank order."""
+        tables = {peer: self._read_table(peer, addresses[peer], parts) for peer in addresses}
+        tables[self.rank] = parts.is_scaled, ()
+        item_bytes = parts.dtype.itemsize
+        # As `tensor_split` cuts: what an all-reduction cuts need not be even.
+        length, longer = divmod(parts.elements, self.size)
+        start = self.rank * length + min(self.rank, longer)
+        end = start + length + (self.rank < longer)
+        for index, first, last, begin in parts.stretches(start, end, STRETCH_BYTES // item_bytes):
+            contributions = []
+            for rank, memory in enumerate(room):
+                is_scaled, starts = tables[rank]
+                value = memory[: last - first]
+                if rank == self.rank:
+                    own = parts.tensors[index].view(-1)[first:last]
+                    value = own if is_scaled else torch.mul(own, parts.scale, out=value)
+                else:
+                    self._read(rank, starts[index] + first * item_bytes, value)
+                    if not is_scaled:
+                        value.mul_(parts.scale)
+                contributions.append(value)
+            target = out[begin : begin + last - first]
+            total = sum_in_order(contributions, target)
+            if average:
+                total.div_(self.size)
+            if total is not target:
+                target.copy_(total)
+
+    def _read_table(self, peer: int, address: int, parts: Parts) -> tuple[bool, Sequence[int]]:
+        found = torch.empty(1 + len(parts.tensors), dtype=torch.int64, device="cpu")
+        peer_memory.read(self._pids[peer], address, found)
+        is_scaled, *starts = found.tolist()
+        return bool(is_scaled), starts
+
     def _acquire_stretches(self) -> list[torch.Tensor]:
-        """Memory for one stretch of every other rank, the same for all sums under way."""
+        """Memory for one stretch of every rank, the same for all sums under way."""
         if not self._sums:
-            size_bytes = (self.size - 1) * STRETCH_BYTES
+            size_bytes = self.size * STRETCH_BYTES
             self._memory = self._scratch.acquire(self._scratch_name, size_bytes, torch.uint8)
         self._sums += 1
         return list(self._memory.split(STRETCH_BYTES))
@@ -162,12 +224,12 @@ class _Sum:
     """A sum under way. after: called once, when it has been waited for."""
 
     def __init__(self, exchange: Exchange, after: Callable[[], None]) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self._after = after
 
     def wait(self) -> None:
         """Return when it is there and all ranks have read what they need of it."""
-        self._exchange.wait()
+        self.exchange.wait()
         self._after()
 
 

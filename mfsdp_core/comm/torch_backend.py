@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mfsdp_core.comm.meeting import Meetings
+from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
@@ -45,6 +46,7 @@ class TorchCommunicator:
 
     transport = "native"
     takes_scratch = False
+    takes_parts = False
 
     def __init__(
         self, group: dist.ProcessGroup, role: str, events: EventBus, streams: Streams
@@ -124,17 +126,34 @@ class TorchCommunicator:
         works = () if work is None else (work,)
         return self._streams.track(works, name, self._group, reads=(), writes=writes)
 
+    def reduce_parts(
+        self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Only where `takes_parts`."""
+        raise NotImplementedError(f"{self.transport} reduces flat buffers")
+
+    def all_reduce_parts(
+        self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
+    ) -> PendingSum:
+        """Only where `takes_parts`."""
+        raise NotImplementedError(f"{self.transport} reduces flat buffers")
+
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
+        self._publish_bytes(operation, full.dtype, full.numel(), bucket)
+
+    def _publish_bytes(
+        self, operation: str, dtype: torch.dtype, elements: int, bucket: str
+    ) -> None:
         if not self._events.wants("collective"):
             return
-        key = (operation, bucket, full.dtype, full.numel())
+        key = (operation, bucket, dtype, elements)
         event = self._published.get(key)
         if event is None:
             event = self._published[key] = Event(
                 kind="collective",
                 operation=operation,
-                dtype=dtype_name(full.dtype),
-                payload_bytes=full.numel() * full.element_size(),
+                dtype=dtype_name(dtype),
+                payload_bytes=elements * dtype.itemsize,
                 group=self.role,
                 group_size=self.size,
                 bucket=bucket,

@@ -20,7 +20,8 @@ layer would multiply memory without the rule (R19).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import lcm, prod
 
 from mfsdp_core.errors import LayoutError
@@ -42,16 +43,14 @@ class Slot:
 
     shape: Shape
     offset: int
+    # Read several times per gradient: number of elements, and the first one after the tensor.
+    elements: int = field(init=False, repr=False, compare=False)
+    end: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def elements(self) -> int:
-        """Number of elements of the tensor."""
-        return prod(self.shape)
-
-    @property
-    def end(self) -> int:
-        """First element after the tensor."""
-        return self.offset + self.elements
+    def __post_init__(self) -> None:
+        """Count once."""
+        object.__setattr__(self, "elements", prod(self.shape))
+        object.__setattr__(self, "end", self.offset + self.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,8 @@ class Layout:
         first = (start - slot.offset) // row
         return LocalRows(first, (end - start) // row, start - low, end - start)
 
-    def gaps(self) -> list[tuple[int, int]]:
+    @cached_property
+    def gaps(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of the buffer that belong to no tensor, in order."""
         gaps = []
         cursor = 0

@@ -34,8 +34,10 @@ from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
+from mfsdp_core.plan.grouping import ROOT
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.bucket import BucketSpec
+from mfsdp_core.runtime.gradient_sender import GradientSender
 from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.runtime.outer_reduction import OuterReduction
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
@@ -52,9 +54,10 @@ class GradientState(Enum):
 
 @dataclass(frozen=True)
 class Reduction:
-    """A collective under way. own: the part that will hold this rank's result."""
+    """A collective under way. own: the part for this rank's result, of `own_bytes` on the wire."""
 
     own: torch.Tensor
+    own_bytes: int
     in_place: bool
     work: PendingSum
     key: BufferKey | None
@@ -89,7 +92,6 @@ class GradientBuffers:
         self._lasting = allocators.lasting
         self._allocator = allocators.gradients
         self._drain_oldest = drain_oldest
-        self._average = reduction.averages
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
         self._guard = guard
@@ -114,9 +116,24 @@ class GradientBuffers:
                 spec.strategy.outer,
                 communicators.outer,
                 allocators.outer,
-                average=self._average,
+                average=reduction.averages,
             )
             self.reduced = self._outer.own
+        self._sender = GradientSender(
+            communicators.inner, self._allocator, spec, self._scale, average=reduction.averages
+        )
+        self._admit_parts()
+
+    def _admit_parts(self) -> None:
+        """Not where they are looked at or cast; nor the root's, which come first and leave last."""
+        is_whole = self._whole is not None
+        stays = is_whole and (self._bucket_key is not None or self._spec.plan.unit == ROOT)
+        self._sender.admit_parts(
+            self._dtypes.main_grads if is_whole else self._open_key.dtype,
+            self._inner_reduced.dtype,
+            key=None if is_whole else self._open_key,
+            wanted=self._guard is None and not stays,
+        )
 
     def _allocate_accumulator(self) -> torch.Tensor:
         """Allocate it, and return the part that the inner stage leaves valid."""
@@ -139,13 +156,14 @@ class GradientBuffers:
     @property
     def has_open_bucket(self) -> bool:
         """Whether gradients wait in a bucket that no reduction has taken yet."""
-        return self._bucket is not None and self._pending is None
+        held = self._sender.holds and self._whole is None
+        return (self._bucket is not None or held) and self._pending is None
 
     @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
         outer = self._outer is not None and self._outer.is_live
-        return self._bucket is not None or self._pending is not None or outer
+        return self._bucket is not None or self._pending is not None or outer or self._sender.holds
 
     @property
     def holds_whole(self) -> bool:
@@ -174,6 +192,7 @@ class GradientBuffers:
         spec = self._spec = replace(self._spec, dtypes=dtypes)
         self._bucket_key = spec.key_or_none("grad_bucket")
         self._outer_key = spec.key_or_none("outer_bucket")
+        self._admit_parts()
 
     def target(self, index: int) -> torch.Tensor:
         """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
@@ -182,6 +201,7 @@ class GradientBuffers:
         pass writes a second time, over what is there, it gets other memory for; see `written`.
         """
         self._check_open()
+        self._place_held()
         in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
         if self._whole is None:
             view = self._open_bucket().tensor(index)
@@ -202,6 +222,7 @@ class GradientBuffers:
 
     def written(self, index: int) -> None:
         """A kernel wrote the gradient of tensor `index` into `target` itself."""
+        self._place_held()
         again = self._handed_out.pop(index, [])
         view = (self._whole or self._open_bucket()).tensor(index)
         filled = self._whole is None and index in self._filled
@@ -226,6 +247,16 @@ class GradientBuffers:
             gradient = gradient.to_dense()
         if self._guard is not None:
             self._guard.check_parameter(index, gradient)
+        if self._sender.takes_parts:
+            if self._may_hold(index, gradient, is_last=is_last):
+                self._sender.hold(index, gradient)
+                self._filled.add(index)
+                return
+            self._place_held()
+        self._fill(index, gradient, is_last=is_last)
+
+    def _fill(self, index: int, gradient: torch.Tensor, *, is_last: bool) -> None:
+        """Add it to what the bucket or the whole accumulator has."""
         if self._whole is None:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
@@ -257,6 +288,10 @@ class GradientBuffers:
                 "backward pass, and no gradient followed. Expected grad_added_to_main_grad = True "
                 "on the parameter, and any tensor of its shape as its gradient."
             )
+        if self._sender.holds_all:
+            self._issue_held()
+            return
+        self._place_held()
         if self._whole is None:
             self._issue_bucket(self._open_bucket())
         else:
@@ -275,7 +310,7 @@ class GradientBuffers:
             self._inner_reduced.copy_(result)
         self._landed = True
         self.revision += 1
-        self._publish_landing("add" if adds else "copy", pending.own)
+        self._publish_landing("add" if adds else "copy", pending.own_bytes)
         self._pending = None
         self._bucket = None
         if pending.key is not None:
@@ -298,6 +333,7 @@ class GradientBuffers:
         self.land()
         if self._outer is not None:
             self._outer.reset()
+        self._sender.take_back()
         self.drop_bucket()
         self._filled.clear()
         self._scaled.clear()
@@ -308,7 +344,10 @@ class GradientBuffers:
     def drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
         self._handed_out.clear()
+        if self._whole is not None:
+            self._place_held()
         if self.has_open_bucket:
+            self._sender.take_back()
             self._allocator.release(self._open_key)
             self._bucket = None
             self._filled.clear()
@@ -324,11 +363,9 @@ class GradientBuffers:
             self._guard.check_buffer(bucket, accumulated=False)
         own = self._inner_part(bucket.data)
         replaces = self._axis.landing is not Landing.ADD or not self._landed
-        into = self._destination(own) if replaces else own
-        work = self._communicator.reduce_scatter(
-            into, bucket.data, self._name, average=self._average
-        )
-        self._pending = Reduction(own, False, work, self._open_key)
+        into = self._sender.destination(own, self._inner_reduced) if replaces else own
+        work = self._sender.reduce_scatter(into, bucket)
+        self._pending = Reduction(own, own.nbytes, False, work, self._open_key)
         self._filled.clear()
 
     def _issue_whole(self, whole: FullBuffer) -> None:
@@ -339,15 +376,47 @@ class GradientBuffers:
             data = self._acquire_bucket(key).copy_(whole.data)
         self._look_before_reducing(data, key)
         self._scale_rest(data)
-        own = data
+        own, buffer = data, FullBuffer(self._layout, data)
         if self._axis.reduction is Collective.REDUCE_SCATTER:
             own = self._inner_part(data)
-            into = self._destination(own)
-            work = self._communicator.reduce_scatter(into, data, self._name, average=self._average)
+            into = self._sender.destination(own, self._inner_reduced)
+            work = self._sender.reduce_scatter(into, buffer)
         else:
-            work = self._communicator.all_reduce(data, self._name, average=self._average)
-        self._pending = Reduction(own, key is None, work, key)
+            work = self._sender.all_reduce(buffer)
+        self._pending = Reduction(own, own.nbytes, key is None, work, key)
         self.state = GradientState.REDUCED
+
+    def _issue_held(self) -> None:
+        """See [Note: gradients where autograd left them] of `gradient_sender`."""
+        if self._whole is not None and self._axis.reduction is Collective.ALL_REDUCE:
+            own, work = self._whole.data, self._sender.all_reduce_held(self._whole.data)
+        else:
+            own, work = self._inner_reduced, self._sender.reduce_held(self._inner_reduced)
+        if self._whole is None:
+            own_bytes = own.numel() * self._open_key.dtype.itemsize
+            self._pending = Reduction(own, own_bytes, True, work, self._open_key)
+            self._filled.clear()
+        else:
+            self._pending = Reduction(own, own.nbytes, True, work, None)
+            self.state = GradientState.REDUCED
+
+    def _may_hold(self, index: int, gradient: torch.Tensor, *, is_last: bool) -> bool:
+        """Whether a gradient may stay where it is until the reduction, which replaces the last."""
+        if index in self._filled or gradient.requires_grad or not gradient.is_contiguous():
+            return False
+        if self._whole is not None:
+            return is_last and gradient.dtype == self._dtypes.main_grads
+        if self._pending is not None:
+            self.land()
+        adds = self._axis.landing is Landing.ADD and self._landed
+        return not adds and self._bucket is None and gradient.dtype == self._open_key.dtype
+
+    def _place_held(self) -> None:
+        """Copy what is held to where it would have been copied when it came."""
+        held = self._sender.take_back()
+        self._filled.difference_update(held)
+        for index, gradient in held.items():
+            self._fill(index, gradient, is_last=True)
 
     def _may_scale(self, gradient: torch.Tensor) -> bool:
         """Whether a gradient may be scaled on its way into the whole accumulator, which travels.
@@ -368,14 +437,6 @@ class GradientBuffers:
         for index in range(len(self._layout.slots)):
             if index not in self._scaled:
                 whole.tensor(index).mul_(self._scale)
-
-    def _destination(self, own: torch.Tensor) -> torch.Tensor:
-        """Where a reduction that replaces the gradient may put its result.
-
-        That is where it belongs, which saves a copy of it, unless the transport cannot.
-        """
-        wire, reduced = own.dtype, self._inner_reduced.dtype
-        return self._inner_reduced if self._communicator.reduces_into(wire, reduced) else own
 
     def _look_before_reducing(self, data: torch.Tensor, copy: BufferKey | None) -> None:
         if self._guard is None:
@@ -421,7 +482,7 @@ class GradientBuffers:
         self._scaled.clear()
         self.state = GradientState.ACCUMULATING
 
-    def _publish_landing(self, operation: str, own: torch.Tensor) -> None:
+    def _publish_landing(self, operation: str, own_bytes: int) -> None:
         if not self._events.wants("land"):
             return
         self._events.publish(
@@ -429,7 +490,7 @@ class GradientBuffers:
                 kind="land",
                 operation=operation,
                 dtype=dtype_name(self.reduced.dtype),
-                payload_bytes=own.numel() * own.element_size(),
+                payload_bytes=own_bytes,
                 group=self._communicator.role,
                 group_size=self._communicator.size,
                 bucket=self._name,

@@ -60,9 +60,14 @@ class ParamPipeline:
         self, unit: Unit, direction: Direction, groups: list[ParameterGroup] | None = None
     ) -> bool:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
+        wanted = unit.groups if groups is None else groups
+        for group in wanted:
+            if not group.weights.serves(direction):
+                break
+        else:
+            return False
         if self._pool is not None:
             self._make_room(unit, self._pool)
-        wanted = unit.groups if groups is None else groups
         # Under torch.func a new tensor is one of the transform, and has no memory of its own.
         with torch._C._DisableFuncTorch():
             started = [group.weights.issue(direction) for group in wanted]

@@ -150,6 +150,10 @@ class WeightBuffers:
         """Whether the compute weights are there or under way."""
         return self.state in (Residency.READY, Residency.COMMUNICATING)
 
+    def serves(self, direction: Direction) -> bool:
+        """Whether what a pass in that direction reads is there or under way."""
+        return self.is_gathered and (self._serves_both or direction == self._direction)
+
     def adopt(self) -> None:
         """Make the source and main copies from the full buffer, which the caller has filled."""
         table, inner = self._spec.buffers, self._spec.strategy.inner
@@ -179,9 +183,9 @@ class WeightBuffers:
 
     def issue(self, direction: Direction) -> bool:
         """Start gathering unless the weights are there or under way; whether it was started."""
-        if self.state in (Residency.READY, Residency.COMMUNICATING):
-            if direction == self._direction or self._serves_both:
-                return False
+        if self.serves(direction):
+            return False
+        if self.is_gathered:
             self.complete()
         if self.state is Residency.EMPTY:
             self._allocate()

@@ -31,7 +31,7 @@ class FullBuffer:
 
     def zero_gaps(self) -> None:
         """Zero what belongs to no tensor, so that a reduction never carries stale memory."""
-        for start, end in self.layout.gaps():
+        for start, end in self.layout.gaps:
             self.data[start:end].zero_()
 
 

@@ -35,7 +35,7 @@ def least_padding(shape: tuple[int, ...], slices: int) -> float:
 def test_tensors_neither_overlap_nor_leave_the_buffer(shapes, slices):
     layout = build_layout(shapes, slices)
     assert [slot.shape for slot in layout.slots] == shapes
-    pieces = [(slot.offset, slot.end) for slot in layout.slots] + layout.gaps()
+    pieces = [(slot.offset, slot.end) for slot in layout.slots] + layout.gaps
     cursor = 0
     for start, end in sorted(pieces):
         assert start == cursor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ import torch.distributed as dist
 
 from mfsdp_core.comm.host_links import HostLinks
 from mfsdp_core.comm.host_meeting import links_of
+from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.same_host import SameHostCommunicator
+from mfsdp_core.comm.same_host import UNREAD_REDUCTIONS, SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import ConfigurationError
@@ -90,6 +93,81 @@ def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
     ]
 
 
+def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
+    """Even ranks send tensors as they are, odd ones a flat buffer that is scaled; a gap between."""
+    group = three_ranks() if size == 3 else mesh(size)["dp"].get_group()
+    if dist.get_rank() >= 3 and size == 3:
+        return []
+    communicator, ledger, _ = direct(group, by_reading=True)
+    rank, first, scale = communicator.rank, dist.get_global_rank(group, 0), 1 / size
+    offsets, sizes, elements = (0, 70_000, 70_008), (70_000, 3, 50_000), 60_010 * size
+    every = [contribution(first + r, elements, dtype) for r in range(size)]
+    for value in every:
+        value[70_003:70_008] = 0
+        value[120_008:] = 0
+    scaled = [value * scale for value in every]
+    expected = direct(group)[0].reduce_scatter(
+        torch.empty(elements // size, dtype=torch.promote_types(dtype, torch.float32)),
+        scaled[rank].clone(),
+        "flat",
+        average=False,
+    )
+    total = expected.wait().clone()
+    source = scaled[rank] if rank % 2 else every[rank]
+    tensors = [source[o : o + s].clone() for o, s in zip(offsets, sizes, strict=True)]
+    parts = Parts(tensors, offsets, elements, scale, is_scaled=bool(rank % 2))
+    out = torch.zeros_like(total)
+    found = communicator.reduce_parts(parts, out, "parts", average=False).wait()
+    uneven = every[rank][: elements - 1].clone()
+    alike = uneven.clone()
+    communicator.all_reduce(uneven, "uneven", average=True).wait()
+    direct(group)[0].all_reduce(alike, "uneven", average=True).wait()
+    whole = torch.zeros(elements, dtype=dtype)
+    communicator.all_reduce_parts(parts, whole, "parts", average=False).wait()
+    own = whole.tensor_split(size)[rank]
+    return [
+        found is out,
+        torch.equal(found, total),
+        torch.equal(own, total.to(dtype)),
+        torch.equal(uneven, alike),
+        torch.equal(tensors[0], source[:70_000]),
+        ledger.bytes_by_category()["communication_buffers"] == 0,
+    ]
+
+
+def held_while_nobody_reads() -> int:
+    """How many of six gradients are alive while the other rank sleeps and has read none."""
+    group = mesh(2)["dp"].get_group()
+    communicator, _, _ = direct(group, by_reading=True)
+    full, alive, works = torch.zeros(8), [], []
+    if communicator.rank:
+        time.sleep(0.5)
+    most = 0
+    for number in range(6):
+        gradient = torch.full((8,), float(number))
+        alive.append(weakref.ref(gradient))
+        parts = Parts([gradient], (0,), 8, 0.5, is_scaled=False)
+        del gradient
+        works.append(communicator.all_reduce_parts(parts, full.clone(), "held", average=False))
+        del parts
+        most = max(most, sum(one() is not None for one in alive))
+    for work in works:
+        work.wait()
+    return most
+
+
+def bits_of(strategy: str, transport: str) -> list[torch.Tensor]:
+    toy = shard("linear_stack", strategy, 4, torch.float32, transport=transport)
+    toy.run_cycle(1)
+    return [p.grad._local_tensor.clone() for p in toy.model.parameters()]
+
+
+def same_bits(strategy: str) -> bool:
+    """Of gradients that are held, against those that are copied into a bucket."""
+    pairs = zip(bits_of(strategy, "same_host"), bits_of(strategy, "point_to_point"), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
 def overlapping(by_reading: bool) -> list[bool]:
     """Several operations under way at once, waited for in another order, gathers interleaved
     differently with reductions on every rank."""
@@ -161,6 +239,27 @@ def test_direct_exchange_is_exact_and_returns_its_memory(
     for by_reading in (False, True):
         for found in ranks.run(collectives, size, dtype, by_reading):
             assert all(found), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_parts_are_summed_as_flat_buffers_are(
+    ranks: RankPool, size: int, dtype: torch.dtype
+) -> None:
+    for found in ranks.run(parts_of_both_kinds, size, dtype):
+        assert all(found), found
+
+
+def test_few_gradients_are_held_while_a_rank_is_behind(ranks: RankPool) -> None:
+    # Those that were not read yet, and the one that is being posted.
+    assert max(ranks.run(held_while_nobody_reads)) <= UNREAD_REDUCTIONS + 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_that_stay_where_they_are_have_the_same_bits(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert all(ranks.run(same_bits, strategy))
 
 
 def test_operations_may_overlap_and_interleave_differently(ranks: RankPool) -> None:

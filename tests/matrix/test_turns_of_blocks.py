@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,9 +65,11 @@ class Stand:
         self.seen.append((arm, seat is not None))
         folder.write_environment({})
         state = self.ends[arm].pop(0) if self.ends.get(arm) else "ok"
-        while state == "waits":
-            state = "interrupted" if stop.is_set() else state
-            threading.Event().wait(0.01)
+        if state == "waits":
+            until = time.monotonic() + 5
+            while not stop.is_set() and time.monotonic() < until:
+                time.sleep(0.01)
+            state = "interrupted" if stop.is_set() else "hang"
         why = stop.why if state == "interrupted" else "as told"
         status = folder.status.model_copy(update={"state": state, "reason": why})
         folder.write_status(status)

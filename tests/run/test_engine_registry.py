@@ -8,6 +8,7 @@ import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -17,9 +18,9 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.fsdp2 import _reshard_after_forward
 from bench.engines.mfsdp import _switches
 from bench.engines.optimizer import build_optimizer
-from bench.engines.registry import engine_factory
+from bench.engines.registry import build_engine, engine_factory
 from bench.engines.stock import autocast
-from bench.errors import UnsupportedError
+from bench.errors import ConfigError, UnsupportedError
 from bench.spec import DtypeName, MfsdpSettings, ResolvedDtypes, TrainSpec
 from bench.spec.engine_table import TABLE
 
@@ -51,6 +52,14 @@ def test_every_engine_of_the_table_has_a_module_that_builds_it():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of packages that are not ours
                 assert callable(engine_factory(row)), row.name
+
+
+def test_a_factory_that_takes_other_arguments_is_refused_in_words(tmp_path, monkeypatch):
+    (tmp_path / "own_engine.py").write_text("def build(model, device):\n    return model\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    resolved = SimpleNamespace(engine=SimpleNamespace(name="own_engine:build"))
+    with pytest.raises(ConfigError, match=r"expected own_engine:build\(model, resolved, device\)"):
+        build_engine(torch.nn.Linear(1, 1), resolved, torch.device("cpu"))
 
 
 def test_a_rank_loads_no_engine_before_it_knows_which(loaded):

@@ -200,6 +200,14 @@ def recordings_are_compared_operation_by_operation() -> None:
     moved = differences(recorded(lambda _: x[:2].add(1)), recorded(lambda _: x[2:].add(1)))
     assert "another address" in moved[0], moved
 
+    def two(recording: Recording, *, turned: bool) -> None:
+        numbers = [recording.issued("gather", None, (x,), (x,)) for _ in range(2)]
+        for number in reversed(numbers) if turned else numbers:
+            recording.waited(number)
+
+    orders = [recorded(lambda r, t=turned: two(r, turned=t)) for turned in (False, True)]
+    assert "has 2 where the step before had 1" in differences(*orders)[0], differences(*orders)
+
     def backend(recording: Recording) -> None:
         number = recording.issued("gather", None, (x,), (x,))
         recording.waiting(number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -27,6 +27,9 @@ from mfsdp_core.errors import CheckpointError, ConfigurationError, LayoutError, 
 from mfsdp_core.shard.dtensor import assembly_order
 
 _WORLD = 4
+
+
+_ROWS, _COLUMNS = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
 
 def _square() -> Any:
@@ -112,6 +115,12 @@ def what_cannot_be_arranged_is_refused() -> None:
         said: dict[str, Any] = {"zero_dp_strategy": 3, **arguments}
         strategy = said.pop("zero_dp_strategy")
         refuses(ConfigurationError, words, lambda s=said, n=strategy: pair(n, **s))
+    rows, columns = (DeviceMesh("cpu", r, mesh_dim_names=("r", "dp")) for r in (_ROWS, _COLUMNS))
+    refuses(
+        ConfigurationError,
+        "must be a part of those of device_mesh",
+        lambda: pair(3, device_mesh=rows["dp"], expt_device_mesh=columns["dp"]),
+    )
     if dist.get_rank() < 2:
         wrong = two | {"hybrid_fsdp_group": pairs[0]}
         refuses(ConfigurationError, "must hold the ranks of both axes", lambda: pair(3, **wrong))

@@ -352,6 +352,12 @@ def optimizers_of_one_model_leave_each_other_alone() -> None:
             reference.zero_grad()
         compare_weights(model, plain)
         assert not model.backward_seen, "the last one begins a new cycle"
+    model(batch(3)).backward()
+    for mine in own:
+        mine.step()
+    own[0].zero_grad()
+    assert not model.backward_seen, "nobody has yet to step: a new cycle begins"
+    model(batch(4)).backward()
 
 
 def norms_are_those_of_the_whole_gradient() -> None:

@@ -10,7 +10,16 @@ import torch
 
 from bench.validate.contracts.judging import refuses, same
 from mfsdp_core.errors import ConfigurationError, LayoutError
-from mfsdp_core.plan import grouping, layout, memory_model, pools, prefetch, recipes, strategy
+from mfsdp_core.plan import (
+    fine_grained,
+    grouping,
+    layout,
+    memory_model,
+    pools,
+    prefetch,
+    recipes,
+    strategy,
+)
 from mfsdp_core.plan.allocation import AllocationConfig, parse_allocation
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
@@ -54,7 +63,7 @@ def _check_layout(built: layout.Layout, shapes: list[tuple[int, ...]], slices: i
     free = torch.ones(size, dtype=torch.bool)
     for slot in built.slots:
         free[slot.offset : slot.end] = False
-    gaps = [i for start, end in built.gaps() for i in range(start, end)]
+    gaps = [i for start, end in built.gaps for i in range(start, end)]
     same("gaps", gaps, free.nonzero().flatten().tolist())
     for index, whole in enumerate(wanted):
         rows = whole if whole.ndim else whole.reshape(1)
@@ -436,6 +445,19 @@ def bytes_at_rest_are_as_counted_by_hand() -> None:
     )
 
 
+def some_defaults_are_worked_out() -> None:
+    """Gathers by module where both payloads are needed at once; dtypes of no size."""
+    by_module = fine_grained.gathers_by_module
+    same("both payloads", by_module("mxfp8", recomputes=True), True)
+    same("one at a time", by_module("mxfp8", recomputes=False), False)
+    same("one payload", by_module("float8_e4m3", recomputes=True), False)
+    facts = [grouping.ParameterFacts(("u",), ("u",), (5, 3), "int3", True)]
+    none, where = memory_model.PolicyNames(None), Coordinate(0, 2)
+    at_rest = memory_model.memory_at_rest
+    sharded = strategy.parse_strategy(3)
+    refuses(ConfigurationError, "no element size", lambda: at_rest(facts, sharded, where, none))
+
+
 def quantised_weights_travel_as_bytes() -> None:
     """Payloads of every recipe over two slices: 6 rows of 40, so 3 rows in each."""
     built = layout.build_layout([(6, 40)], 2)
@@ -473,4 +495,5 @@ CHECKS = (
     divisors_and_dtypes,
     bytes_at_rest_are_as_counted_by_hand,
     quantised_weights_travel_as_bytes,
+    some_defaults_are_worked_out,
 )

@@ -169,6 +169,7 @@ def its_optimizer_steps_on_shards() -> None:
         reference = torch.optim.AdamW(plain, **options)
         own = FusedAdam(model.parameters(), use_decoupled_grad=True, **options)
         optimizer = mfsdp_core.fully_shard_optimizer(own)
+        optimizer.zero_grad(set_to_none=False)
         model(_batch(0, 0)).square().mean().backward()
         model.finish_grad_sync()
         for p, whole in zip(model.parameters(), plain, strict=True):
