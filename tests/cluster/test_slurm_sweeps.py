@@ -18,6 +18,7 @@ from bench.store import ResultsStore
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(480)]
 
 
+@pytest.mark.nightly
 def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
     sweep = cluster.sweep(steps=12)
     here = cluster.start("run", sweep, "--set", "launch.nodes=1", "--results", "local")

@@ -11,6 +11,20 @@ import torch.distributed as dist
 
 from oracle.ranks import RankPool
 
+#: Of the pairs of strategy and allocator, those whose code the others run as well.
+NIGHTLY_WAYS = {
+    ("optim", "storage_resize"),
+    ("optim_grads_params", "temporary"),
+    ("optim_grads_params", "fixed_pool"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "callspec", None), "params", {}).get("way") in NIGHTLY_WAYS:
+            item.add_marker(pytest.mark.nightly)
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:

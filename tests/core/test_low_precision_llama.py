@@ -58,7 +58,7 @@ def share_of_codes(gathered: dict[str, int]) -> float:
     return codes / sum(gathered.values())
 
 
-@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+@pytest.mark.parametrize("recipe", [pytest.param("current", marks=pytest.mark.nightly), "mxfp8"])
 def test_a_transformer_engine_llama_trains_as_on_codes_of_the_same_recipe(
     ranks: RankPool, recipe: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_its_layers_start_from_the_values_of_every_other_engine(ranks: RankPool)
 
 
 @needs_torchao
-@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("codes", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_torchao_llama_trains_as_under_fully_shard(ranks: RankPool, codes: bool) -> None:
     layers = TORCHAO | {"quantised_weights": codes}
     found = ranks.run(trained, layers, {"name": "mfsdp"})

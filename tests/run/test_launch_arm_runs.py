@@ -95,6 +95,7 @@ def test_a_rank_that_would_import_another_checkout_fails_the_run(tmp_path: Path)
     assert f"bench is imported from {checkout_root()}" in record.status.reason
 
 
+@pytest.mark.nightly
 def test_packages_of_an_arm_are_in_the_proof_and_must_stay_what_they_were(
     tmp_path: Path, make_wheel
 ) -> None:
@@ -152,6 +153,7 @@ def statuses(root: Path) -> list[RunStatus]:
     return [RunStatus.model_validate_json(file.read_bytes()) for file in files]
 
 
+@pytest.mark.nightly
 def test_two_arms_prove_different_cores_and_a_killed_sweep_resumes_by_blocks(
     tmp_path: Path,
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_rank_that_is_stopped_is_a_hang_and_is_named_with_stacks_of_the_others
     assert "scripted_worker" in run.log("rank0.log")
 
 
+@pytest.mark.nightly
 def test_a_stopped_agent_is_named_and_no_rank(scripted) -> None:
     run = scripted(steps=5, hang_seconds=1.5)
 
@@ -156,6 +157,7 @@ def test_a_stopped_agent_is_named_and_no_rank(scripted) -> None:
     assert "rank 0 gone, last line" in status.reason
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_behind_the_others_is_a_hang_and_is_named(scripted) -> None:
     status = scripted({0: (4, "hang")}, steps=ENDLESS, hang_seconds=1.5).run()
     assert (status.state, status.failed_rank) == ("hang", 0)
@@ -165,6 +167,7 @@ def test_a_rank_that_is_behind_the_others_is_a_hang_and_is_named(scripted) -> No
     assert re.search(r"load \d+\.\d on \d+ cores", status.reason)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_never_starts_stepping_has_its_own_allowance(scripted) -> None:
     run = scripted({0: (1, "hang"), 1: (1, "hang")}, hang_seconds=0.5)
     limits = Limits(tick_seconds=0.1, startup_allowance_seconds=4.0, grace_seconds=1.0)
