@@ -27,7 +27,7 @@ from sweeps.resume import PastRun, PlannedRun
 LEAST_STEPS = 3
 """Of a turn: fewer have no median worth the name."""
 
-_MODULE = "/".join((*launch_turns.__name__.split("."),)) + ".py"
+_MODULE = launch_turns.__name__.replace(".", "/") + ".py"
 _SHARE_OF_FREE_MEMORY = 0.5
 """What the states of all arms may take; activations and the processes themselves come on top."""
 

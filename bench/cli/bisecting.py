@@ -158,7 +158,7 @@ class _Looker:
                 f"{bad} is not different from {good} in {self._metric.name}, so there is nothing"
                 f" to look for: {found or 'no cell was measured'}"
             )
-        most = max(changed, key=lambda one: abs((one.head or 0.0) - (one.base or 0.0)))
+        most = max(changed, key=_size)
         self.cell, self.whole = most.cell, most
         self.judged[bad] = most
         console.note(f"{bad}: {most.cell}: {self._metric.name} {_change(most)}")
@@ -189,8 +189,7 @@ class _Looker:
         """Half of the whole change or more is there: less is the change of another commit."""
         if self.whole is None or judged.verdict != self.whole.verdict:
             return False
-        here, whole = ((one.head or 0.0) - (one.base or 0.0) for one in (judged, self.whole))
-        return abs(here) >= abs(whole) / 2
+        return _size(judged) >= _size(self.whole) / 2
 
     def _against_good(self, ref: str) -> list[Judgement]:
         if self._metric.judge == "interval":
@@ -256,6 +255,10 @@ class _Looker:
         whole = replace(whole, id=f"{whole.id}-bisect-{commit}{'-blocks' if interleaved else ''}")
         wanted = [cell.id for cell in plans.chosen.cells if self.cell in ("", cell.id)]
         return RequestedPlan(whole, whole.selected(wanted), arms)
+
+
+def _size(judged: Judgement) -> float:
+    return abs((judged.head or 0.0) - (judged.base or 0.0))
 
 
 def _change(judged: Judgement) -> str:

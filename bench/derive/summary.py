@@ -8,7 +8,7 @@ mean over ranks would dilute it. Only steps that every rank has recorded count.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from bench.derive.bandwidth import algorithm_bytes_per_second, bus_factor
@@ -104,7 +104,7 @@ def common_steps(steps: dict[int, list[StepSample]]) -> list[list[StepSample]]:
     return grouped
 
 
-def step_milliseconds(steps: Iterable[list[StepSample]]) -> list[float]:
+def step_milliseconds(steps: Iterable[Sequence[StepSample]]) -> list[float]:
     """Time of each step: the largest over its ranks."""
     return [max(sample.milliseconds for sample in ranks) for ranks in steps]
 

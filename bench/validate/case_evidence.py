@@ -168,6 +168,10 @@ class CaseEvidence:
                 return bucket.name
         return None
 
+    def used_elements(self, bucket: BucketContents) -> int:
+        """Elements of its parameters, without padding."""
+        return sum(prod(self.reference.shapes[name]) for name in bucket.parameters)
+
     def wire_lines(self, step: int, name: str | None, rank: int = 0) -> tuple[str, ...]:
         """What the engine logged, or else what was seen, of a step (of one parameter's bucket)."""
         found = self.seen[rank].steps[step]

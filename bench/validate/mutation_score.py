@@ -20,10 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import sqrt
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from scipy import stats
 
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
@@ -202,12 +203,8 @@ def _share(count: int, total: int) -> str:
     """In percent, with the 95 % interval of Wilson (1927) for a proportion."""
     if not total:
         return "-"
-    share, z = count / total, 1.96
-    width = z * sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    low, high = (
-        100 * (share + z**2 / (2 * total) + sign * width) / (1 + z**2 / total) for sign in (-1, 1)
-    )
-    return f"{100 * share:.0f} % ({low:.0f} to {high:.0f})"
+    found = stats.binomtest(count, total).proportion_ci(0.95, method="wilson")
+    return f"{100 * count / total:.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 
 if __name__ == "__main__":

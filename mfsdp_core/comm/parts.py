@@ -26,6 +26,11 @@ class Parts:
     scale: float = 1.0
     is_scaled: bool = True
 
+    @classmethod
+    def of(cls, full: torch.Tensor) -> Parts:
+        """A flat buffer that is one tensor."""
+        return cls((full,), (0,), full.numel())
+
     @property
     def dtype(self) -> torch.dtype:
         """Of all tensors."""

@@ -63,9 +63,7 @@ class SameHostCommunicator(PointToPointCommunicator):
         """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
         if self.size == 1:
             return Summed(full, Done())
-        return self.all_reduce_parts(
-            Parts((full,), (0,), full.numel()), full, bucket, average=average
-        )
+        return self.all_reduce_parts(Parts.of(full), full, bucket, average=average)
 
     def all_reduce_parts(
         self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
@@ -114,7 +112,7 @@ class SameHostCommunicator(PointToPointCommunicator):
     def _sum_slices(
         self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
     ) -> PendingSum:
-        return self._sum_parts(Parts((full,), (0,), full.numel()), out, bucket, average=average)
+        return self._sum_parts(Parts.of(full), out, bucket, average=average)
 
     def reduce_parts(
         self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool

@@ -17,7 +17,7 @@ from statistics import median, stdev
 
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT
 from bench.derive.steady import DROPPED_STEPS
-from bench.derive.summary import common_steps
+from bench.derive.summary import common_steps, step_milliseconds
 from bench.record import RunRecord, StepSample
 from reports.gates.cell_samples import CellSamples, RunTiming, wall_seconds
 
@@ -95,7 +95,7 @@ def _side(
     own = {name: {**side.values.get(name, {}), block: value} for name, value in found.items()}
     timing = dict(side.timing)
     if wall is not None:
-        stepping = sum(_milliseconds(ranks) for ranks in common_steps(record.steps)) / 1e3
+        stepping = sum(step_milliseconds(common_steps(record.steps))) / 1e3
         timing[block] = RunTiming(wall, stepping, error / math.sqrt(2))
     return replace(
         side,
@@ -121,7 +121,7 @@ def _has_times(record: RunRecord) -> bool:
 
 
 def _milliseconds(ranks: Sequence[StepSample]) -> float:
-    return max(sample.milliseconds for sample in ranks)
+    return step_milliseconds([ranks])[0]
 
 
 def _cpu_milliseconds(ranks: Sequence[StepSample]) -> float | None:

@@ -164,7 +164,7 @@ def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[i
     case = evidence.case
     slices = case.inner * (case.outer if case.outer_strategy == "optim" else 1)
     shapes = [evidence.reference.shapes[name] for name in bucket.parameters]
-    used = sum(prod(shape) for shape in shapes)
+    used = evidence.used_elements(bucket)
     largest = max(shapes, key=prod)
     rows = largest[0] if largest else 1
     alone = -(-rows // slices) * slices / rows - 1

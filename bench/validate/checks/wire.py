@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import prod
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.spec import DtypeName
@@ -173,11 +172,7 @@ def _padding(evidence: CaseEvidence, one: Seen, found: StepSeen) -> int:
     """Bytes of padding, at most, that ranks leave out which read their peers' gradients."""
     if not any(s.operation == READ for s in found.sent):
         return 0
-    used = {
-        bucket.name: sum(prod(evidence.reference.shapes[name]) for name in bucket.parameters)
-        / bucket.elements
-        for bucket in one.buckets
-    }
+    used = {bucket.name: evidence.used_elements(bucket) / bucket.elements for bucket in one.buckets}
     return sum(
         max(0, round(e.payload_bytes * (1 - used[e.bucket]))) * (e.group_size - 1)
         for e in found.log
