@@ -28,13 +28,13 @@ from scipy import stats
 
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
+from bench.validate import test_trial
 from bench.validate.line_coverage import CoverageFile
 from bench.validate.matrix import AnyCase, cases
 from bench.validate.mutant_trial import Trials, cover, executing
 from bench.validate.mutants import Mutant, sample
 from bench.validate.mutation import CORE
 from bench.validate.session import MODULES
-from bench.validate.test_trial import TestTrials
 
 STAGES = ("quick", "full", "tests")
 #: By the key of a mutant and the stage.
@@ -124,9 +124,10 @@ def _on_cases(
 def _on_tests(
     _asked: argparse.Namespace, kept: Path, _results: Results, deadline: float
 ) -> Iterator[tuple[Callable[[Mutant], Sequence[Any]], Any]]:
-    trials = TestTrials(kept.with_suffix(".tests"))
-    trials.trace(deadline)
-    yield trials.executing, trials
+    with ForkServer(modules=test_trial.MODULES) as fork_server:
+        trials = test_trial.TestTrials(fork_server, kept.with_suffix(".tests.jsonl"))
+        trials.trace(deadline)
+        yield trials.executing, trials
 
 
 def _version(case: AnyCase | str) -> str:

@@ -87,15 +87,25 @@ def test_a_mutant_meets_what_is_about_it_in_turn_with_what_only_comes_by(tmp_pat
     assert ranks == sorted(ranks), "what executes least of other files comes first"
 
 
-def test_a_mutant_meets_the_tests_that_execute_its_function(tmp_path: Path) -> None:
+def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_file_in_turn(
+    tmp_path: Path,
+) -> None:
     mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
-    trials = TestTrials(tmp_path / "known")
-    own, other = [mutant.file, mutant.function], ["wrapper.py", "forward"]
-    lines = {"a": [other], "b": [own, other], "c": [own], "d": [[mutant.file, "another"]]}
-    trials._known.write_text(
-        "".join(json.dumps({"test": t, "functions": f}) + "\n" for t, f in lines.items())
-    )
-    assert trials.executing(mutant) == ["c", "b"]
+    own, other = {mutant.file: [mutant.statement[1]]}, {"wrapper.py": [1, 2, 3]}
+    near = {mutant.file: [mutant.statement[1] + 1]}
+    # The second function of this file compares, test_annotate.py has others that do.
+    here, there = "tests/core/test_plan_strategy.py", "tests/core/test_plan_pools.py"
+    names = {file: functions_of(file) for file in (here, there)}
+    compares, silent = names[here][True][0], names[here][False][0]
+    also = names[there][True][0]
+    tests = {
+        here: {silent: own, f"{compares}[1]": own | other, f"{compares}[2]": own | other},
+        there: {also: own, names[there][True][1]: near},
+    }
+    known = tmp_path / "known"
+    known.write_text("".join(line_of(file, lines) for file, lines in tests.items()))
+    chosen = TestTrials(NO_SERVER, known).executing(mutant)
+    assert chosen == [also, f"{compares}[1]", silent, f"{compares}[2]"]
 
 
 def test_the_table_counts_by_stage_and_gives_intervals() -> None:
