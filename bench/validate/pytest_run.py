@@ -6,11 +6,9 @@ The process has loaded torch before, and so has the server that forks the ranks 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,14 +26,10 @@ _TEST_SECONDS = 60.0
 
 @dataclass
 class Ran:
-    """What came of a run. failed: the first test that did, and how. lines: of tests that passed.
-
-    seconds: of each test.
-    """
+    """What came of a run. failed: the first test that did, and how. lines: of tests that passed."""
 
     failed: tuple[str, str] | None = None
     lines: dict[str, Lines] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def run_pytest(core: str, arguments: Sequence[str], trace: bool) -> Ran:
@@ -64,7 +58,6 @@ class _Told:
         self._tracer = LineTracer()
         self._trace = trace
         self._of_ranks: list[Lines] = []
-        self._start = 0.0
 
     def pytest_configure(self) -> None:
         """Before any test is collected."""
@@ -88,7 +81,6 @@ class _Told:
 
     def pytest_runtest_logstart(self) -> None:
         """A test begins, its fixtures included."""
-        self._start = time.monotonic()
         self._of_ranks.clear()
         if self._trace:
             self._tracer.start()
@@ -96,7 +88,6 @@ class _Told:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """It is over."""
         self._tracer.stop()
-        self.ran.seconds[nodeid] = round(time.monotonic() - self._start, 2)
         if nodeid in self.ran.lines:
             self.ran.lines[nodeid] = joined([self._tracer.lines, *self._of_ranks])
 

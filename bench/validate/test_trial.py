@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate.line_coverage import Lines, state_of_the_core
 from bench.validate.mutants import Mutant, write
-from bench.validate.mutation import CORE, copy_of_core
+from bench.validate.mutation import copy_of_core
 from bench.validate.pytest_run import ROOT, Ran, run_pytest
 
 _TESTS = Path("tests/core")
@@ -46,26 +46,30 @@ class TestTrials:
         self._fork_server = fork_server
         self._known = known
         self._passes: dict[str, bool] = {}
-        self._tests = dict(self._read())
+        self._left = {_version(file): file for file in _files()}
+        self._tests: dict[str, Lines] = {}
+        lines = known.read_text().splitlines() if known.exists() else ()
+        for one in map(json.loads, lines):
+            if self._left.pop(one["file"], None):
+                for test, of_test in one["tests"].items():
+                    self._tests[test] = {file: set(numbers) for file, numbers in of_test.items()}
 
     def trace(self, deadline: float) -> None:
         """Note the lines of tests whose files are not known yet, until `deadline`."""
-        done = {line["file"] for line in self._lines()}
-        files = [str(_TESTS / file.name) for file in sorted((ROOT / _TESTS).glob("test_*.py"))]
-        for file in files:
-            if _version(file) in done:
-                continue
-            if time.monotonic() > deadline:
-                break
-            ran = self._ran(ROOT, [file], trace=True)
-            tests = {
-                test: [ran.seconds[test], {name: sorted(of) for name, of in lines.items()}]
-                for test, lines in ran.lines.items()
-            }
-            with self._known.open("a") as out:
-                out.write(json.dumps({"file": _version(file), "tests": tests}) + "\n")
-            sys.stderr.write(f"traced: {len(tests)} tests of {file}\n")
-        self._tests = dict(self._read())
+        for file in self._left.values():
+            if time.monotonic() < deadline:
+                self.keep(file, self._ran(ROOT, [file], trace=True))
+
+    def keep(self, file: str, ran: Ran) -> None:
+        """Note the lines of the tests of `file`."""
+        self._tests |= ran.lines
+        lines = {
+            test: {name: sorted(numbers) for name, numbers in of_test.items()}
+            for test, of_test in ran.lines.items()
+        }
+        with self._known.open("a") as out:
+            out.write(json.dumps({"file": _version(file), "tests": lines}) + "\n")
+        sys.stderr.write(f"traced: {len(lines)} tests of {file}\n")
 
     def executing(self, mutant: Mutant) -> list[str]:
         """Tests that execute the changed statement, or lines of its file where an import does.
@@ -74,15 +78,14 @@ class TestTrials:
         then those of whose lines the largest share lies in the changed file.
         """
         shares = {}
-        for test, (_, lines) in self._tests.items():
+        for test, lines in self._tests.items():
             own = len(lines.get(mutant.file, ()))
             if own and (mutant.is_on(lines) or not mutant.function):
                 shares[test] = _compares(test), own / sum(map(len, lines.values()))
         turns: dict[str, tuple[int, int]] = {}
         of_function, functions = Counter[str](), Counter[str]()
         for test in sorted(shares, key=lambda one: shares[one], reverse=True):
-            function = test.partition("[")[0]
-            file = test.partition("::")[0]
+            file, function = test.partition("::")[0], test.partition("[")[0]
             functions[file] += not of_function[function]
             of_function[function] += 1
             turns[test] = of_function[function], functions[file]
@@ -129,15 +132,9 @@ class TestTrials:
         found: Ran = ran
         return found
 
-    def _lines(self) -> list[dict[str, Any]]:
-        return list(map(json.loads, self._known.open())) if self._known.exists() else []
 
-    def _read(self) -> Iterator[tuple[str, tuple[float, Lines]]]:
-        versions = {_version(str(_TESTS / file.name)) for file in (ROOT / _TESTS).glob("test_*.py")}
-        for line in self._lines():
-            if line["file"] in versions:
-                for test, (seconds, lines) in line["tests"].items():
-                    yield test, (seconds, {name: set(of) for name, of in lines.items()})
+def _files() -> list[str]:
+    return [str(_TESTS / file.name) for file in sorted((ROOT / _TESTS).glob("test_*.py"))]
 
 
 def _version(file: str) -> str:
