@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
@@ -61,9 +62,8 @@ class _Told:
 
     def pytest_configure(self) -> None:
         """Before any test is collected."""
-        from oracle import ranks
-
-        vars(ranks)["ForkServer"] = self._given
+        ranks: Any = import_module("oracle.ranks")
+        ranks.ForkServer = self._given
         if self._trace:
             self._trace_ranks()
 
@@ -105,14 +105,15 @@ class _Told:
         return nullcontext(server)
 
     def _trace_ranks(self) -> None:
-        plain: Any = workers.Workers._run
+        patched: Any = workers.Workers
+        plain = patched._run
 
-        def run(own: workers.Workers, call: Call, ranks: int, seconds: float) -> list[Any]:
+        def run(own: Any, call: Call, ranks: int, seconds: float) -> list[Any]:
             found = plain(own, Call.of(_noted, (call,)), ranks, seconds)
             self._of_ranks += [lines for _, lines in found]
             return [value for value, _ in found]
 
-        workers.Workers._run = run  # type: ignore[method-assign]
+        patched._run = run
 
 
 def _noted(call: Call) -> tuple[Any, Lines]:
