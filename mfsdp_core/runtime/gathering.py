@@ -70,7 +70,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """What is inside of the wrappers of `torch.func`, and of a DTensor."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return local_tensor(tensor)
+    local: torch.Tensor = local_tensor(tensor)
+    return local
 
 
 class GatherByUnit:
