@@ -34,8 +34,18 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.buffers import CATEGORIES
-from mfsdp_core.plan.memory_model import ADAM, PolicyNames, memory_of_buckets
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.grouping import ParameterFacts
+from mfsdp_core.plan.memory_model import (
+    ADAM,
+    SGD,
+    MomentCodes,
+    PolicyNames,
+    memory_at_rest,
+    memory_of_buckets,
+)
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.streams import Streams
 
 _FP32 = torch.float32
@@ -259,6 +269,18 @@ class _Spare(Unit):
         return out
 
 
+def what_the_formula_leaves_out_by_default() -> None:
+    """No cast gradient, nothing that SGD would keep; which moments are codes."""
+    facts = [ParameterFacts(("u",), ("u",), (5, 3), "float32", True)]
+    policy, sharded = PolicyNames("float32", "bfloat16"), parse_strategy(3)
+    idle = memory_at_rest(facts, sharded, Coordinate(0, 2), policy)
+    same("no gradient is attached", "cast gradient" in idle.bytes_by_line(), False)
+    stepped = memory_at_rest(facts, sharded, Coordinate(0, 2), policy, optimizer=SGD)
+    same("SGD keeps nothing", stepped.total_bytes, idle.total_bytes)
+    coded = [elements for elements in (256, 4096, 4097, 8192) if MomentCodes().takes(elements)]
+    same("moments in codes", coded, [4096, 8192])
+
+
 def _fail(_gradient: Tensor) -> None:
     raise ZeroDivisionError
 
@@ -404,6 +426,7 @@ def events_reach_who_asked() -> None:
 
 CHECKS = (
     the_ledger_adds_up,
+    what_the_formula_leaves_out_by_default,
     allocators_keep_their_promises,
     slots_go_from_unit_to_unit,
     models_hold_what_the_formula_says,

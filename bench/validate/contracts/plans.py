@@ -25,7 +25,6 @@ from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import resolve_bucket_dtypes, resolve_dtypes
 from mfsdp_core.plan.strategy import Collective, Landing, Placement
-from mfsdp_core.precision.float8_reference import Float8Reference
 
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
@@ -457,19 +456,7 @@ def some_defaults_are_worked_out() -> None:
     at_rest = memory_model.memory_at_rest
     sharded = strategy.parse_strategy(3)
     refuses(ConfigurationError, "no element size", lambda: at_rest(facts, sharded, where, none))
-    facts = [grouping.ParameterFacts(("u",), ("u",), (5, 3), "float32", True)]
-    policy = memory_model.PolicyNames("float32", "bfloat16")
-    idle = at_rest(facts, sharded, where, policy)
-    same("no gradient is attached", "cast gradient" in idle.bytes_by_line(), False)
-    stepped = at_rest(facts, sharded, where, policy, optimizer=memory_model.SGD)
-    same("SGD keeps nothing", stepped.total_bytes, idle.total_bytes)
-    takes = memory_model.MomentCodes().takes
-    coded = [elements for elements in (256, 4096, 4097, 8192) if takes(elements)]
-    same("moments in codes", coded, [4096, 8192])
-    codec = Float8Reference("delayed")
-    same("headroom and history", (codec.margin, codec.history), (0, 16))
-    one = layout.build_layout([(5, 3)], 4)
-    same("a tensor alone is not split", layout.within_padding_budget(one), True)
+    same("one tensor", layout.within_padding_budget(layout.build_layout([(5, 3)], 4)), True)
 
 
 def quantised_weights_travel_as_bytes() -> None:

@@ -160,6 +160,8 @@ def odd_tensors_are_refused() -> None:
         linear.weight = nn.Parameter(value)
         refuses(error, words, lambda m=linear: mfsdp_core.fully_shard_model(m))
     same("main weights", mfsdp_core.MixedPrecisionPolicy().main_params_dtype, torch.float32)
+    codec = mfsdp_core.Float8Reference("delayed")
+    same("headroom and history", (codec.margin, codec.history), (0, 16))
     policy = mfsdp_core.MixedPrecisionPolicy()
     same(
         "left open",
