@@ -73,12 +73,10 @@ def columns(
     head: Sequence[str], rows: Sequence[tuple[str, ...]], *, left: int | None = None
 ) -> str:
     """Rows as aligned plain text; the first `left` columns (default all) align left."""
-    from reports.renderers.table import Row, Table
-    from reports.renderers.table import columns as titled
+    from reports.renderers.table import Table
     from reports.renderers.terminal import table
 
-    count = len(head) if left is None else left
-    return table(Table(titled(*head, left=count), tuple(Row(row) for row in rows)))
+    return table(Table.of(head, rows, left=len(head) if left is None else left))
 
 
 def _without_nan(value: Any) -> Any:

@@ -175,15 +175,7 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]
     pair = two_arms(plans.chosen.id, names, asked.base_arm, asked.head_arm)
-    options = running.Options(
-        results,
-        False,
-        False,
-        None,
-        report=False,
-        as_json=False,
-        budget_seconds=asked.budget_seconds,
-    )
+    options = running.Options(results, budget_seconds=asked.budget_seconds)
     _, outcome, budget = running.run_within(
         plans, sides, store, options, policy=policy, pairs=[pair]
     )
@@ -209,18 +201,7 @@ def _confirmed(
         f"regressed; running {asked.confirm} more blocks of every cell before it is believed"
     )
     request = replace(_request(asked.sweep, asked.arms, blocks), interleave=True)
-    code = running.run_sweep(
-        request,
-        running.Options(
-            results,
-            force=False,
-            retry_failed=False,
-            max_failures=None,
-            report=False,
-            as_json=False,
-        ),
-    )
-    if code == exit_codes.INTERRUPTED:
+    if running.run_sweep(request, running.Options(results)) == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     return _judged(store, sweep, asked, policy)
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, Metric
-from bench.errors import NothingMeasuredError, UsageError
+from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples
 from reports.renderers import quantity
@@ -144,12 +144,6 @@ class NoiseCalibration:
                 f"the noise calibration is damaged ({first_problem(error)}); calibrate again with "
                 "`mfsdp-bench noise`"
             ) from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """Where a document is damaged, and how: `cells.0.low: Field required`."""
-    found = error.errors()[0]
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 def calibrate(

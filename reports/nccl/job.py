@@ -22,11 +22,10 @@ GroupKey = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A registered range of addresses, and the line that says so."""
+    """A registered range of addresses."""
 
     start: int
     size_bytes: int
-    line: str
 
 
 @dataclass(eq=False)
@@ -136,7 +135,7 @@ class Views:
         """A window or a plain registration: the line is the same."""
         pointer, start, size = event.values
         view = self.of(str(pointer))
-        view.ranges.append(Range(int(start or "0", 16), int(size or 0), event.text))
+        view.ranges.append(Range(int(start or "0", 16), int(size or 0)))
 
     def not_supported(self, event: Event) -> None:
         """Said while a communicator is initialised, without naming it."""

@@ -113,15 +113,12 @@ class _Joined(io.RawIOBase):
         return len(part)
 
 
-def decompressed(
-    packed: str, first: bytes, rest: BinaryIO, size_bytes: int | None
-) -> Iterator[bytes]:
+def decompressed(packed: str, first: bytes, rest: BinaryIO) -> Iterator[bytes]:
     """The blocks behind a compressed stream that begins with `first`.
 
     Raises:
         StoppedError: damaged or cut data, or data that unpacks without end and holds no NCCL line.
     """
-    del size_bytes
     joined = _Joined(first, rest)
     total = 0
     silent = True
@@ -333,7 +330,7 @@ def read_blocks(source: Source, start: int = 0, end: int | None = None) -> Itera
                     yield first
                     first = _read(stream)
                 return
-            yield from decompressed(packed, first, stream, source.size_bytes)
+            yield from decompressed(packed, first, stream)
     except OSError as error:
         raise StoppedError(f"reading stopped: {error.strerror or error}") from error
 

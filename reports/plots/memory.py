@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS
-from reports.plots.categories import category_look, in_order
-from reports.plots.style import GREY, drawing, label, svg, wrapped
+from reports.plots.style import GREY, category_look, drawing, in_order, label, svg, wrapped
 from reports.views.cells import Cell
 
 _MIB = 2**20

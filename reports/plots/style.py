@@ -2,6 +2,8 @@
 
 Colours are those of Okabe and Ito (2008), which stay apart under the common colour blindnesses; a
 second channel (dash, marker, hatch) carries the same distinction without colour.
+
+Memory categories have a colour and a hatch each, the same in every figure.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -161,3 +163,39 @@ def svg(figure: Figure, salt: str) -> str:
 
 def _rounded(path: re.Match[str]) -> str:
     return _LONG_NUMBER.sub(lambda number: f"{float(number.group()):.1f}", path.group())
+
+
+ORDER = (
+    "main_weights",
+    "compute_weights",
+    "gradients",
+    "optimizer_state",
+    "communication_buffers",
+    "activations",
+)
+_COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
+# Lines only: matplotlib draws a dotted hatch as thousands of curves, 150 kB per figure.
+_HATCHES = ("", "///", "", "--", "", "\\\\\\", "xx", "")
+
+#: What lasts through a step before what comes and goes: the base of a stack stays flat.
+LASTING_FIRST = (
+    "main_weights",
+    "gradients",
+    "optimizer_state",
+    "compute_weights",
+    "communication_buffers",
+    "activations",
+)
+
+
+def in_order(found: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
+    """Known categories in their order, then unknown ones as they came."""
+    names = list(dict.fromkeys(found))
+    return [name for name in order if name in names] + [n for n in names if n not in order]
+
+
+def category_look(category: str, others: Iterable[str] = ()) -> tuple[str, str]:
+    """Colour and hatch; unknown categories get what `ORDER` leaves, by their place in `others`."""
+    names = [*ORDER, *(name for name in others if name not in ORDER)]
+    index = names.index(category) if category in names else len(names)
+    return _COLOURS[index % len(_COLOURS)], _HATCHES[index % len(_HATCHES)]
