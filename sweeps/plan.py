@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.errors import UsageError, first_problem
+from bench.errors import UnsupportedError, UsageError, first_problem
 from bench.launch.arm.request import ArmRequest
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from sweeps.definition import SweepDefinition
 from sweeps.matrix import ARM, Cell, expand, pinned
-from sweeps.prune import Pruned, Runnable, judge
+from sweeps.prune import judge
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, short_path
 from sweeps.targets import PlannedTarget, planned_targets
@@ -275,16 +275,16 @@ def _targets(definition: SweepDefinition, fixed: Settings) -> tuple[PlannedTarge
     return planned_targets(definition.targets, sweep_cells(definition, fixed))
 
 
-def _as_planned(items: Mapping[str, Runnable | Pruned], repeats: int) -> PlannedCell | PrunedCell:
+def _as_planned(
+    items: Mapping[str, tuple[Cell, ResolvedRun | UnsupportedError]], repeats: int
+) -> PlannedCell | PrunedCell:
     """One cell, judged for every arm (under "" for all of them)."""
     by_arm: dict[str, ResolvedRun] = {}
-    for arm, item in items.items():
-        labels = {name: label for name, label in item.cell.labels.items() if name != ARM}
-        if isinstance(item, Pruned):
-            reason = f"arm {arm}: {item.reason}" if arm else item.reason
-            return PrunedCell(item.cell.id, labels, item.rule, reason)
-        by_arm[arm] = item.resolved
+    for arm, (cell, found) in items.items():
+        labels = {name: label for name, label in cell.labels.items() if name != ARM}
+        if isinstance(found, UnsupportedError):
+            reason = f"arm {arm}: {found.reason}" if arm else found.reason
+            return PrunedCell(cell.id, labels, found.rule, reason)
+        by_arm[arm] = found
     resolved = next(iter(by_arm.values()))
-    return PlannedCell(
-        item.cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k}
-    )
+    return PlannedCell(cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k})

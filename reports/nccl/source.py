@@ -11,9 +11,7 @@ import io
 import os
 import re
 import select
-import shutil
 import stat
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -148,12 +146,8 @@ def _gunzipped(stream: io.RawIOBase) -> Iterator[bytes]:
 
 
 def _unzstd(stream: io.RawIOBase) -> Iterator[bytes]:
-    """By the module if it is installed, else by the program `zstd`."""
-    try:
-        import zstandard
-    except ImportError:
-        yield from _by_program(stream)
-        return
+    import zstandard
+
     unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
     reader = unpacker.stream_reader(io.BufferedReader(stream, BLOCK_BYTES), read_across_frames=True)
     try:
@@ -161,42 +155,6 @@ def _unzstd(stream: io.RawIOBase) -> Iterator[bytes]:
             yield block
     except zstandard.ZstdError as error:
         raise StoppedError(f"the zstd data is damaged or cut off ({error})") from error
-
-
-def _by_program(stream: io.RawIOBase) -> Iterator[bytes]:
-    program = shutil.which("zstd")
-    if program is None:
-        raise StoppedError(
-            "reading zstd needs the Python package zstandard or the program zstd; found neither"
-        )
-    import threading
-
-    with subprocess.Popen(
-        [program, "-dcq", f"--memory={_LARGEST_WINDOW_BYTES >> 20}MB"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        if process.stdin is None or process.stdout is None:
-            raise StoppedError("the program zstd could not be started")
-        feeder = threading.Thread(target=_pump, args=(stream, process.stdin), daemon=True)
-        feeder.start()
-        try:
-            while block := process.stdout.read(BLOCK_BYTES):
-                yield block
-        finally:
-            process.kill() if process.poll() is None and feeder.is_alive() else None
-        if process.wait() > 0:
-            raise StoppedError("the zstd data is damaged or cut off")
-
-
-def _pump(source: io.RawIOBase, target: Any) -> None:
-    try:
-        while block := source.read(BLOCK_BYTES):
-            target.write(block)
-        target.close()
-    except (OSError, ValueError):
-        return
 
 
 MOST_FILES: Final = 100_000
