@@ -196,14 +196,11 @@ def without_secrets(plan: Plan) -> None:
     """
     for cell in plan.cells:
         for run in (cell.resolved, *cell.by_arm.values()):
-            names = _redacted(run.launch.env, run.model_dump(mode="json")["launch"]["env"])
+            written = run.model_dump(mode="json")["launch"]["env"]
+            names = [name for name, value in run.launch.env.items() if written.get(name) != value]
             if names:
                 raise UsageError(
                     f"cell {cell.id}: env.{names[0]} holds a credential, which is kept out of all"
                     " files, so a job or another host would not get it; export the variable where"
                     " you start from, and take it out of the sweep"
                 )
-
-
-def _redacted(given: Mapping[str, str], written: Mapping[str, str]) -> list[str]:
-    return [name for name, value in given.items() if written.get(name) != value]

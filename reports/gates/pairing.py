@@ -110,8 +110,9 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
     records = [record for record in store.records(sweep=sweep) if record.status.arm]
     before, after = _chosen_arms(store, sweep, records, base, head)
     blocks = complete_blocks(records, [before, after])
-    names = list(dict.fromkeys([*_planned(store, sweep), *blocks]))
-    sequential = bool(_plan(store, sweep).get("until_decided"))
+    plan = _plan(store, sweep)
+    names = list(dict.fromkeys([*_texts(plan.get("cells"), "id"), *blocks]))
+    sequential = bool(plan.get("until_decided"))
     pairs, failed, notes = [], [], []
     for name in names:
         members = [r for r in records if r.status.cell == name]
@@ -222,9 +223,8 @@ def _chosen_arms(
     base: str | None,
     head: str | None,
 ) -> tuple[str, str]:
-    known = list(
-        dict.fromkeys([*_planned_arms(store, sweep), *(str(r.status.arm) for r in records)])
-    )
+    planned = _texts(_plan(store, sweep).get("arms"), "name")
+    known = list(dict.fromkeys([*planned, *(str(record.status.arm) for record in records)]))
     return two_arms(sweep, known, base, head)
 
 
@@ -322,14 +322,6 @@ def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
 
 def _plan(store: ResultsStore, sweep: str) -> Mapping[str, object]:
     return store.read_plan(sweep) if sweep in store.sweeps() else {}
-
-
-def _planned(store: ResultsStore, sweep: str) -> list[str]:
-    return _texts(_plan(store, sweep).get("cells"), "id")
-
-
-def _planned_arms(store: ResultsStore, sweep: str) -> list[str]:
-    return _texts(_plan(store, sweep).get("arms"), "name")
 
 
 def _texts(items: object, key: str) -> list[str]:

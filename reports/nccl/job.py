@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reports.nccl.model import ANY, Event, Observation, Unread, Versions, parse
+from reports.nccl.model import ANY, Event, Unread, Versions, parse
 from reports.nccl.reading import Found
 from reports.nccl.source import Source
 from reports.nccl.timeline import Timeline
@@ -374,13 +374,9 @@ def _forms(process: Process) -> Versions:
         if isinstance(item, Event):
             continue
         for observation in item:
-            choice = _choice_versions(observation)
-            met = versions.meet(choice)
+            choice = observation.choice
+            met = versions if choice is None else versions.meet(choice.versions)
             if met is None:
                 return ANY
             versions = met
     return versions
-
-
-def _choice_versions(observation: Observation) -> Versions:
-    return ANY if observation.choice is None else observation.choice.versions

@@ -56,13 +56,9 @@ def _row(group: ParityGroup, row: ParityRow) -> Row:
         quantity.difference(row.max_relative),
         str(row.at_step) if compared and row.max_relative else quantity.MISSING,
         f"{group.tolerance.bound:.1e}" if compared else quantity.MISSING,
-        _first_divergent(row) if compared else quantity.MISSING,
+        str(row.first_divergent_step or "none") if compared else quantity.MISSING,
     )
     return Row(texts, kinds.get(row.verdict, "plain"))
-
-
-def _first_divergent(row: ParityRow) -> str:
-    return "none" if row.first_divergent_step is None else str(row.first_divergent_step)
 
 
 def _explained(group: ParityGroup) -> str:
