@@ -105,7 +105,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
 def test_bca_is_too_narrow_at_eight_blocks_and_therefore_decides_nothing():
     rng = np.random.default_rng(5)
     draws = rng.normal(0.0, 0.01, (300, 8))
-    missed = sum(not low <= 0 <= high for low, high in (paired_bootstrap(d) for d in draws))
+    missed = sum(not low <= 0 <= high for low, high in (paired_bootstrap(d, 0.05) for d in draws))
     assert missed / 300 > 0.07
 
 
