@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from bench.redaction import redact_text
@@ -56,6 +57,24 @@ def _print(text: str, stream: TextIO) -> None:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
         silence(stream)
+
+
+def write_file(path: Path, text: str) -> None:
+    """A file that an option named, with its folder.
+
+    Raises:
+        UsageError: it cannot be written.
+        StoreFullError: no space.
+    """
+    from bench.errors import UsageError
+    from bench.store.atomic import reporting_failed_writes, write_text_atomically
+
+    try:
+        with reporting_failed_writes(path):
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(path.absolute(), text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def error(text: str) -> None:

@@ -14,7 +14,6 @@ from bench.cli.planning import Request, find_sweep_file, requested_plan, sweep_f
 from bench.cli.policies import read_policy
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from bench.store.atomic import reporting_failed_writes, write_text_atomically
 from bench.store.documents import read_document
 from reports.gates import gate_text, github
 from reports.gates.baseline import Baseline, read_baseline
@@ -209,24 +208,15 @@ def _confirmed(
 def _write_files(result: GateResult, asked: Gating, now: datetime) -> None:
     markdown = gate_text.to_markdown(result, now)
     if asked.junit is not None:
-        _write(asked.junit, to_junit(result, strict=asked.strict))
+        console.write_file(asked.junit, to_junit(result, strict=asked.strict))
     if asked.markdown is not None:
-        _write(asked.markdown, markdown)
+        console.write_file(asked.markdown, markdown)
     if asked.github:
         for line in github.annotation_lines(result):
             console.note(line) if asked.as_json else console.data(line)
         place = os.environ.get("GITHUB_STEP_SUMMARY")
         if place:
             _append(Path(place), markdown)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with reporting_failed_writes(path):
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(path.absolute(), text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def _append(path: Path, markdown: str) -> None:

@@ -45,7 +45,9 @@ def show_audit(
     results = judge(audit, requirements, conditions)
     _print(audit, results, form)
     if junit is not None:
-        _write_junit(junit, results)
+        from reports.nccl.presentation import to_junit
+
+        console.write_file(junit, to_junit(results))
     return _code(audit, results)
 
 
@@ -71,16 +73,6 @@ def _print(audit: Audit, results: Sequence[Result], form: str) -> None:
 
     write = to_markdown if form == "md" else to_terminal
     console.data(write(audit, results).rstrip("\n"))
-
-
-def _write_junit(path: Path, results: Sequence[Result]) -> None:
-    from bench.store.atomic import write_text_atomically
-    from reports.nccl.presentation import to_junit
-
-    try:
-        write_text_atomically(path, to_junit(results))
-    except OSError as error:
-        raise UsageError(f"--junit: {path} cannot be written: {error.strerror}") from error
 
 
 def _code(audit: Audit, results: Sequence[Result]) -> int:

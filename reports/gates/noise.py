@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
@@ -219,12 +220,10 @@ def _block_seconds(one: CellSamples, other: CellSamples) -> float | None:
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
     """Finds the noise calibration of a kind of hardware; reads each file once."""
-    known: dict[HardwareKey, NoiseCalibration | None] = {}
 
+    @cache
     def find(key: HardwareKey) -> NoiseCalibration | None:
-        if key not in known:
-            document = store.noise.find(key.slug)
-            known[key] = None if document is None else NoiseCalibration.from_document(document)
-        return known[key]
+        document = store.noise.find(key.slug)
+        return None if document is None else NoiseCalibration.from_document(document)
 
     return find
