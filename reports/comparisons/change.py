@@ -22,7 +22,7 @@ from bench.derive.metrics import (
     Metric,
 )
 from reports.renderers import quantity
-from reports.renderers.table import Column, Row, Table
+from reports.renderers.table import Table
 from reports.views.cells import Cell
 
 
@@ -111,24 +111,17 @@ def _loss_difference(base: Cell, head: Cell) -> float | None:
 
 def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None) -> Table:
     """One row per change, named by `labels` or by its head cell."""
-    columns = (
-        Column("cell", "left"),
-        Column("time change"),
-        Column("throughput change"),
-        Column("throughput ratio"),
-        Column("memory change"),
-        Column("memory metric", "left"),
-        *(Column(f"{metric.title} change") for metric in other_metrics()),
-        Column("final loss difference"),
-        Column("runs", "left"),
+    others = "".join(f" | {metric.title} change" for metric in other_metrics())
+    titles = (
+        "cell | time change | throughput change | throughput ratio | memory change"
+        f" | <memory metric{others} | final loss difference | <runs"
     )
     names = [change.head.name for change in changes] if labels is None else labels
-    rows = [_row(change, name) for change, name in zip(changes, names, strict=True)]
-    return Table(columns, tuple(rows))
+    return Table.of(titles, (_row(*pair) for pair in zip(changes, names, strict=True)))
 
 
-def _row(change: Change, name: str) -> Row:
-    texts = (
+def _row(change: Change, name: str) -> tuple[str, ...]:
+    return (
         name,
         quantity.change(change.time_change),
         quantity.change(change.throughput_change),
@@ -139,4 +132,3 @@ def _row(change: Change, name: str) -> Row:
         quantity.signed_difference(change.loss_difference),
         change.sample_note,
     )
-    return Row(texts)

@@ -45,15 +45,21 @@ class Table:
     def of(
         cls, titles: str | Sequence[str], rows: Iterable[Row | tuple[str, ...]], *, left: int = 1
     ) -> Table:
-        """Rows below `titles`, one by one or as one text, `cell | step (ms) | runs`.
+        """Rows below `titles`, one by one or as one text, `cell | step (ms) | <runs`.
 
-        The first `left` columns align left: names stand before numbers.
+        The first `left` columns align left: names stand before numbers. In a text, so does one
+        behind a `<`.
         """
-        names = titles.split(" | ") if isinstance(titles, str) else titles
-        return cls(
-            tuple(Column(name, "left" if at < left else "right") for at, name in enumerate(names)),
-            tuple(row if isinstance(row, Row) else Row(row) for row in rows),
+        if isinstance(titles, str):
+            words = titles.split(" | ")
+            marked = [at for at, word in enumerate(words) if at < left or word.startswith("<")]
+            titles = [word.removeprefix("<") for word in words]
+        else:
+            marked = list(range(left))
+        columns = (
+            Column(title, "left" if at in marked else "right") for at, title in enumerate(titles)
         )
+        return cls(tuple(columns), tuple(r if isinstance(r, Row) else Row(r) for r in rows))
 
     def __post_init__(self) -> None:
         for row in self.rows:
