@@ -137,8 +137,17 @@ def stacked_bars(
     for name, (colour, hatch), widths in layers:
         starts = starts or [0.0] * len(widths)
         if any(widths):
-            look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
-            axes.barh(range(len(widths)), widths, left=starts, height=height, label=name, **look)
+            axes.barh(
+                range(len(widths)),
+                widths,
+                left=starts,
+                height=height,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.4,
+                label=name,
+            )
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
 
 
