@@ -60,9 +60,18 @@ class GatherPoint:
             if group.weights.comes_and_goes
         }
         return bool(held) and any(
-            tensor.layout == torch.strided and local_tensor(tensor).untyped_storage()._cdata in held
+            _plain(tensor).untyped_storage()._cdata in held
             for tensor in outputs
+            if tensor.layout == torch.strided
         )
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """What is inside of the wrappers of `torch.func`, and of a DTensor."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    local: torch.Tensor = local_tensor(tensor)
+    return local
 
 
 class GatherByUnit:
