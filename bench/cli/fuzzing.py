@@ -28,7 +28,9 @@ def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as
     from bench.store import ResultsStore
     from bench.testing.workers import ForkServer
     from bench.validate.fuzz.session import MODULES, Fuzzer, Tally
+    from bench.validate.session import check_that_they_load
 
+    asked = checked_engines(engines)
     folder = ResultsStore.open(results, create=True).root / "fuzz"
     found: dict[str, Tally] = {}
     stop = threading.Event()
@@ -37,7 +39,8 @@ def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as
         ForkServer(paths=(str(Path.cwd()),), modules=MODULES) as fork_server,
         Fuzzer(fork_server) as fuzzer,
     ):
-        for engine in checked_engines(engines):
+        check_that_they_load(fork_server, asked)
+        for engine in asked:
             found[engine], said = Tally(), time.monotonic()
             for tally in fuzzer.fuzz(engine, seed, count, stop):
                 found[engine] = tally

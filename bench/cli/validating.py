@@ -14,6 +14,7 @@ from bench.errors import UsageError
 from bench.launch.environment import package_versions
 from bench.launch.git_state import git_state
 from bench.launch.rank_code import checkout_root
+from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
 from bench.spec import engine_names, find_engine
 from bench.store import ResultsStore
@@ -105,7 +106,7 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
     """Engines as asked for, each once; mfsdp if none is.
 
     Raises:
-        UsageError: an unknown one, or one that trains nothing.
+        UsageError: an unknown one, one that trains nothing, or one whose code is not here.
     """
     engines = tuple(names) or ("mfsdp",)
     for engine in engines:
@@ -120,6 +121,9 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
                 f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "
                 f"{', '.join(engine_names())}, or package.module:factory of an engine of your own"
             )
+        found = problem_of(engine) if ":" in engine else None
+        if found is not None:
+            raise UsageError(f"engine {engine} cannot be loaded: {found}")
     return tuple(dict.fromkeys(engines))
 
 
@@ -134,7 +138,7 @@ def _run(
     from bench.validate.bugs import Bug
     from bench.validate.injection import inject
     from bench.validate.matrix import AnyCase
-    from bench.validate.session import MODULES, WorkerSettings, verdicts
+    from bench.validate.session import MODULES, WorkerSettings, check_that_they_load, verdicts
 
     cases = [case for case in chosen if isinstance(case, AnyCase)]
     workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
@@ -142,6 +146,7 @@ def _run(
     found: list[CaseVerdict] = []
     put_back: list[BugVerdict] = []
     with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
+        check_that_they_load(fork_server, record.engines)
         if bugs:
             known = [bug for bug in bugs if isinstance(bug, Bug)]
             for bug in inject(fork_server, known, cases, workers, stop):

@@ -32,7 +32,11 @@ def main(arguments: list[str]) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load(arguments[2:])
-    requests = Connection(descriptor)
+    serve_requests(Connection(descriptor))
+
+
+def serve_requests(requests: Connection) -> None:
+    """Fork what is asked for until the other end closes."""
     requests.send("ready")
     while True:
         try:

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench.errors import BenchError
+from bench.launch.parent_death import die_with_parent
 from bench.launch.rank_code import checkout_root
 from bench.testing.call import Call
+from bench.testing.fork_server import serve_requests
 from bench.testing.load_clock import LoadClock
 from bench.testing.serialization import unpacked
 from bench.testing.worker import Answer, log_file, request, stack_file
@@ -66,7 +68,7 @@ class ForkServer:
     ) -> None:
         """paths: what ranks import from first. modules: what they find loaded, never the core."""
         self._device = device
-        self._paths = paths
+        self.paths = paths
         self._modules = modules
         self._stack = contextlib.ExitStack()
         # Callers in several threads; an answer follows its question.
@@ -75,13 +77,7 @@ class ForkServer:
     def __enter__(self) -> Self:
         ours, theirs = Pipe()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
-        module = ("-m", "bench.testing.fork_server")
-        self._process = subprocess.Popen(
-            [sys.executable, *module, str(os.getpid()), str(theirs.fileno()), *self._modules],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=_environment(self._device),
-        )
+        self._process = self._started(ours, theirs)
         theirs.close()
         self._requests = ours
         if not ours.poll(_START_SECONDS):
@@ -93,6 +89,15 @@ class ForkServer:
             self.__exit__()
             raise BenchError("the process that forks ranks ended; its error is above") from None
         return self
+
+    def _started(self, _ours: Connection, theirs: Connection) -> subprocess.Popen[bytes] | _Child:
+        module = ("-m", "bench.testing.fork_server")
+        return subprocess.Popen(
+            [sys.executable, *module, str(os.getpid()), str(theirs.fileno()), *self._modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=_environment(self._device),
+        )
 
     def __exit__(self, *_: object) -> None:
         self._requests.close()
@@ -119,7 +124,7 @@ class ForkServer:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         address = str(folder / "socket")
         with Listener(address, family="AF_UNIX", backlog=count) as listener:
-            group = WorkerGroup(count, address, folder, self._device, core, self._paths)
+            group = WorkerGroup(count, address, folder, self._device, core, self.paths)
             with self._asking:
                 self._requests.send(group)
                 pids: list[int] = self._requests.recv()
@@ -132,6 +137,36 @@ class ForkServer:
             self._requests.send(Reap(tuple(pids)))
             codes: list[int] = self._requests.recv()
         return codes
+
+
+class ForkedServer(ForkServer):
+    """Forked from this process, with all that it has loaded: it starts at once.
+
+    Its ranks have the mfsdp_core of this process, if that has loaded one.
+    """
+
+    def _started(self, ours: Connection, theirs: Connection) -> _Child:
+        parent = os.getpid()
+        child = _Child(os.fork())
+        if not child.pid:
+            try:
+                die_with_parent(parent)
+                ours.close()
+                serve_requests(theirs)
+            finally:
+                os._exit(0)
+        return child
+
+
+@dataclass(frozen=True)
+class _Child:
+    pid: int
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
 
 
 def _accepted(listener: Listener) -> tuple[int, Connection]:

@@ -6,7 +6,9 @@ import hashlib
 import json
 import sys
 import threading
+from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench.testing.call import Call
@@ -16,32 +18,54 @@ from bench.validate.mutation import CORE
 Lines = dict[str, set[int]]
 
 
-def traced(call: Call) -> Lines:
-    """On a rank: the lines of mfsdp_core that `call` executes, in all threads of Python."""
-    seen: Lines = {}
+@cache
+def state_of_the_core() -> str:
+    """A name of what all its files hold."""
+    sources = b"".join(path.read_bytes() for path in sorted(CORE.rglob("*.py")))
+    return hashlib.sha256(sources).hexdigest()
 
-    def enter(frame: Any, _event: str, _argument: object) -> Any:
+
+class LineTracer:
+    """Notes lines of mfsdp_core that this process executes, in all threads of Python."""
+
+    def __init__(self) -> None:
+        self.lines: Lines = {}
+
+    def start(self) -> None:
+        """Lines count from now on, and none so far."""
+        self.lines = {}
+        threading.settrace(self._enter)
+        sys.settrace(self._enter)
+
+    def stop(self) -> None:
+        """No further line counts."""
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
         _, found, file = frame.f_code.co_filename.partition("/mfsdp_core/")
         if not found:
             return None
-        lines = seen.setdefault(file, set())
+        lines = self.lines.setdefault(file, set())
         lines.add(frame.f_lineno)
 
-        def step(frame: Any, event: str, _argument: object) -> Any:
+        def step(frame: FrameType, event: str, _argument: object) -> Any:
             if event == "line":
                 lines.add(frame.f_lineno)
             return step
 
         return step
 
-    threading.settrace(enter)
-    sys.settrace(enter)
+
+def traced(call: Call) -> Lines:
+    """On a rank: the lines of mfsdp_core that `call` executes."""
+    tracer = LineTracer()
+    tracer.start()
     try:
         call.run()
     finally:
-        sys.settrace(None)
-        threading.settrace(None)
-    return seen
+        tracer.stop()
+    return tracer.lines
 
 
 def joined(of_ranks: list[Lines]) -> Lines:
@@ -61,8 +85,7 @@ class CoverageFile:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        sources = b"".join(path.read_bytes() for path in sorted(CORE.rglob("*.py")))
-        self._core = hashlib.sha256(sources).hexdigest()
+        self._core = state_of_the_core()
         self._known: dict[str, tuple[float, Lines]] = {}
         if file.exists():
             for text in file.read_text().splitlines():

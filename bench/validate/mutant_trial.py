@@ -10,7 +10,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +81,31 @@ def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> 
         if isinstance(case, ContractCase) and mutant.file in found[1]:
             beside.append(case)
         if not mutant.function or mutant.is_on(found[1]):
-            left[case.id] = case, found[0] + _START_SECONDS, _properties(case)
+            left[case.id] = case, found[0] + _START_SECONDS, set(_properties(case))
     about = [case for case, _, _ in left.values() if not isinstance(case, Case)]
     about.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
     for case in about:
         del left[case.id]
-    met: set[tuple[str, object]] = set()
-    unlike: list[AnyCase] = []
+    turns = (case for turn in zip_longest(about, _unlike(left)) for case in turn)
+    chosen = [case for case in turns if case is not None]
+    beside.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
+    return [*chosen, *(case for case in beside[:_BESIDE] if case not in chosen)]
+
+
+def spread(cases: Sequence[AnyCase]) -> Iterator[AnyCase]:
+    """Each next one is the case with most pairs of properties that no case before it had."""
+    pairs = {case.id: set(combinations(_properties(case), 2)) for case in cases}
+    return _unlike({case.id: (case, 1.0, pairs[case.id]) for case in cases})
+
+
+def _unlike(left: dict[str, tuple[AnyCase, float, set[Any]]]) -> Iterator[AnyCase]:
+    """By id: a case, its seconds and its properties. The next one has most new ones per second."""
+    met: set[Any] = set()
     while left:
         name = max(left, key=lambda one: (len(left[one][2] - met) / left[one][1], one))
         case, _, properties = left.pop(name)
         met |= properties
-        unlike.append(case)
-    turns = (case for turn in zip_longest(about, unlike) for case in turn)
-    chosen = [case for case in turns if case is not None]
-    beside.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
-    return [*chosen, *(case for case in beside[:_BESIDE] if case not in chosen)]
+        yield case
 
 
 def _share(found: tuple[float, Lines] | None, file: str) -> float:
@@ -105,8 +114,8 @@ def _share(found: tuple[float, Lines] | None, file: str) -> float:
     return len(found[1].get(file, ())) / max(1, sum(map(len, found[1].values())))
 
 
-def _properties(case: AnyCase) -> set[tuple[str, object]]:
-    return set(dataclasses.asdict(case).items()) if isinstance(case, Case) else set()
+def _properties(case: AnyCase) -> dict[tuple[str, object], None]:
+    return dict.fromkeys(dataclasses.asdict(case).items()) if isinstance(case, Case) else {}
 
 
 def _cost(case: AnyCase) -> tuple[int, bool]:

@@ -7,7 +7,7 @@ failure; what survives meets the further cases of `--full`, and then the tests o
     --seed N --per-room N [--room ROOM]... --minutes N --out FILE [--stage full|tests]
     --cases N            (or tests) that a mutant meets at most, chosen to be unlike each other; a
                          later run with more goes on with the others
-    --of-full N          of the further cases of `--full`, drawn by the seed; all if left out
+    --of-full N          of the further cases of `--full`, as unlike each other as can be (120)
     --equivalent FILE    JSON: changes that no result depends on, each with the argument
 """
 
@@ -20,21 +20,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from scipy import stats
 
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
+from bench.validate import test_trial
 from bench.validate.line_coverage import CoverageFile
 from bench.validate.matrix import AnyCase, cases
-from bench.validate.mutant_trial import Trials, cover, executing
+from bench.validate.mutant_trial import Trials, cover, executing, spread
 from bench.validate.mutants import Mutant, sample
 from bench.validate.mutation import CORE
 from bench.validate.session import MODULES
-from bench.validate.test_trial import TestTrials
 
 STAGES = ("quick", "full", "tests")
 #: By the key of a mutant and the stage.
@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
     kept = asked.out or ResultsStore.open("results", create=True).root / "mutation.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
     drawn = sample(asked.seed, asked.per_room, tuple(asked.room))
-    _try(drawn, asked, kept, deadline)
     equivalent = json.loads(asked.equivalent.read_text()) if asked.equivalent else {}
+    _try([mutant for mutant in drawn if key(mutant) not in equivalent], asked, kept, deadline)
     sys.stdout.write(table(drawn, _results(kept), equivalent) + "\n")
     return 0
 
@@ -63,7 +63,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--stage", choices=STAGES, default="quick")
     parser.add_argument("--out", type=Path, help="results/mutation.jsonl if left out")
-    parser.add_argument("--of-full", type=int)
+    parser.add_argument("--of-full", type=int, default=120)
     parser.add_argument("--equivalent", type=Path)
     return parser.parse_args(arguments)
 
@@ -109,8 +109,8 @@ def _on_cases(
 ) -> Iterator[tuple[Callable[[Mutant], Sequence[Any]], Any]]:
     wanted = quick = cases("mfsdp", full=False)
     if asked.stage == "full":
-        wanted = [case for case in cases("mfsdp", full=True) if case not in quick]
-        wanted = Random(asked.seed).sample(wanted, min(asked.of_full or len(wanted), len(wanted)))
+        wanted = cases("mfsdp", full=True)
+        wanted = list(islice(spread([one for one in wanted if one not in quick]), asked.of_full))
     known = CoverageFile(kept.with_suffix(".lines.jsonl"))
     with ForkServer(modules=MODULES) as fork_server:
         for case in cover(fork_server, wanted, known, deadline):
@@ -124,9 +124,10 @@ def _on_cases(
 def _on_tests(
     _asked: argparse.Namespace, kept: Path, _results: Results, deadline: float
 ) -> Iterator[tuple[Callable[[Mutant], Sequence[Any]], Any]]:
-    trials = TestTrials(kept.with_suffix(".tests"))
-    trials.trace(deadline)
-    yield trials.executing, trials
+    with ForkServer(modules=test_trial.MODULES) as fork_server:
+        trials = test_trial.TestTrials(fork_server, kept.with_suffix(".tests.jsonl"))
+        trials.trace(deadline)
+        yield trials.executing, trials
 
 
 def _version(case: AnyCase | str) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.engines.registry import engine_factory
 from bench.errors import UnsupportedError
+from bench.spec import known_engine
 from bench.validate.cases import Case
 from bench.validate.observation import Seen
 from bench.validate.scenario import run_case
@@ -28,6 +30,15 @@ def prepare() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = True
+
+
+def load(engine: str) -> None:
+    """Import its factory.
+
+    Raises:
+        ConfigError: its module has no such function. Whatever its module raises.
+    """
+    engine_factory(known_engine(engine))
 
 
 def run(case: Case, device: str) -> Seen | Refused:

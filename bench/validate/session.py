@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from bench.errors import UsageError
 from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate.applicability import needs_ranks, why_not
@@ -25,7 +26,7 @@ from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge, settings
 from bench.validate.lanes import side_by_side
 from bench.validate.matrix import AnyCase
-from bench.validate.rank import prepare
+from bench.validate.rank import load, prepare
 from bench.validate.ranks import CaseOutcome, of_failures, run_on
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
@@ -39,6 +40,7 @@ MODULES = (
 DEFAULT_CASE_SECONDS = 120.0
 DEFAULT_CPU_RANKS = 4
 _LINES_OF_TRACE = 6
+_LOAD_SECONDS = 60.0
 _MOST_LANES = 6
 _TOLD = "bench.validate.contracts.contract_case.ContractError: "
 
@@ -63,6 +65,22 @@ class WorkerSettings:
             return cls(min(ranks or devices, devices), "cuda", case_seconds)
         lanes = min(_MOST_LANES, max(3, len(os.sched_getaffinity(0)) // 2))
         return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds, lanes)
+
+
+def check_that_they_load(fork_server: ForkServer, engines: Iterable[str]) -> None:
+    """Import the engines that somebody else wrote, on a rank; whether they train is for the cases.
+
+    Raises:
+        UsageError: a module that raises, or without the factory.
+    """
+    for engine in filter(lambda name: ":" in name, engines):
+        try:
+            with fork_server.workers(1) as workers:
+                workers.run(load, engine, seconds=_LOAD_SECONDS)
+        except WorkersError as error:
+            *trace, last = error.failures[0].text.strip().splitlines()
+            text = f"engine {engine} cannot be loaded: {last}"
+            raise UsageError("\n".join([text, *trace[-_LINES_OF_TRACE:]])) from None
 
 
 def verdicts(

@@ -1,141 +1,163 @@
-"""Tests of the core meet mutants: those that execute the changed function, up to one that fails.
+"""Tests of the core meet mutants: those that execute the changed statement, up to one that fails.
 
-Which do is noted once for a state of the core, by a plugin of pytest beside the tests. A test that
-fails with the change counts if it passes without it.
+Which do is noted once for a state of the core and of a test file. A test counts that fails twice
+with the change and passes without it.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.testing.workers import ForkServer, WorkersError
+from bench.validate.line_coverage import Lines, state_of_the_core
 from bench.validate.mutants import Mutant, write
-from bench.validate.mutation import CORE, copy_of_core
+from bench.validate.mutation import copy_of_core
+from bench.validate.pytest_run import ROOT, Ran, run_pytest
 
-_ROOT = CORE.parent
 _TESTS = Path("tests/core")
-_PLUGIN = "functions_of_tests"
-_FAILED = 1
-#: Files that are traced by one process, which takes some seconds to start.
-_FILES_AT_ONCE = 12
-#: Of one run of pytest on a mutant; one that waits for ever is ended by the limit of a test.
-_TEST_SECONDS = 100
-_RUN_SECONDS = 900.0
-
-
-def state_of_the_core() -> str:
-    """A name of what all its files hold."""
-    sources = b"".join(path.read_bytes() for path in sorted(CORE.rglob("*.py")))
-    return hashlib.sha256(sources).hexdigest()[:12]
+#: What the processes that run pytest find loaded.
+MODULES = ("pytest", "numpy")
+#: Of one run of pytest, on a machine with nothing else to do.
+_RUN_SECONDS = 600.0
+#: Tests of a run on a mutant.
+_AT_ONCE = 20
+_NUMBERS = ("assert_close", "allclose", "equal", "is_close")
 
 
 class TestTrials:
-    """Mutants, one after another, each in a folder with a changed core and the tests.
+    """Mutants, one after another, each as a changed core that tests import.
 
-    known: a file with the functions that every test executes; `trace` adds what lacks.
+    known: a file with the lines that every test executes; `trace` adds what lacks.
     """
 
     __test__ = False
 
-    def __init__(self, known: Path) -> None:
-        self._known = known.with_suffix(f".{state_of_the_core()}.jsonl")
+    def __init__(self, fork_server: ForkServer, known: Path) -> None:
+        self._fork_server = fork_server
+        self._known = known
         self._passes: dict[str, bool] = {}
+        self._left = {_version(file): file for file in _files()}
+        self._tests: dict[str, Lines] = {}
+        lines = known.read_text().splitlines() if known.exists() else ()
+        for one in map(json.loads, lines):
+            if self._left.pop(one["file"], None):
+                for test, of_test in one["tests"].items():
+                    self._tests[test] = {file: set(numbers) for file, numbers in of_test.items()}
 
     def trace(self, deadline: float) -> None:
-        """Note the functions of tests whose files are not known yet, until `deadline`."""
-        done = {test.partition("::")[0] for test in self._tests()}
-        files = [str(_TESTS / file.name) for file in sorted((_ROOT / _TESTS).glob("test_*.py"))]
-        left = [file for file in files if file not in done]
-        while left and time.monotonic() < deadline:
-            now, left = left[:_FILES_AT_ONCE], left[_FILES_AT_ONCE:]
-            with tempfile.TemporaryDirectory() as folder:
-                found = Path(folder) / "functions"
-                found.touch()
-                told = _pytest(_ROOT, [*now, "-p", _PLUGIN], {"FUNCTIONS_OF_TESTS": str(found)})
-                lines = found.read_text()
-            # Files without a test that can run here are known as well.
-            known = [json.dumps({"test": f"{file}::", "functions": []}) + "\n" for file in now]
-            with self._known.open("a") as out:
-                out.write(lines + "".join(known))
-            sys.stderr.write(f"traced: {', '.join(now)} {told.stdout.strip().splitlines()[-1:]}\n")
+        """Note the lines of tests whose files are not known yet, until `deadline`."""
+        for file in self._left.values():
+            if time.monotonic() < deadline:
+                self.keep(file, self._ran(ROOT, [file], trace=True))
+
+    def keep(self, file: str, ran: Ran) -> None:
+        """Note the lines of the tests of `file`."""
+        self._tests |= ran.lines
+        lines = {
+            test: {name: sorted(numbers) for name, numbers in of_test.items()}
+            for test, of_test in ran.lines.items()
+        }
+        with self._known.open("a") as out:
+            out.write(json.dumps({"file": _version(file), "tests": lines}) + "\n")
+        sys.stderr.write(f"traced: {len(lines)} tests of {file}\n")
 
     def executing(self, mutant: Mutant) -> list[str]:
-        """Tests that execute the changed function, or its file where it is in none.
+        """Tests that execute the changed statement, or lines of its file where an import does.
 
-        Those come first of whose functions the largest share lies in the changed file.
+        Every file has its turn, and in it every function. First come those that compare numbers,
+        then those of whose lines the largest share lies in the changed file.
         """
         shares = {}
-        for test, functions in self._tests().items():
-            own = [name for file, name in functions if file == mutant.file]
-            if mutant.function in own or (own and not mutant.function):
-                shares[test] = len(own) / len(functions)
-        return sorted(shares, key=lambda test: shares[test], reverse=True)
+        for test, lines in self._tests.items():
+            own = len(lines.get(mutant.file, ()))
+            if own and (mutant.is_on(lines) or not mutant.function):
+                shares[test] = _compares(test), own / sum(map(len, lines.values()))
+        turns: dict[str, tuple[int, int]] = {}
+        of_function, functions = Counter[str](), Counter[str]()
+        for test in sorted(shares, key=lambda one: shares[one], reverse=True):
+            file, function = test.partition("::")[0], test.partition("[")[0]
+            functions[file] += not of_function[function]
+            of_function[function] += 1
+            turns[test] = of_function[function], functions[file]
+        return sorted(turns, key=lambda one: turns[one])
 
     def result(self, mutant: Mutant, tests: Sequence[str]) -> dict[str, Any]:
         """What came of it, as plain data."""
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="core-") as name:
-            folder = Path(name)
-            write(mutant, copy_of_core(folder))
-            shutil.copytree(_ROOT / _TESTS, folder / _TESTS)
-            for beside in ("tests/conftest.py", "pyproject.toml"):
-                shutil.copy(_ROOT / beside, folder / beside)
-            told = self._first_failure(folder, list(tests)) if tests else {}
+            write(mutant, copy_of_core(Path(name)))
+            told = self._first_failure(Path(name), list(tests))
         seconds = round(time.monotonic() - start, 1)
         return {"outcome": "caught" if told else "survived", **told, "seconds": seconds}
 
-    def _first_failure(self, folder: Path, tests: list[str]) -> dict[str, str]:
+    def _first_failure(self, core: Path, tests: list[str]) -> dict[str, str]:
         while tests:
-            run = _pytest(folder, ["-x", f"--timeout={_TEST_SECONDS}", *tests])
-            if run.returncode == 0:
-                return {}
-            said = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERR"))]
-            if run.returncode != _FAILED or not said:
-                # Not even collected, or ended from outside.
-                return {"case": tests[0], "check": "pytest", "found": run.stdout[-160:]}
-            test, _, found = said[0].partition(" ")[2].partition(" - ")
-            if self._passes_without(test):
-                return {"case": test, "check": "test", "found": found[:160]}
-            tests = tests[tests.index(test) + 1 :] if test in tests else []
+            now = tests[:_AT_ONCE]
+            failed = self._ran(core, now).failed
+            if failed is None:
+                tests = tests[_AT_ONCE:]
+                continue
+            test, found = failed
+            # A file that cannot be imported fails as all of its tests; a death as the whole run.
+            again = [test] if test else now
+            if self._ran(core, again).failed is not None and self._pass_without(again):
+                return {"case": test or now[0], "check": "test", "found": found}
+            tests = tests[now.index(test) + 1 if test in now else _AT_ONCE :]
         return {}
 
-    def _passes_without(self, test: str) -> bool:
-        if test not in self._passes:
-            self._passes[test] = _pytest(_ROOT, [test]).returncode == 0
-        return self._passes[test]
+    def _pass_without(self, tests: list[str]) -> bool:
+        name = " ".join(tests)
+        if name not in self._passes:
+            self._passes[name] = self._ran(ROOT, tests).failed is None
+        return self._passes[name]
 
-    def _tests(self) -> dict[str, list[list[str]]]:
-        if not self._known.exists():
-            return {}
-        lines = map(json.loads, self._known.read_text().splitlines())
-        return {one["test"]: one["functions"] for one in lines}
+    def _ran(self, core: Path, arguments: Sequence[str], *, trace: bool = False) -> Ran:
+        try:
+            with self._fork_server.workers(1, core) as workers:
+                (ran,) = workers.run(
+                    run_pytest, str(core), tuple(arguments), trace, seconds=_RUN_SECONDS
+                )
+        except WorkersError as error:
+            return Ran(failed=("", str(error)[-160:]))
+        found: Ran = ran
+        return found
 
 
-def _pytest(
-    folder: Path, arguments: Sequence[str], beside: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run it on the core of `folder`, with the rest of this checkout."""
-    path = os.pathsep.join((str(folder), str(folder / _TESTS), str(_ROOT)))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    try:
-        return subprocess.run(
-            [*command, *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, **(beside or {})},
-            capture_output=True,
-            text=True,
-            timeout=_RUN_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        said = f"no end after {error.timeout:.0f} s"
-        return subprocess.CompletedProcess(error.cmd, -1, said, "")
+def _files() -> list[str]:
+    return [str(_TESTS / file.name) for file in sorted((ROOT / _TESTS).glob("test_*.py"))]
+
+
+def _version(file: str) -> str:
+    """A test file, with a name of what it and all files of the core hold."""
+    content = state_of_the_core() + (ROOT / file).read_text()
+    return f"{file} {hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+def _compares(test: str) -> bool:
+    """Whether the function of a test says which values are right."""
+    file, _, function = test.partition("::")
+    return function.partition("[")[0] in _comparing(file)
+
+
+@cache
+def _comparing(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_bytes())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            for inside in ast.walk(node):
+                is_equal = isinstance(inside, ast.Compare) and isinstance(inside.ops[0], ast.Eq)
+                name = getattr(inside, "attr", getattr(inside, "id", ""))
+                if is_equal or name in _NUMBERS:
+                    found.add(node.name)
+    return found

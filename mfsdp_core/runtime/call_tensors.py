@@ -30,21 +30,29 @@ _UNFINISHED = (Iterator, types.CoroutineType, types.AsyncGeneratorType)
 _ITEMS = (list, tuple, set, frozenset)
 
 
-def differentiable(tree: Any) -> list[torch.Tensor]:
-    """Tensors that require a gradient anywhere in `tree`, each as often as it occurs.
-
-    Parameters are left out: they outlive the pass, and hooks on them would pile up.
-    """
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Tensors anywhere in `tree`, parameters too, each as often as it occurs."""
     found: list[torch.Tensor] = []
     _collect(tree, found, None)
     return found
 
 
+def differentiable(tree: Any) -> list[torch.Tensor]:
+    """Those of `tensors_in` that require a gradient.
+
+    Parameters are left out: they outlive the pass, and hooks on them would pile up.
+    """
+    return [
+        tensor
+        for tensor in tensors_in(tree)
+        if tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+    ]
+
+
 def _collect(value: Any, found: list[torch.Tensor], seen: set[int] | None) -> None:
     """seen: ids of the objects that are being looked through, None before the first one."""
     if isinstance(value, torch.Tensor):
-        if value.requires_grad and not isinstance(value, nn.Parameter):
-            found.append(value)
+        found.append(value)
     elif value is None or isinstance(value, _CLOSED):
         return
     elif type(value) in _ITEMS:
@@ -103,6 +111,23 @@ def refuse_unfinished(point: GatherPoint, output: Any) -> None:
             f"{type(point.module).__name__} returned a {type(output).__name__}, which computes "
             "after the call, when the weights of a sharded module are gone; expected finished "
             "tensors. Return a list or a tuple of them."
+        )
+
+
+def refuse_weights(point: GatherPoint, outputs: list[torch.Tensor]) -> None:
+    """Refuse a call of a unit that has returned its weights: their memory goes with the call.
+
+    The root's weights stay until the end of the pass.
+
+    Raises:
+        LifecycleError: a parameter, a view of it, or what else shares its memory.
+    """
+    if point.is_unit and point.unit.index is not None and point.has_returned_weights(outputs):
+        raise LifecycleError(
+            f"{type(point.module).__name__} returned its own weights, or a view of them, and "
+            "their memory is released after the call of a sharded module; expected results of "
+            "their own memory. Compute with the weights inside of the module, return a clone() of "
+            "them, or leave the module out of fsdp_unit_modules."
         )
 
 

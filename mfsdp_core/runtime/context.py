@@ -168,6 +168,7 @@ class ShardedContext:
         if unit.index is None:
             self.gathering.end_pass()
             self._forward_running = False
+            self.grads.awaits_backward |= self._pass_has_graph
             for index in self._forward_order.missing_before(None):
                 self._take_part(self.units[index], "forward")
             self._forward_order.end()
@@ -369,7 +370,6 @@ class ShardedContext:
         self._forward_order.begin()
         self._pass_has_graph = torch.is_grad_enabled()
         if self._pass_has_graph:
-            self.grads.awaits_backward = True
             self._calls.begin_pass()
 
     def _begin_backward(self) -> None:

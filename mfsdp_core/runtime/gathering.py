@@ -29,6 +29,7 @@ from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_neste
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit, is_called, reads_children
+from mfsdp_core.shard.dtensor import local_tensor
 
 
 @dataclass(eq=False)
@@ -50,6 +51,27 @@ class GatherPoint:
     def is_unit(self) -> bool:
         """Whether a call of the module is a call of the unit."""
         return self.module is self.unit.module
+
+    def has_returned_weights(self, outputs: list[torch.Tensor]) -> bool:
+        """Whether one of `outputs` lies in the memory of gathered weights."""
+        held = {
+            group.weights.full.data.untyped_storage()._cdata
+            for group in (self.unit.groups if self.is_unit else self.groups)
+            if group.weights.comes_and_goes
+        }
+        return bool(held) and any(
+            _plain(tensor).untyped_storage()._cdata in held
+            for tensor in outputs
+            if tensor.layout == torch.strided
+        )
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """What is inside of the wrappers of `torch.func`, and of a DTensor."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    local: torch.Tensor = local_tensor(tensor)
+    return local
 
 
 class GatherByUnit:
@@ -121,8 +143,7 @@ class GatherByModule:
         Raises:
             LifecycleError: it has returned its weights while its unit does not run.
         """
-        held = {group.weights.full.data.untyped_storage().data_ptr() for group in point.groups}
-        returned = any(tensor.untyped_storage().data_ptr() in held for tensor in outputs)
+        returned = point.has_returned_weights(outputs)
         if point.is_unit or (hooked and not returned):
             return
         if returned and not any(one is not point for one in point.unit.open):

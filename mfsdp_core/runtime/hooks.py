@@ -20,11 +20,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.runtime.call_hooks import CallHooks, LeafInputs
-from mfsdp_core.runtime.call_tensors import LeftTensors, differentiable, refuse_unfinished
+from mfsdp_core.runtime.call_tensors import (
+    LeftTensors,
+    differentiable,
+    refuse_unfinished,
+    refuse_weights,
+    tensors_in,
+)
 from mfsdp_core.runtime.context import ShardedContext, inside_backward
 from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -64,19 +69,20 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
         counts = context.counts(point, has_inputs=has_inputs)
         call = context.end_call(point)
         refuse_unfinished(point, output)
+        tensors = tensors_in(output)
+        refuse_weights(point, tensors)
         if torch.is_grad_enabled():
-            outputs = made(output)
+            outputs = made(tensors)
             if counts:
                 unit.has_backward = bool(outputs)
             if outputs and hooks is not None:
                 hooks.watch_outputs(outputs, call, counts=counts)
         context.after_forward(point)
 
-    def made(output: Any) -> list[torch.Tensor]:
+    def made(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors from which a backward pass may come to the call that has ended."""
-        outputs = [tensor for tensor in differentiable(output) if not tensor.is_leaf]
+        outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
         if not point.is_unit:
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
             context.gathering.escapes(point, tensors, hooked=bool(outputs))
         return outputs + left.new()
 

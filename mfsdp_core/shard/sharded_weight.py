@@ -98,5 +98,7 @@ class WeightWatch:
 
 
 def _described(value: torch.Tensor) -> str:
-    kind = "a DTensor" if isinstance(value, DTensor) else "a whole tensor"
-    return f"{kind} of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
+    is_shard = isinstance(value, DTensor)
+    cut = f", placed {cast(DTensor, value).placements}" if is_shard else ""
+    kind = "a DTensor" if is_shard else "a whole tensor"
+    return f"{kind} of shape {tuple(value.shape)}, {value.dtype} on {value.device}{cut}"

@@ -94,6 +94,10 @@ def _(world: World) -> int:
     assert world.run("validate", "--case", "no-such-case") == 2
     assert world.run("validate", "--inject", "R99") == 2
     assert world.run("validate", "--inject", "lost.patch") == 2
+    assert world.run("validate", "nomodule:f") == 2
+    assert "nomodule:f cannot be loaded: no module nomodule in " in world.err
+    assert world.run("validate", "bench.errors:nothing", "--fuzz", "3") == 2
+    assert "defines no nothing: it has BenchError" in world.err
     assert not (world.folder / "results").exists()
     return world.run("validate", "ddp", "--inject", "R1")
 

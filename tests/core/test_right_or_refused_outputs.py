@@ -180,6 +180,53 @@ def generated(way: tuple[str, str]) -> str:
     return refusal(lambda: pair.model(own_batch(1)), LifecycleError)
 
 
+#: How a unit gives out a weight.
+GIFTS = {
+    "itself": lambda weight: weight,
+    "view": lambda weight: weight.view_as(weight),
+    "detached part": lambda weight: {"rows": [weight.detach()[:1]]},
+}
+
+
+class Giving(nn.Module):
+    def __init__(self, gift: str) -> None:
+        super().__init__()
+        self.gift = gift
+        self.inner = nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 32).view(4, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        return self.inner(x) * self.weight.sum(), GIFTS[self.gift](self.weight)
+
+
+class Given(nn.Module):
+    """What its unit gives out it uses itself, and gives out a weight of its own."""
+
+    def __init__(self, gift: str) -> None:
+        super().__init__()
+        self.giving = Giving(gift)
+        self.scale = nn.Parameter(torch.full((8,), 0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, weight = self.giving(x)
+        rows = weight["rows"][0] if isinstance(weight, dict) else weight
+        return y * rows.sum(), self.scale.view_as(self.scale)
+
+
+def given_weights(way: tuple[str, str], gift: str) -> tuple[float, list[str]]:
+    """Gradient error, with what is said of the first two calls, one without a graph."""
+    pair = beside(lambda: Given(gift), way, units=[Giving])
+    with torch.no_grad():
+        said = [refusal(lambda: pair.model(own_batch(1)), LifecycleError)]
+    said.append(refusal(lambda: pair.model(own_batch(1)), LifecycleError))
+    if any(said):
+        return 0.0, said
+    for module in pair.both:
+        y, scale = module(own_batch(1))
+        loss(y * scale).backward()
+    return pair.worst_gradient(), said
+
+
 def leaf_inputs(way: tuple[str, str]) -> list[float]:
     """Error, and objects that a pass has left alive, after passes with and without backward."""
     pair = beside(Prompted, way, units=[WithPrompt])
@@ -233,6 +280,18 @@ def test_a_unit_that_returns_a_generator_is_refused(ranks: RankPool, way: tuple[
     for said in ranks.run(generated, way):
         assert "generator" in said
         assert "Return a list" in said
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_unit_that_returns_its_weights_is_right_or_refused(
+    ranks: RankPool, way: tuple[str, str]
+) -> None:
+    for gift in GIFTS:
+        for error, said in ranks.run(given_weights, way, gift):
+            if way[0] == "optim_grads_params":
+                assert all("Giving returned its own weights" in words for words in said), gift
+            else:
+                assert (said, error < 1e-12) == (["", ""], True), gift
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)

@@ -108,6 +108,8 @@ def name_inputs(way: Sequence[str]) -> tuple[str, bool]:
     said = refusal(optimizer.step, LifecycleError)
     optimizer.zero_grad()
     optimizer.step()  # without a forward pass it does nothing, as under plain torch
+    assert refusal(lambda: model(own_batch(1)[:, :3]), RuntimeError)
+    optimizer.step()  # nor after one that has raised
     model(own_batch(1)).square().sum().backward()
     optimizer.step()
     return said, any(shard.grad is not None for shard in shards)

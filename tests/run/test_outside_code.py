@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import ConfigError
+from bench.errors import ConfigError, UsageError
 from bench.launch import Limits, code_identity, launch
 from bench.record import RunRecord
 from bench.resolve import Machine, broken_rules, resolve
@@ -27,7 +27,7 @@ from bench.spec import (
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
 from bench.validate.cases import Case
-from bench.validate.session import WorkerSettings, verdicts
+from bench.validate.session import WorkerSettings, check_that_they_load, verdicts
 
 HERE = Path(__file__).parent
 MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
@@ -85,6 +85,19 @@ def test_the_engine_of_somebody_else_is_validated(fork_server: ForkServer, model
     case = Case(ENGINE, "no_shard", model=model, microbatches=2)
     (verdict,) = verdicts(fork_server, [case], WorkerSettings(case_seconds=100.0))
     assert verdict.state == "passed", (verdict.failures, verdict.reason)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [("toy_model:WIDTH", "found 12"), ("asyncio.windows_utils:pipe", "ImportError: win32 only")],
+)
+def test_an_engine_that_raises_when_imported_is_refused_once(
+    fork_server: ForkServer, engine: str, says: str
+) -> None:
+    check_that_they_load(fork_server, ("ddp", ENGINE))
+    with pytest.raises(UsageError, match=f"{engine} cannot be loaded: .*{says}"):
+        check_that_they_load(fork_server, (engine,))
 
 
 def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> None:

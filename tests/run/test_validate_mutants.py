@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
-import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 
+from bench.testing.workers import ForkServer
 from bench.validate.cases import Case
 from bench.validate.line_coverage import CoverageFile
-from bench.validate.matrix import cases
-from bench.validate.mutant_trial import executing
+from bench.validate.matrix import AnyCase, cases
+from bench.validate.mutant_trial import executing, spread
 from bench.validate.mutants import Mutant, mutants_of, sample, write
 from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.mutation_score import key, table
+from bench.validate.pytest_run import Ran
 from bench.validate.test_trial import TestTrials
 
 SOURCE = '''"""Text."""
@@ -87,15 +91,37 @@ def test_a_mutant_meets_what_is_about_it_in_turn_with_what_only_comes_by(tmp_pat
     assert ranks == sorted(ranks), "what executes least of other files comes first"
 
 
-def test_a_mutant_meets_the_tests_that_execute_its_function(tmp_path: Path) -> None:
+def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_file_in_turn(
+    tmp_path: Path,
+) -> None:
     mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
-    trials = TestTrials(tmp_path / "known")
-    own, other = [mutant.file, mutant.function], ["wrapper.py", "forward"]
-    lines = {"a": [other], "b": [own, other], "c": [own], "d": [[mutant.file, "another"]]}
-    trials._known.write_text(
-        "".join(json.dumps({"test": t, "functions": f}) + "\n" for t, f in lines.items())
-    )
-    assert trials.executing(mutant) == ["c", "b"]
+    own, other = {mutant.file: {mutant.statement[1]}}, {"wrapper.py": {1, 2, 3}}
+    near = {mutant.file: {mutant.statement[1] + 1}}
+    grouping, pools = "tests/core/test_plan_grouping.py", "tests/core/test_plan_pools.py"
+    silent = f"{grouping}::test_a_model_without_units_prefetches_nothing"
+    numbers = f"{grouping}::test_every_parameter_has_exactly_one_bucket_that_agrees_with_it"
+    also = f"{pools}::test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool"
+    beside = f"{pools}::test_arguments_that_contradict_are_refused"
+    tests = {
+        grouping: {silent: own, f"{numbers}[1]": own | other, f"{numbers}[2]": own | other},
+        pools: {also: own, beside: near},
+    }
+    trials = TestTrials(ForkServer(), tmp_path / "known")
+    for file, lines in tests.items():
+        trials.keep(file, Ran(lines=lines))
+    assert trials.executing(mutant) == [also, f"{numbers}[1]", silent, f"{numbers}[2]"]
+
+
+def test_cases_that_are_spread_have_more_pairs_of_properties_than_others() -> None:
+    found = [case for case in cases("mfsdp", full=False) if isinstance(case, Case)]
+    chosen = list(spread(found))
+    assert sorted(case.id for case in chosen) == sorted(case.id for case in found)
+    assert pairs(chosen[:20]) > 1.2 * pairs(found[::5])
+
+
+def pairs(of: Sequence[AnyCase]) -> int:
+    each = [combinations(asdict(case).items(), 2) for case in of]
+    return len({pair for found in each for pair in found})
 
 
 def test_the_table_counts_by_stage_and_gives_intervals() -> None:
