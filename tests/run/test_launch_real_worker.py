@@ -64,8 +64,8 @@ def test_a_real_run_leaves_a_whole_record(
         for log in sorted(tmp_path.glob("results/runs/*/*/logs/*.log"))
     ]
     of_torch = {"torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
-    found = [modules & (of_torch | {"bench.worker.rank"}) for modules in loaded]
-    assert found == [of_torch, *[{"bench.worker.rank"}] * resolved.launch.ranks]
+    found = [modules & (of_torch | {"bench.meters.memory_profile"}) for modules in loaded]
+    assert found == [of_torch, *[{"bench.meters.memory_profile"}] * resolved.launch.ranks]
 
 
 @pytest.mark.nightly
