@@ -5,7 +5,7 @@
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
-# WORKERS=2                 processes that `make test` spreads the test files over
+# WORKERS=2                 processes that `make test` and `make nightly` spread the files over
 # SEED=1 SAMPLE=30          mutants of `make mutation`: which, and how many per room of the core
 # MINUTES=600               after which `make mutation` ends; the next one goes on
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
@@ -88,7 +88,7 @@ check: venv
 	@$(BIN)/lint-imports
 
 nightly: venv
-	@$(BIN)/python -m pytest -m nightly
+	@$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Goes on where the last one ended: 30 mutants per room take hours. MINUTES=60 ends it in time.
 mutation: venv

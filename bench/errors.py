@@ -10,7 +10,10 @@ BenchError                        6  internal
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class BenchError(Exception):
@@ -50,3 +53,10 @@ class NotComparableError(BenchError):
     """The two sides differ in hardware, configuration or schema."""
 
     exit_code = 5
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where a document is damaged, and how: `cells.0.low: Field required`."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]

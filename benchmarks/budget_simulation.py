@@ -28,7 +28,7 @@ from reports.gates.budget import Standing, next_cell, standings_of
 from reports.gates.judgement import Case
 from reports.gates.policy import DEFAULT_ALPHA
 from reports.gates.turned_starts import TurnedStart
-from reports.statistics.interval import paired_interval
+from reports.statistics.interval import subset_means, trimmed
 
 CELLS = ("one", "two", "three")
 BUDGET_SECONDS = 600.0
@@ -171,7 +171,7 @@ def peeking_alarms(name: str, gates: int, seed: int) -> Rate:
             base, head = machine.block(1.0)
             if base and head:
                 found.append(float(np.log(head / base)))
-            interval = paired_interval(found, 0.05) if len(found) in _FIXED_LOOKS else None
+            interval = trimmed(subset_means(found), 0.05) if len(found) in _FIXED_LOOKS else None
             if interval is not None and not interval[0] <= 0 <= interval[1]:
                 alarms += 1
                 break

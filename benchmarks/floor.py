@@ -31,7 +31,7 @@ from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import ResolvedRun
 from bench.store import ResultsStore
 from reports.renderers import quantity, terminal
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Row, Table
 from reports.views.cells import Cell
 from reports.views.sweep_view import load_sweeps
 
@@ -162,7 +162,7 @@ def floor_table(found: Sequence[Floor]) -> Table:
         )
         for one in found
     ]
-    return Table(columns(*titles), tuple(rows))
+    return Table.of(titles, rows)
 
 
 def _name(cell: Cell) -> str:

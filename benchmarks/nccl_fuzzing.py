@@ -31,7 +31,7 @@ def audit_bytes(data: bytes) -> Job:
         scan.feed(block)
     scan.finish()
     for timeline in found.timelines.values():
-        timeline.rest()
+        timeline.drain()
     job = make_job([Source("fuzz", None, None, "")], [found])
     for row in rows(replay(job), _name):
         if row.verdict is not Verdict.NO_EVIDENCE and " Bytes -> " not in row.quote:

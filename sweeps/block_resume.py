@@ -83,7 +83,8 @@ def compare_blocks(
             continue
         lost = [run for attempt in attempts if (run := _failure(attempt)) is not None]
         started = attempts_started(block, by_block)
-        if lost and not retry_failed and _is_final(lost, retries):
+        is_final = lost and (lost[-1].status.state not in FAULTS or len(lost) > retries)
+        if is_final and not retry_failed:
             failed.append(_past(block, lost[-1]))
         else:
             faults = 0 if retry_failed else len(lost)
@@ -162,10 +163,6 @@ def _failure(attempt: Attempt) -> RunRecord | None:
         if status.code_proof != "mismatch" and status.state not in {*FINISHED_GOOD, *UNFINISHED}:
             return record
     return None
-
-
-def _is_final(lost: list[RunRecord], retries: int) -> bool:
-    return lost[-1].status.state not in FAULTS or len(lost) > retries
 
 
 def _past(block: PlannedBlock, record: RunRecord) -> PastRun:

@@ -6,33 +6,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 from bench.launch.rank_code import RankCode
 from bench.launch.share import Share
 from bench.launch.turns import Seat
 from bench.record import RunStatus
-from bench.spec import ResolvedRun
 from bench.store.results_store import ResultsStore
-from bench.store.run_folder import RunFolder
 from sweeps.progress import RunEnded, RunStarted, StepReached, Subscriber
 from sweeps.resume import CodeIdentity, PastRun, PlannedRun, remembered
 
+Launch = Callable[..., RunStatus]
+"""`bench.launch.launch`: starts the ranks of a run and blocks until its record is written.
 
-class Launch(Protocol):
-    """`bench.launch.launch`: starts the ranks of a run and blocks until its record is written."""
-
-    def __call__(
-        self,
-        resolved: ResolvedRun,
-        folder: RunFolder,
-        *,
-        stop: Event,
-        on_step: Callable[[int], None] | None = None,
-        share: Share | None = None,
-        seat: Seat | None = None,
-    ) -> RunStatus:
-        """Run `resolved` in `folder`, on `share` of this machine, in turn with others."""
+Called with the resolved run and its folder, `stop`, `on_step`, and `share` and `seat` where a run
+has a part of the machine or takes turns.
+"""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ from bench.store.run_folder import utc_now
 from sweeps.plan import Plan
 
 JOBS_VERSION = 1
+#: Fields that stand in the file as they are.
+_PLAIN = (
+    "name", "id", "submitted_utc", "over", "settings", "force", "retry_failed", "block_retries",
+)  # fmt: skip
 _CODE: TypeAdapter[RankCode | None] = TypeAdapter(RankCode | None)
 
 Codes = Mapping[str | None, RankCode | None]
@@ -73,17 +77,10 @@ class JobArray:
         }
         document = {
             "jobs_version": JOBS_VERSION,
-            "name": self.name,
-            "id": self.id,
-            "submitted_utc": self.submitted_utc,
+            **{name: getattr(self, name) for name in _PLAIN},
             "argv": [redact_text(word) for word in self.argv],
-            "over": self.over,
             "cells": list(self.cells),
             "codes": codes,
-            "settings": dict(self.settings),
-            "force": self.force,
-            "retry_failed": self.retry_failed,
-            "block_retries": self.block_retries,
             "plan": self.plan.to_document(),
         }
         write_json_atomically(file, document)
@@ -112,18 +109,11 @@ def read_array(file: Path) -> JobArray:
         found = problems[0] if problems else "not of this version"
         raise UsageError(f"{file}: {found}; end its jobs with scancel and remove the file")
     return JobArray(
-        name=document["name"],
-        id=document["id"],
-        submitted_utc=document["submitted_utc"],
+        **{name: document[name] for name in _PLAIN},
         argv=tuple(document.get("argv", ())),
-        over=document["over"],
         plan=Plan.from_document(document["plan"]),
         cells=tuple(document["cells"]),
         codes={arm or None: _CODE.validate_python(v) for arm, v in document["codes"].items()},
-        settings=document["settings"],
-        force=document["force"],
-        retry_failed=document["retry_failed"],
-        block_retries=document["block_retries"],
     )
 
 
@@ -206,14 +196,11 @@ def without_secrets(plan: Plan) -> None:
     """
     for cell in plan.cells:
         for run in (cell.resolved, *cell.by_arm.values()):
-            names = _redacted(run.launch.env, run.model_dump(mode="json")["launch"]["env"])
+            written = run.model_dump(mode="json")["launch"]["env"]
+            names = [name for name, value in run.launch.env.items() if written.get(name) != value]
             if names:
                 raise UsageError(
                     f"cell {cell.id}: env.{names[0]} holds a credential, which is kept out of all"
                     " files, so a job or another host would not get it; export the variable where"
                     " you start from, and take it out of the sweep"
                 )
-
-
-def _redacted(given: Mapping[str, str], written: Mapping[str, str]) -> list[str]:
-    return [name for name, value in given.items() if written.get(name) != value]

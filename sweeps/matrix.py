@@ -137,8 +137,15 @@ def expand(
         arm: the arm that runs the cells; rules may name it by the key `arm`.
         settings: of that arm, on top of the cell's and below the overrides'.
     """
-    written = [cell for cell in _combinations(matrix) if not _excluded(cell, matrix.exclude)]
-    written += [_included(matrix, value, labels) for value, labels in matrix.include]
+    written = [
+        cell
+        for cell in _combinations(matrix)
+        if not any(rule.matches(cell) for rule in matrix.exclude)
+    ]
+    written += [
+        Cell(value.label, dict(labels), {**matrix.base, **value.settings}, (value,))
+        for value, labels in matrix.include
+    ]
     named = _with_unique_ids(written)
     if arm is not None:
         named = [_of_arm(cell, arm, settings or {}) for cell in named]
@@ -182,14 +189,6 @@ def _point(matrix: Matrix, choice: Sequence[tuple[Axis, AxisValue]]) -> Cell:
         settings=settings,
         origins=tuple(value for _, value in choice),
     )
-
-
-def _included(matrix: Matrix, value: AxisValue, labels: Mapping[str, str]) -> Cell:
-    return Cell(value.label, dict(labels), {**matrix.base, **value.settings}, (value,))
-
-
-def _excluded(cell: Cell, rules: Iterable[Condition]) -> bool:
-    return any(rule.matches(cell) for rule in rules)
 
 
 def _overridden(cell: Cell, rules: Iterable[Override]) -> Cell:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from bench.errors import UsageError
+from pydantic import TypeAdapter, ValidationError
+
+from bench.errors import UnsupportedError, UsageError, first_problem
 from bench.launch.arm.request import ArmRequest
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from sweeps.definition import SweepDefinition
 from sweeps.matrix import ARM, Cell, expand, pinned
-from sweeps.prune import Pruned, Runnable, judge
+from sweeps.prune import judge
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, short_path
 from sweeps.targets import PlannedTarget, planned_targets
@@ -83,7 +85,7 @@ class PlannedArm:
     codes: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently.
 
@@ -98,17 +100,17 @@ class Plan:
     name: str
     description: str
     source: str
-    cells: tuple[PlannedCell, ...]
-    pruned: tuple[PrunedCell, ...] = ()
-    duplicates: tuple[DuplicateCell, ...] = ()
     fixed: Mapping[str, Any] | None = None
-    arms: tuple[PlannedArm, ...] = ()
     interleaved: bool = False
     seed: int | None = None
-    targets: tuple[PlannedTarget, ...] = ()
     until_decided: bool = False
     pack: bool = False
     turns: int = 1
+    arms: tuple[PlannedArm, ...] = ()
+    targets: tuple[PlannedTarget, ...] = ()
+    cells: tuple[PlannedCell, ...]
+    pruned: tuple[PrunedCell, ...] = ()
+    duplicates: tuple[DuplicateCell, ...] = ()
 
     @property
     def size(self) -> int:
@@ -137,48 +139,25 @@ class Plan:
         return replace(self, cells=tuple(replace(c, repeats=repeats) for c in self.cells))
 
     def to_document(self) -> dict[str, Any]:
-        """Plain data for `plan.json`."""
-        return {
-            "plan_version": PLAN_VERSION,
-            "id": self.id,
-            "name": self.name,
-            "description": self.description,
-            "source": self.source,
-            "set": dict(self.fixed or {}),
-            "interleaved": self.interleaved,
-            "seed": self.seed,
-            "until_decided": self.until_decided,
-            "pack": self.pack,
-            "turns": self.turns,
-            "arms": [asdict(arm) for arm in self.arms],
-            "targets": [target.to_document() for target in self.targets],
-            "cells": [
-                {
-                    "id": cell.id,
-                    "labels": dict(cell.labels),
-                    "repeats": cell.repeats,
-                    "config_hash": cell.resolved.config_hash,
-                    "slug": cell.resolved.slug,
-                    "resolved": cell.resolved.model_dump(mode="json"),
-                    "by_arm": {
-                        arm: {
-                            "config_hash": run.config_hash,
-                            "resolved": run.model_dump(mode="json"),
-                        }
-                        for arm, run in cell.by_arm.items()
-                    },
-                }
-                for cell in self.cells
-            ],
-            "pruned": [
-                {"id": c.id, "labels": dict(c.labels), "rule": c.rule, "reason": c.reason}
-                for c in self.pruned
-            ],
-            "duplicates": [
-                {"id": c.id, "labels": dict(c.labels), "same_as": c.same_as, "reason": c.reason}
-                for c in self.duplicates
-            ],
-        }
+        """Plain data for `plan.json`: every field, with the hashes that name the runs."""
+        plain = _PLAN.dump_python(self, mode="json")
+        plain["cells"] = [
+            {
+                "id": cell.id,
+                "labels": dict(cell.labels),
+                "repeats": cell.repeats,
+                "config_hash": cell.resolved.config_hash,
+                "slug": cell.resolved.slug,
+                "resolved": item["resolved"],
+                "by_arm": {
+                    arm: {"config_hash": run.config_hash, "resolved": item["by_arm"][arm]}
+                    for arm, run in cell.by_arm.items()
+                },
+            }
+            for cell, item in zip(self.cells, plain["cells"], strict=True)
+        ]
+        named = {"set" if name == "fixed" else name: value for name, value in plain.items()}
+        return {"plan_version": PLAN_VERSION, **named, "set": named["set"] or {}}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Plan:
@@ -191,51 +170,23 @@ class Plan:
         if version != PLAN_VERSION:
             raise UsageError(f"plan.json: expected version {PLAN_VERSION}, found {version!r}")
         try:
-            return _read(document)
+            cells = [
+                {
+                    **cell,
+                    "by_arm": {k: run["resolved"] for k, run in cell.get("by_arm", {}).items()},
+                }
+                for cell in document["cells"]
+            ]
+            # Older plans lack fields that have a default.
+            return _PLAN.validate_python({**document, "fixed": document["set"], "cells": cells})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = str(error).splitlines()[0]
-            raise UsageError(
-                f"plan.json is damaged ({type(error).__name__}: {what}); plan the sweep again"
-            ) from None
+            what = f"{type(error).__name__}: {error}"
+            if isinstance(error, ValidationError):
+                what = first_problem(error)
+            raise UsageError(f"plan.json is damaged ({what}); plan the sweep again") from None
 
 
-def _read(document: Mapping[str, Any]) -> Plan:
-    return Plan(
-        id=document["id"],
-        name=document["name"],
-        description=document["description"],
-        source=document["source"],
-        fixed=dict(document["set"]),
-        # Plans from before there were arms have none of the three.
-        interleaved=bool(document.get("interleaved", False)),
-        seed=document.get("seed"),
-        until_decided=bool(document.get("until_decided", False)),
-        pack=bool(document.get("pack", False)),
-        turns=int(document.get("turns", 1)),
-        arms=tuple(PlannedArm(**arm) for arm in document.get("arms", ())),
-        targets=tuple(PlannedTarget(**target) for target in document.get("targets", ())),
-        cells=tuple(
-            PlannedCell(
-                id=item["id"],
-                labels=dict(item["labels"]),
-                resolved=ResolvedRun.model_validate(item["resolved"]),
-                repeats=int(item["repeats"]),
-                by_arm={
-                    arm: ResolvedRun.model_validate(run["resolved"])
-                    for arm, run in item.get("by_arm", {}).items()
-                },
-            )
-            for item in document["cells"]
-        ),
-        pruned=tuple(
-            PrunedCell(item["id"], dict(item["labels"]), item["rule"], item["reason"])
-            for item in document["pruned"]
-        ),
-        duplicates=tuple(
-            DuplicateCell(item["id"], dict(item["labels"]), item["same_as"], item["reason"])
-            for item in document["duplicates"]
-        ),
-    )
+_PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
 def sweep_cells(definition: SweepDefinition, fixed: Settings) -> tuple[Cell, ...]:
@@ -324,16 +275,16 @@ def _targets(definition: SweepDefinition, fixed: Settings) -> tuple[PlannedTarge
     return planned_targets(definition.targets, sweep_cells(definition, fixed))
 
 
-def _as_planned(items: Mapping[str, Runnable | Pruned], repeats: int) -> PlannedCell | PrunedCell:
+def _as_planned(
+    items: Mapping[str, tuple[Cell, ResolvedRun | UnsupportedError]], repeats: int
+) -> PlannedCell | PrunedCell:
     """One cell, judged for every arm (under "" for all of them)."""
     by_arm: dict[str, ResolvedRun] = {}
-    for arm, item in items.items():
-        labels = {name: label for name, label in item.cell.labels.items() if name != ARM}
-        if isinstance(item, Pruned):
-            reason = f"arm {arm}: {item.reason}" if arm else item.reason
-            return PrunedCell(item.cell.id, labels, item.rule, reason)
-        by_arm[arm] = item.resolved
+    for arm, (cell, found) in items.items():
+        labels = {name: label for name, label in cell.labels.items() if name != ARM}
+        if isinstance(found, UnsupportedError):
+            reason = f"arm {arm}: {found.reason}" if arm else found.reason
+            return PrunedCell(cell.id, labels, found.rule, reason)
+        by_arm[arm] = found
     resolved = next(iter(by_arm.values()))
-    return PlannedCell(
-        item.cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k}
-    )
+    return PlannedCell(cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from bench.errors import ConfigError, UnsupportedError
 from bench.resolve import resolve
@@ -16,23 +15,6 @@ from sweeps.settings import Settings, full_path, known_paths, run_spec
 MAX_SHOWN_PROBLEMS = 20
 
 
-@dataclass(frozen=True)
-class Runnable:
-    """A cell that this machine can run."""
-
-    cell: Cell
-    resolved: ResolvedRun
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """A cell that cannot run here; `rule` is stable, `reason` is for people."""
-
-    cell: Cell
-    rule: str
-    reason: str
-
-
 def judge(
     cells: Iterable[Cell],
     machine: Machine,
@@ -40,8 +22,8 @@ def judge(
     source: str,
     base_lines: Mapping[str, int],
     fixed: Settings,
-) -> Iterator[Runnable | Pruned]:
-    """Resolve every cell, in order.
+) -> list[tuple[Cell, ResolvedRun | UnsupportedError]]:
+    """Every cell, in order, and its run or why this machine cannot run it.
 
     Args:
         cells: what the matrix expands to.
@@ -53,19 +35,19 @@ def judge(
     Raises:
         SweepFileError: cells that are wrong on every machine, each with the line to change.
     """
-    judged: list[Runnable | Pruned] = []
+    judged: list[tuple[Cell, ResolvedRun | UnsupportedError]] = []
     problems: dict[Problem, list[str]] = {}
     for cell in cells:
         try:
-            judged.append(Runnable(cell, resolve(cell.spec, machine)))
+            judged.append((cell, resolve(cell.spec, machine)))
         except UnsupportedError as error:
-            judged.append(Pruned(cell, error.rule, error.reason))
+            judged.append((cell, error.with_traceback(None)))
         except ConfigError as error:
             line = _line_to_blame(cell, error, machine, base_lines, fixed)
             problems.setdefault(Problem(line, str(error)), []).append(cell.id)
     if problems:
         raise SweepFileError(source, _with_cells(problems))
-    yield from judged
+    return judged
 
 
 def _with_cells(problems: Mapping[Problem, list[str]]) -> list[Problem]:

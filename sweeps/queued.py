@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,7 +19,7 @@ from sweeps.following import Follower
 from sweeps.jobs import JobArray, see_jobs, settle, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Subscriber, SweepStarted, ignore
-from sweeps.resume import PastRun, PlannedRun
+from sweeps.resume import PastRun, Progressed
 from sweeps.runner import (
     RunOptions,
     SweepOutcome,
@@ -29,20 +29,6 @@ from sweeps.runner import (
     look_at_runs,
 )
 from sweeps.submitting import Submission, Submitter
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The runs of a plan by what is known of them."""
-
-    missing: tuple[PlannedRun, ...]
-    done: tuple[PastRun, ...]
-    failed: tuple[PastRun, ...]
-
-    @property
-    def cells(self) -> dict[str, int]:
-        """Cell -> number of its missing runs."""
-        return dict(Counter(run.cell.id for run in self.missing))
 
 
 def run_queued(
@@ -67,17 +53,18 @@ def run_queued(
         seen = see_jobs(store, plan.id, submission.queue)
         settle(store, plan.id, seen)
         before = _look(plan, maker, options)
+        missing = _missing_by_cell(before)
         adopted = {
             cell: job
             for cell, (job, array) in seen.cells.items()
-            if cell in before.cells and _same(plan, array, cell)
+            if cell in missing and _same(plan, array, cell)
         }
         again = again_lines(before.missing, maker)
         publish(
             SweepStarted(plan.id, len(before.missing), len(before.done), len(before.failed), again)
         )
         known = {run_id for run_id, _, one in store.statuses(plan.id) if one.state != "running"}
-        to_submit = {cell: runs for cell, runs in before.cells.items() if cell not in adopted}
+        to_submit = {cell: runs for cell, runs in missing.items() if cell not in adopted}
         jobs = {*adopted.values(), *Submitter(submission, plan, store, options).submit(to_submit)}
         follower = Follower(maker, submission, jobs, told=known, total=len(before.missing))
         follower.follow(len(adopted))
@@ -99,7 +86,7 @@ def write_scripts(
     maker = RunMaker(plan.id, store, sides, Event(), ignore)
     with store.lock():
         plan = _kept(plan, whole, store, options)
-        cells = _look(plan, maker, options).cells
+        cells = _missing_by_cell(_look(plan, maker, options))
         return Submitter(submission, plan, store, options).write_scripts(cells, script)
 
 
@@ -111,12 +98,16 @@ def _kept(plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions) -> 
     return plan
 
 
-def _look(plan: Plan, maker: RunMaker, options: RunOptions) -> _Found:
-    if plan.interleaved:
-        blocks = look_at_blocks(plan, maker, options)
-        return _Found(blocks.missing_runs, blocks.done, blocks.failed)
-    runs = look_at_runs(plan, maker, options)
-    return _Found(runs.missing, runs.done, runs.failed)
+def _look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
+    if not plan.interleaved:
+        return look_at_runs(plan, maker, options)
+    blocks = look_at_blocks(plan, maker, options)
+    return Progressed(blocks.missing_runs, blocks.done, blocks.failed)
+
+
+def _missing_by_cell(found: Progressed) -> dict[str, int]:
+    """Cell -> number of its missing runs."""
+    return dict(Counter(run.cell.id for run in found.missing))
 
 
 def _same(plan: Plan, array: JobArray, cell: str) -> bool:
@@ -125,7 +116,9 @@ def _same(plan: Plan, array: JobArray, cell: str) -> bool:
     return now.config_hashes == then.config_hashes and plan.interleaved == array.plan.interleaved
 
 
-def _outcome(maker: RunMaker, before: _Found, after: _Found, known: set[str]) -> SweepOutcome:
+def _outcome(
+    maker: RunMaker, before: Progressed, after: Progressed, known: set[str]
+) -> SweepOutcome:
     """The difference that the jobs have made; the newest run that was cut short stands for it."""
     new = [
         PastRun(s.cell or "", s.repeat, run_id, s.state, s.reason, s.arm)

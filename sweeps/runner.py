@@ -21,20 +21,19 @@ from sweeps.block_resume import (
     runs_by_block,
 )
 from sweeps.block_runner import run_blocks
-from sweeps.execution import Launch, RunMaker, Side, Sides
+from sweeps.execution import RunMaker, Sides
 from sweeps.interleave import draw_seed, planned_blocks
 from sweeps.packing import run_packed
 from sweeps.plan import Plan
 from sweeps.progress import Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
-    CodeIdentity,
     PastRun,
     PlannedRun,
     Progressed,
     compare_with_records,
+    lines_of_repeats,
     planned_runs,
 )
-from sweeps.why_again import lines_of_repeats
 
 DEFAULT_BLOCK_RETRIES = 2
 
@@ -89,39 +88,6 @@ class SweepOutcome:
         return tuple(run for run in self.ran if run.state in FINISHED_GOOD) + self.done_before
 
 
-def run_plan(
-    plan: Plan,
-    store: ResultsStore,
-    *,
-    launch: Launch,
-    code_identity: CodeIdentity,
-    options: RunOptions | None = None,
-    whole: Plan | None = None,
-    stop: Event | None = None,
-    publish: Subscriber = ignore,
-) -> SweepOutcome:
-    """Run what is missing of `plan`, holding the lock of the results folder.
-
-    Args:
-        plan: the cells to run.
-        store: the results folder.
-        launch: starts one run.
-        code_identity: names the code that a run measures.
-        options: what to repeat.
-        whole: the plan to keep in the results folder where `plan` is a selection of it.
-        stop: set it to end the current run and the sweep.
-        publish: receives progress.
-
-    Raises:
-        UsageError: another runner holds the folder.
-        NothingMeasuredError: the results folder cannot be written (a full disk).
-    """
-    side = Side(launch, code_identity)
-    return run_sides(
-        plan, store, sides={None: side}, options=options, whole=whole, stop=stop, publish=publish
-    )
-
-
 def run_sides(
     plan: Plan,
     store: ResultsStore,
@@ -132,11 +98,20 @@ def run_sides(
     stop: Event | None = None,
     publish: Subscriber = ignore,
 ) -> SweepOutcome:
-    """As `run_plan`, with a side for every arm of the plan.
+    """Run what is missing of `plan`, holding the lock of the results folder.
+
+    Args:
+        plan: the cells to run.
+        store: the results folder.
+        sides: how runs are started, for every arm of the plan.
+        options: what to repeat.
+        whole: the plan to keep in the results folder where `plan` is a selection of it.
+        stop: set it to end the current run and the sweep.
+        publish: receives progress.
 
     Raises:
         UsageError: another runner holds the folder, or the blocks were drawn with another seed.
-        NothingMeasuredError: as `run_plan`.
+        NothingMeasuredError: the results folder cannot be written (a full disk).
     """
     stop = stop or Event()
     options = options or RunOptions()

@@ -5,98 +5,66 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-_WORDS_ELSEWHERE: dict[str, tuple[str, ...]] = {
+_WORDS_ELSEWHERE: dict[str, str] = {
     # engines
-    "fsdp": ("fsdp2", "mfsdp"),
-    "fully_shard": ("fsdp2", "mfsdp"),
-    "megatron": ("mfsdp",),
-    "none": ("single",),
-    "torch": ("single", "ddp", "fsdp2"),
-    "distributed_data_parallel": ("ddp",),
-    "deepspeed": ("mfsdp", "fsdp2"),
+    "fsdp2 mfsdp": "fsdp fully_shard",
+    "mfsdp": "megatron",
+    "single": "none",
+    "single ddp fsdp2": "torch",
+    "ddp": "distributed_data_parallel",
+    "mfsdp fsdp2": "deepspeed",
     # strategies
-    "zero0": ("no_shard",),
-    "zero1": ("optim",),
-    "zero2": ("optim_grads",),
-    "zero3": ("optim_grads_params",),
-    "zero_0": ("no_shard",),
-    "zero_1": ("optim",),
-    "zero_2": ("optim_grads",),
-    "zero_3": ("optim_grads_params",),
-    "zero": ("optim", "optim_grads", "optim_grads_params"),
-    "full_shard": ("optim_grads_params",),
-    "shard_grad_op": ("optim_grads",),
-    "sharding": ("engine.strategy",),
-    "sharding_strategy": ("engine.strategy",),
-    "zero_stage": ("engine.strategy",),
-    "hsdp": ("engine.outer_size", "engine.outer_strategy"),
+    "no_shard": "zero0 zero_0",
+    "optim": "zero1 zero_1",
+    "optim_grads": "zero2 zero_2 shard_grad_op",
+    "optim_grads_params": "zero3 zero_3 full_shard",
+    "optim optim_grads optim_grads_params": "zero",
+    "engine.strategy": "sharding sharding_strategy zero_stage",
+    "engine.outer_size engine.outer_strategy": "hsdp",
     # dtypes
-    "bfloat16": ("bf16",),
-    "float16": ("fp16",),
-    "half": ("fp16",),
-    "float32": ("fp32",),
-    "float": ("fp32",),
-    "float64": ("fp64",),
-    "double": ("fp64",),
-    "dtype": ("dtypes.compute",),
-    "precision": ("dtypes.compute",),
-    "param_dtype": ("dtypes.compute",),
-    "reduce_dtype": ("dtypes.grad_comm",),
+    "bf16": "bfloat16",
+    "fp16": "float16 half",
+    "fp32": "float32 float",
+    "fp64": "float64 double",
+    "dtypes.compute": "dtype precision param_dtype",
+    "dtypes.grad_comm": "reduce_dtype",
     # training
-    "learning_rate": ("train.lr",),
-    "batch_size": ("train.global_batch", "train.micro_batch"),
-    "batch": ("train.global_batch", "train.micro_batch"),
-    "bs": ("train.global_batch", "train.micro_batch"),
-    "mbs": ("train.micro_batch",),
-    "gbs": ("train.global_batch",),
-    "gradient_accumulation": ("train.global_batch", "train.micro_batch"),
-    "gradient_accumulation_steps": ("train.global_batch", "train.micro_batch"),
-    "grad_accum": ("train.global_batch", "train.micro_batch"),
-    "sequence_length": ("train.seq_len",),
-    "context_length": ("train.seq_len",),
-    "max_seq_len": ("train.seq_len",),
-    "iterations": ("train.steps",),
-    "iters": ("train.steps",),
-    "max_steps": ("train.steps",),
-    "epochs": ("train.steps",),
-    "wd": ("train.weight_decay",),
-    "grad_clip": ("train.clip_norm",),
-    "clip_grad": ("train.clip_norm",),
-    "max_grad_norm": ("train.clip_norm",),
-    "warmup": ("train.warmup_steps",),
-    "betas": ("train.beta1", "train.beta2"),
-    "adam": ("adamw",),
-    "dataset": ("data.kind", "data.path"),
+    "train.lr": "learning_rate",
+    "train.global_batch train.micro_batch": (
+        "batch_size batch bs gradient_accumulation gradient_accumulation_steps grad_accum"
+    ),
+    "train.micro_batch": "mbs",
+    "train.global_batch": "gbs",
+    "train.seq_len": "sequence_length context_length max_seq_len",
+    "train.steps": "iterations iters max_steps epochs",
+    "train.weight_decay": "wd",
+    "train.clip_norm": "grad_clip clip_grad max_grad_norm",
+    "train.warmup_steps": "warmup",
+    "train.beta1 train.beta2": "betas",
+    "adamw": "adam",
+    "data.kind data.path": "dataset",
     # model
-    "hidden_size": ("model.hidden",),
-    "dim": ("model.hidden",),
-    "d_model": ("model.hidden",),
-    "intermediate_size": ("model.ffn_hidden",),
-    "num_layers": ("model.layers",),
-    "n_layers": ("model.layers",),
-    "num_hidden_layers": ("model.layers",),
-    "num_attention_heads": ("model.heads",),
-    "n_heads": ("model.heads",),
-    "vocab_size": ("model.vocab",),
-    "activation_checkpointing": ("model.recompute",),
-    "checkpointing": ("model.recompute",),
+    "model.hidden": "hidden_size dim d_model",
+    "model.ffn_hidden": "intermediate_size",
+    "model.layers": "num_layers n_layers num_hidden_layers",
+    "model.heads": "num_attention_heads n_heads",
+    "model.vocab": "vocab_size",
+    "model.recompute": "activation_checkpointing checkpointing",
     # processes
-    "world_size": ("launch.ranks",),
-    "nproc": ("launch.ranks",),
-    "nproc_per_node": ("launch.ranks",),
-    "gpus": ("launch.ranks", "launch.device"),
-    "num_gpus": ("launch.ranks",),
-    "processes": ("launch.ranks",),
-    "gpu": ("cuda",),
-    "timeout": ("launch.timeout_seconds",),
+    "launch.ranks": "world_size nproc nproc_per_node num_gpus processes",
+    "launch.ranks launch.device": "gpus",
+    "cuda": "gpu",
+    "launch.timeout_seconds": "timeout",
     # a sweep file
-    "grid": ("matrix",),
-    "axes": ("matrix",),
-    "defaults": ("base",),
-    "config": ("base",),
-    "runs": ("repeat",),
+    "matrix": "grid axes",
+    "base": "defaults config",
+    "repeat": "runs",
 }
-"""What other tools and papers call it -> what it is called here."""
+"""What it is called here, one name or several, and the words of other tools and papers for it."""
+
+_NAMES_HERE: dict[str, list[str]] = {
+    word: here.split() for here, words in _WORDS_ELSEWHERE.items() for word in words.split()
+}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -120,4 +88,4 @@ def _same_leaf(word: str, known: Collection[str]) -> list[str]:
 
 def _same_meaning(word: str, known: Collection[str]) -> list[str]:
     plain = _leaf(word).strip().lower().replace("-", "_")
-    return [one for one in _WORDS_ELSEWHERE.get(plain, ()) if one in known]
+    return [one for one in _NAMES_HERE.get(plain, ()) if one in known]

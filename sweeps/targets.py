@@ -7,8 +7,7 @@ report judges the records by what was asked when they were made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from sweeps.matrix import Cell, Condition
 
@@ -32,10 +31,6 @@ class PlannedTarget:
     head: str
     metric: str
     at_most: float
-
-    def to_document(self) -> dict[str, Any]:
-        """Plain data for `plan.json`."""
-        return asdict(self)
 
 
 def planned_targets(targets: Iterable[Target], cells: Sequence[Cell]) -> tuple[PlannedTarget, ...]:

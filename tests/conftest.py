@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from bench.testing.workers import ForkServer
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What forks all ranks of tests that name no launcher: it loads torch once for all of them."""
+    from bench.testing.workers import ForkServer
+    from bench.validate.session import MODULES
+
+    with ForkServer(paths=tuple(filter(None, sys.path)), modules=MODULES) as made:
+        yield made
 
 
 def cuda_device_count() -> int:

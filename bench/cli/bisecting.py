@@ -231,15 +231,7 @@ class _Looker:
         plans = self._with_arms(plans, refs)
         store = ResultsStore.open(self._results, create=True)
         plans, sides = prepared_sides(plans, store)
-        options = running.Options(
-            self._results,
-            force=False,
-            retry_failed=False,
-            max_failures=None,
-            report=False,
-            as_json=False,
-        )
-        outcome = running.run_planned(plans, sides, store, options)
+        outcome = running.run_planned(plans, sides, store, running.Options(self._results))
         if outcome.interrupted:
             raise KeyboardInterrupt
         if not outcome.good:

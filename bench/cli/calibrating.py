@@ -38,8 +38,7 @@ def run_noise(request: Request, results: Path, *, as_json: bool) -> int:
     plans = _a_against_a(requested_plan(request))
     store = ResultsStore.open(results, create=True)
     plans, sides = prepared_sides(plans, store)
-    options = running.Options(results, False, False, None, report=False, as_json=False)
-    outcome = running.run_planned(plans, sides, store, options)
+    outcome = running.run_planned(plans, sides, store, running.Options(results))
     if outcome.interrupted:
         return exit_codes.INTERRUPTED
     for line in running.closing_lines(plans.chosen, outcome):
@@ -90,14 +89,6 @@ def _show(found: list[NoiseCalibration], *, as_json: bool) -> None:
             )
             for cell in one.cells
         ]
-        head = (
-            "cell",
-            "metric",
-            "blocks",
-            "A/A change",
-            "95 % interval",
-            "spread of a block",
-            "floor",
-        )
+        head = "cell | metric | blocks | A/A change | 95 % interval | spread of a block | floor"
         console.data(f"{one.hardware.describe()}: {one.describe(now)}\n")
-        console.data(console.columns(head, rows, left=2))
+        console.data(console.columns(head.split(" | "), rows, left=2))

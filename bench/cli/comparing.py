@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,57 +28,52 @@ from sweeps.suggest import did_you_mean
 _FORMATS = {"table": to_terminal, "md": to_markdown}
 
 
-@dataclass(frozen=True)
-class Comparing:
-    """What `compare` was asked for; `ignore` are settings to set aside when cells are matched.
+def show_comparison(
+    results: Path,
+    base: str,
+    head: str | None,
+    *,
+    ignore: Sequence[str],
+    policy: Path | None,
+    form: str,
+    as_json: bool,
+) -> int:
+    """Print a comparison; of the arms of `base` where there is no head.
 
-    head: None compares the arms of `base`.
-    """
-
-    base: str
-    head: str | None
-    ignore: tuple[str, ...]
-    form: str
-    as_json: bool
-    policy: Path | None = None
-
-
-def show_comparison(results: Path, asked: Comparing) -> int:
-    """Print a comparison.
+    `ignore` are settings to set aside when cells are matched.
 
     Raises:
         UsageError: an unknown name or format.
         NothingMeasuredError: a side has no finished run.
         NotComparableError: nothing of the two sides can be compared.
     """
-    if asked.form not in _FORMATS:
+    if form not in _FORMATS:
         raise UsageError(
-            f"--format: expected one of {', '.join(_FORMATS)}, found {asked.form!r}"
-            f"{did_you_mean(asked.form, _FORMATS)}"
+            f"--format: expected one of {', '.join(_FORMATS)}, found {form!r}"
+            f"{did_you_mean(form, _FORMATS)}"
         )
-    policy = read_policy(asked.policy)
+    rules = read_policy(policy)
     store = ResultsStore.open(results, create=False)
-    if asked.head is None:
-        return _show_arms(store, asked, policy)
-    if imported := {asked.base, asked.head} & {*store.imports.ids()}:
-        return _show_beside(store, asked.base, asked.head, imported, asked)
-    comparison = compare(store, asked.base, asked.head, ignore=asked.ignore)
-    sides = sides_of_sweeps(store, asked.base, asked.head, asked.ignore)
-    judged = gate(sides, policy, calibrations(store), any_nodes=True)
+    if head is None:
+        return _show_arms(store, base, rules, form=form, as_json=as_json)
+    if {base, head} & {*store.imports.ids()}:
+        return _show_beside(store, base, head, form=form, as_json=as_json)
+    comparison = compare(store, base, head, ignore=ignore)
+    sides = sides_of_sweeps(store, base, head, ignore)
+    judged = gate(sides, rules, calibrations(store), any_nodes=True)
     now = datetime.now(UTC)
-    if asked.as_json:
+    if as_json:
         verdicts = gate_text.to_data(judged, now)
         console.data_json(to_data(comparison) | {"verdicts": verdicts})
     else:
-        console.data(_FORMATS[asked.form](comparison).rstrip("\n"))
-        console.data("\n" + gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+        console.data(_FORMATS[form](comparison).rstrip("\n"))
+        console.data("\n" + gate_text.verdicts(judged, now, form=form).rstrip("\n"))
     return exit_codes.OK
 
 
-def _show_beside(
-    store: ResultsStore, base: str, head: str, imported: set[str], asked: Comparing
-) -> int:
+def _show_beside(store: ResultsStore, base: str, head: str, *, form: str, as_json: bool) -> int:
     """Runs of which one at least is imported: numbers beside each other, and no verdict."""
+    imported = store.imports.ids()
     shown = [
         one
         for name in (base, head)
@@ -88,12 +83,14 @@ def _show_beside(
             else [of_cell(cell) for cell in load_side(store, name) if cell.finished]
         )
     ]
-    two = [store.imports.read(name) for name in (base, head)] if {base, head} <= imported else None
-    if asked.as_json:
+    two = (
+        [store.imports.read(name) for name in (base, head)] if {base, head} <= {*imported} else None
+    )
+    if as_json:
         data = {"side_by_side": to_data_beside(shown), "verdicts": None}
         console.data_json(data | ({} if two is None else {"parity": logs.parity_data(*two)}))
         return exit_codes.OK
-    render = markdown.table if asked.form == "md" else terminal.table
+    render = markdown.table if form == "md" else terminal.table
     console.data(render(side_by_side(shown)).rstrip("\n") + f"\n\n{CAPTION}")
     if two is not None:
         tables = (
@@ -109,23 +106,23 @@ def _show_beside(
     return exit_codes.OK
 
 
-def _show_arms(store: ResultsStore, asked: Comparing, policy: Policy) -> int:
-    sides = sides_of_arms(store, asked.base, None, None)
+def _show_arms(store: ResultsStore, sweep: str, policy: Policy, *, form: str, as_json: bool) -> int:
+    sides = sides_of_arms(store, sweep, None, None)
     if not sides.pairs:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in sides.failed[:5])
-        raise NothingMeasuredError(f"{asked.base} has nothing to compare: {reasons}")
+        raise NothingMeasuredError(f"{sweep} has nothing to compare: {reasons}")
     judged = gate(sides, policy, calibrations(store), any_nodes=True)
     if judged.nothing_comparable:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in judged.sides.not_comparable[:5])
-        raise NotComparableError(f"the arms of {asked.base} cannot be compared: {reasons}")
+        raise NotComparableError(f"the arms of {sweep} cannot be compared: {reasons}")
     now = datetime.now(UTC)
-    targets = judge_targets(store, asked.base) if asked.base in store.sweeps() else []
-    if asked.as_json:
+    targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
+    if as_json:
         verdicts = gate_text.to_data(judged, now)
         console.data_json(verdicts | {"targets": targets_to_data(targets)})
         return exit_codes.OK
-    console.data(gate_text.verdicts(judged, now, form=asked.form).rstrip("\n"))
+    console.data(gate_text.verdicts(judged, now, form=form).rstrip("\n"))
     if targets:
-        render = markdown.table if asked.form == "md" else terminal.table
+        render = markdown.table if form == "md" else terminal.table
         console.data("\n" + render(target_table(targets)).rstrip("\n"))
     return exit_codes.OK

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from bench.redaction import redact_text
@@ -58,6 +59,24 @@ def _print(text: str, stream: TextIO) -> None:
         silence(stream)
 
 
+def write_file(path: Path, text: str) -> None:
+    """A file that an option named, with its folder.
+
+    Raises:
+        UsageError: it cannot be written.
+        StoreFullError: no space.
+    """
+    from bench.errors import UsageError
+    from bench.store.atomic import reporting_failed_writes, write_text_atomically
+
+    try:
+        with reporting_failed_writes(path):
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(path.absolute(), text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
+
+
 def error(text: str) -> None:
     """A refusal or failure, to stderr."""
     note(f"error: {text}")
@@ -73,12 +92,10 @@ def columns(
     head: Sequence[str], rows: Sequence[tuple[str, ...]], *, left: int | None = None
 ) -> str:
     """Rows as aligned plain text; the first `left` columns (default all) align left."""
-    from reports.renderers.table import Row, Table
-    from reports.renderers.table import columns as titled
+    from reports.renderers.table import Table
     from reports.renderers.terminal import table
 
-    count = len(head) if left is None else left
-    return table(Table(titled(*head, left=count), tuple(Row(row) for row in rows)))
+    return table(Table.of(head, rows, left=len(head) if left is None else left))
 
 
 def _without_nan(value: Any) -> Any:

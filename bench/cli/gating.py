@@ -14,7 +14,6 @@ from bench.cli.planning import Request, find_sweep_file, requested_plan, sweep_f
 from bench.cli.policies import read_policy
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from bench.store.atomic import reporting_failed_writes, write_text_atomically
 from bench.store.documents import read_document
 from reports.gates import gate_text, github
 from reports.gates.baseline import Baseline, read_baseline
@@ -175,15 +174,7 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]
     pair = two_arms(plans.chosen.id, names, asked.base_arm, asked.head_arm)
-    options = running.Options(
-        results,
-        False,
-        False,
-        None,
-        report=False,
-        as_json=False,
-        budget_seconds=asked.budget_seconds,
-    )
+    options = running.Options(results, budget_seconds=asked.budget_seconds)
     _, outcome, budget = running.run_within(
         plans, sides, store, options, policy=policy, pairs=[pair]
     )
@@ -209,18 +200,7 @@ def _confirmed(
         f"regressed; running {asked.confirm} more blocks of every cell before it is believed"
     )
     request = replace(_request(asked.sweep, asked.arms, blocks), interleave=True)
-    code = running.run_sweep(
-        request,
-        running.Options(
-            results,
-            force=False,
-            retry_failed=False,
-            max_failures=None,
-            report=False,
-            as_json=False,
-        ),
-    )
-    if code == exit_codes.INTERRUPTED:
+    if running.run_sweep(request, running.Options(results)) == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     return _judged(store, sweep, asked, policy)
 
@@ -228,24 +208,15 @@ def _confirmed(
 def _write_files(result: GateResult, asked: Gating, now: datetime) -> None:
     markdown = gate_text.to_markdown(result, now)
     if asked.junit is not None:
-        _write(asked.junit, to_junit(result, strict=asked.strict))
+        console.write_file(asked.junit, to_junit(result, strict=asked.strict))
     if asked.markdown is not None:
-        _write(asked.markdown, markdown)
+        console.write_file(asked.markdown, markdown)
     if asked.github:
         for line in github.annotation_lines(result):
             console.note(line) if asked.as_json else console.data(line)
         place = os.environ.get("GITHUB_STEP_SUMMARY")
         if place:
             _append(Path(place), markdown)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with reporting_failed_writes(path):
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(path.absolute(), text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def _append(path: Path, markdown: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli import console, exit_codes
@@ -14,37 +13,33 @@ from reports.comparisons.imported import absences, of_import, side_by_side, to_d
 from reports.renderers import terminal
 
 
-@dataclass(frozen=True)
-class Importing:
-    """What `import` was asked for. facts: FIELD=VALUE."""
-
-    results: Path
-    log: Path | None
-    form: str | None
-    name: str | None
-    facts: list[str]
-    as_json: bool
-
-
-def import_log(asked: Importing) -> int:
-    """Keep a log, or list what was kept.
+def import_log(
+    results: Path,
+    log: Path | None,
+    *,
+    form: str | None,
+    name: str | None,
+    facts: list[str],
+    as_json: bool,
+) -> int:
+    """Keep a log with `facts` (FIELD=VALUE), or list what was kept.
 
     Raises:
         UsageError: a log that cannot be read, a name that is taken, or a fact that is none.
         NothingMeasuredError: no training step is found in the log.
     """
-    if asked.log is None:
-        if asked.name or asked.form or asked.facts:
+    if log is None:
+        if name or form or facts:
             raise UsageError("--from, --name and --set say what a log is; name the log")
-        store = ResultsStore.open(asked.results, create=False)
-        return _show(list(store.imports.all()), asked)
-    facts = dict(_fact(text) for text in asked.facts)
-    workload, provenance, steps = read_log(asked.log, asked.form, facts)
-    store = ResultsStore.open(asked.results, create=True)
-    name = asked.name or asked.log.name.removesuffix(asked.log.suffix)
+        kept = list(ResultsStore.open(results, create=False).imports.all())
+        return _show(kept, results, as_json=as_json)
+    workload, provenance, steps = read_log(log, form, dict(map(_fact, facts)))
+    store = ResultsStore.open(results, create=True)
+    name = name or log.name.removesuffix(log.suffix)
     if name in store.sweeps():
-        raise UsageError(f"{name} is the name of a sweep in {asked.results}; choose one by --name")
-    return _show([store.imports.write(name, workload, provenance, steps)], asked)
+        raise UsageError(f"{name} is the name of a sweep in {results}; choose one by --name")
+    run = store.imports.write(name, workload, provenance, steps)
+    return _show([run], results, as_json=as_json)
 
 
 def _fact(text: str) -> tuple[str, str]:
@@ -54,13 +49,13 @@ def _fact(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _show(runs: list[ImportedRun], asked: Importing) -> int:
+def _show(runs: list[ImportedRun], results: Path, *, as_json: bool) -> int:
     shown = [of_import(run) for run in runs]
-    if asked.as_json:
+    if as_json:
         console.data_json({"imports": to_data(shown)})
         return exit_codes.OK
     if not runs:
-        console.data(f"{asked.results} holds no imported run")
+        console.data(f"{results} holds no imported run")
         return exit_codes.OK
     console.data(terminal.table(side_by_side(shown)).rstrip("\n"))
     for name, missing in absences(shown):

@@ -1,6 +1,8 @@
 """`mfsdp-bench`: one command is run, and every ending becomes an exit code.
 
 Only typer is imported here. A verb imports what it needs when it runs, so that `--help` stays fast.
+
+An exception that nobody expected becomes a short message, with its traceback in a file.
 """
 
 from __future__ import annotations
@@ -8,8 +10,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import platform
 import shutil
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +22,8 @@ import typer
 
 from bench.cli import console
 from bench.cli.app import app
-from bench.cli.crash import write_crash_report
 from bench.cli.exit_codes import INTERNAL, INTERRUPTED, NOTHING_MEASURED, OK, USAGE
+from bench.redaction import redact_text
 
 # The class of all refusals by the argument parser; typer carries its own copy of click in some
 # versions, so it is found through a class that typer exports.
@@ -91,3 +96,19 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def write_crash_report(error: BaseException, arguments: list[str]) -> Path | None:
+    """Write the traceback to a new file in the temporary folder; None if that fails too."""
+    lines = [
+        f"command: mfsdp-bench {' '.join(arguments)}\n",
+        f"python: {platform.python_version()} on {platform.platform()}\n\n",
+        *traceback.format_exception(error),
+    ]
+    try:
+        handle, name = tempfile.mkstemp(prefix="mfsdp-bench-crash-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
+            stream.writelines(redact_text(line) for line in lines)
+    except OSError:
+        return None
+    return Path(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli import console, exit_codes
@@ -11,7 +10,6 @@ from bench.errors import NothingMeasuredError, UsageError
 from reports.nccl.audit import Audit, audit_paths
 from reports.nccl.requirement import (
     Conditions,
-    Requirement,
     Result,
     judge,
     parse_requirements,
@@ -21,48 +19,36 @@ from reports.nccl.requirement import (
 FORMATS = ("table", "json", "md")
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    logs: list[str]
-    require: str | None
-    profile: str | None
-    after_iteration: int | None
-    min_bytes: int
-    form: str
-    junit: Path | None
-
-
-def show_audit(request: Request) -> int:
+def show_audit(
+    logs: Sequence[str],
+    *,
+    require: str | None,
+    topology: str | None,
+    conditions: Conditions,
+    form: str,
+    junit: Path | None,
+) -> int:
     """Print the audit; the exit code says whether the requirements are met.
 
     Raises:
         UsageError: a path that cannot be read, or an option that means nothing.
     """
-    if request.form not in FORMATS:
-        raise UsageError(f"--format: expected one of {', '.join(FORMATS)}, found {request.form!r}")
-    requirements = _requirements(request)
-    if request.junit is not None and not requirements:
+    if form not in FORMATS:
+        raise UsageError(f"--format: expected one of {', '.join(FORMATS)}, found {form!r}")
+    requirements = () if topology is None else profile(topology)
+    requirements += () if require is None else parse_requirements(require)
+    if junit is not None and not requirements:
         raise UsageError("--junit writes the results of requirements; give --require or --profile")
-    if request.after_iteration is not None and not requirements:
+    if conditions.after_iteration is not None and not requirements:
         raise UsageError("--after-iteration narrows requirements; give --require or --profile")
-    audit = _audit(request.logs)
-    conditions = Conditions(request.after_iteration, request.min_bytes)
+    audit = _audit(logs)
     results = judge(audit, requirements, conditions)
-    _print(audit, results, request.form)
-    if request.junit is not None:
-        _write_junit(request.junit, results)
+    _print(audit, results, form)
+    if junit is not None:
+        from reports.nccl.presentation import to_junit
+
+        console.write_file(junit, to_junit(results))
     return _code(audit, results)
-
-
-def _requirements(request: Request) -> tuple[Requirement, ...]:
-    found: tuple[Requirement, ...] = ()
-    if request.profile is not None:
-        found += profile(request.profile)
-    if request.require is not None:
-        found += parse_requirements(request.require)
-    return found
 
 
 def _audit(logs: Sequence[str]) -> Audit:
@@ -87,16 +73,6 @@ def _print(audit: Audit, results: Sequence[Result], form: str) -> None:
 
     write = to_markdown if form == "md" else to_terminal
     console.data(write(audit, results).rstrip("\n"))
-
-
-def _write_junit(path: Path, results: Sequence[Result]) -> None:
-    from bench.store.atomic import write_text_atomically
-    from reports.nccl.presentation import to_junit
-
-    try:
-        write_text_atomically(path, to_junit(results))
-    except OSError as error:
-        raise UsageError(f"--junit: {path} cannot be written: {error.strerror}") from error
 
 
 def _code(audit: Audit, results: Sequence[Result]) -> int:

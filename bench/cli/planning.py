@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import sweeps
 from bench.cli import console, exit_codes
@@ -204,11 +203,7 @@ def pruned_text(plan: Plan) -> str:
 
 
 def _totals(plan: Plan) -> str:
-    counts: dict[str, Any] = {
-        "cells": plan.size,
-        "to run": len(plan.cells),
-        "pruned": len(plan.pruned),
-        "merged": len(plan.duplicates),
-        "runs": plan.runs,
-    }
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
+    return (
+        f"cells {plan.size}, to run {len(plan.cells)}, pruned {len(plan.pruned)},"
+        f" merged {len(plan.duplicates)}, runs {plan.runs}"
+    )

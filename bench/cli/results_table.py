@@ -9,7 +9,7 @@ from bench.derive.metrics import BUS_BANDWIDTH, LATENCY, LOSS, STEP_TIME, THROUG
 from bench.store import ResultsStore
 from reports.comparisons.change import memory_metric
 from reports.renderers import quantity
-from reports.renderers.table import Row, RowKind, Table, columns
+from reports.renderers.table import Row, RowKind, Table
 from reports.views.cells import Cell
 from reports.views.sweep_view import load_sweeps
 from sweeps.plan import Plan
@@ -29,8 +29,8 @@ def results_table(store: ResultsStore, plan: Plan) -> Table | None:
     if any(cell.resolved.collective is None for cell in cells):
         metrics += [THROUGHPUT, LOSS]
     metrics += [] if memory is None else [memory]
-    titles = columns("cell", "runs", *(metric.title for metric in metrics), left=1)
-    return Table(titles, tuple(_row(cell, metrics) for cell in cells))
+    titles = ("cell", "runs", *(metric.title for metric in metrics))
+    return Table.of(titles, (_row(cell, metrics) for cell in cells))
 
 
 def _row(cell: Cell, metrics: Sequence[Metric]) -> Row:

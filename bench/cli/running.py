@@ -50,11 +50,11 @@ class Options:
     """Options of `run` that are not about the sweep itself."""
 
     results: Path
-    force: bool
-    retry_failed: bool
-    max_failures: int | None
-    report: bool
-    as_json: bool
+    force: bool = False
+    retry_failed: bool = False
+    max_failures: int | None = None
+    report: bool = False
+    as_json: bool = False
     block_retries: int = DEFAULT_BLOCK_RETRIES
     seed: int | None = None
     budget_seconds: float | None = None

@@ -134,9 +134,10 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         steady = summary.steady
         window = f"steps {steady.first} to {steady.last}" if steady.stable else "not stable"
         rows.append(("steady state", f"{window} ({steady.reason or steady.method})"))
+    categories = summary.memory_by_category_bytes
     rows += [
         (f"memory: {name.replace('_', ' ')}", quantity.binary_bytes(size))
-        for name, size in _memory(summary)
+        for name, size in sorted(categories.items(), key=lambda item: -item[1])
     ]
     saved = checkpoint_cost(record)
     if saved is not None and saved.saves:
@@ -173,10 +174,6 @@ _PROOFS = {
     "mismatch": "not what the ranks found",
     None: "not proven",
 }
-
-
-def _memory(summary: Any) -> list[tuple[str, int]]:
-    return sorted(summary.memory_by_category_bytes.items(), key=lambda item: -item[1])
 
 
 def show_logs(results: Path, run: str, rank: int | None, *, as_json: bool) -> int:

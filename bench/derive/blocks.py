@@ -60,7 +60,7 @@ def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Bl
     complete = [block for block in found if set(block) == wanted]
     if not complete:
         return []
-    complete.sort(key=_block_age)
+    complete.sort(key=lambda block: max(map(_age, block.values())))
     current = _measured(complete[-1])
     # Later attempts come later in the list and replace earlier ones of the same number.
     by_number = {_number(block): block for block in complete if _measured(block) == current}
@@ -95,7 +95,3 @@ def _number(block: Block) -> int:
 def _age(record: RunRecord) -> tuple[str, str]:
     """Sorts by start; the run id's time stamp has milliseconds, as `started_utc` has."""
     return record.status.started_utc, record.run_id.rpartition("/")[2]
-
-
-def _block_age(block: Block) -> tuple[str, str]:
-    return max(_age(record) for record in block.values())

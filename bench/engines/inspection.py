@@ -81,73 +81,57 @@ class Inspection(Protocol):
 
     def gradients(self) -> dict[str, LocalRows | None]:
         """Of every trainable parameter, what the next optimizer step would be handed."""
-        ...
 
     def weights(self) -> dict[str, LocalRows]:
         """Of every parameter, the weights that the optimizer updates."""
-        ...
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The engine's own way to whole weights. Collective."""
-        ...
 
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load a plain state dict, and refuse one that does not fit. Collective."""
-        ...
 
     def equalise_weights(self) -> None:
         """Give replicas of a weight the first replica's values. Collective."""
-        ...
 
     def wire(self) -> list[WireEntry]:
         """The engine's own log of collectives since it was built."""
-        ...
 
     def buckets(self) -> list[BucketContents]:
         """Flat buffers in their order."""
-        ...
 
     def held_bytes(self) -> dict[str, int]:
         """The engine's own account, now, by category of `bench.meters.memory`."""
-        ...
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The loss of a forward pass without autograd. Collective."""
-        ...
 
     def gather_ahead(self) -> None:
         """Start gathering weights that the next forward pass needs. Collective."""
-        ...
 
     def recording(self) -> AbstractContextManager[Recorded]:
         """Record every operation inside a block, and what it does to memory."""
-        ...
 
     def finish_gradients(self) -> None:
         """Complete gradients although no microbatch was marked as the last. Collective."""
-        ...
 
     def follow(self, write: Callable[[str], None]) -> None:
         """Call `write` with a line for everything that the engine does from now on."""
-        ...
 
     def follow_reads(self, note: Callable[[str, int, int, str], None]) -> None:
         """Call `note` with every read of another rank's memory, which torch does not see.
 
         With dtype, bytes, ranks and group, when it has been made.
         """
-        ...
 
     def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> Mapping[str, Any]:
         """Whole weights by name, by every way out of the engine; `loss`: losses that are equal.
 
         Files go to the new folder `folder`, the same on all ranks. Collective.
         """
-        ...
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:
         """Reduce gradients in `dtype` from now on, or refuse while a reduction is under way."""
-        ...
 
 
 @runtime_checkable
@@ -156,11 +140,9 @@ class Inspectable(Protocol):
 
     def code_path(self) -> str:
         """As every engine's."""
-        ...
 
     def inspection(self) -> Inspection:
         """A view of the engine; cheap, holds nothing but the engine."""
-        ...
 
 
 def local_rows(tensor: Tensor) -> LocalRows:

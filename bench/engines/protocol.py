@@ -24,18 +24,15 @@ class Reported(Protocol):
 
     def memory_by_category(self) -> dict[str, int]:
         """Bytes on this rank by category of `bench.meters.memory`; unknown ones are absent."""
-        ...
 
     def pool_plan(self) -> dict[str, Any] | None:
         """Buckets that come and go and the pools they sit in; None where there is no such thing.
 
         Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
         """
-        ...
 
     def code_path(self) -> str:
         """The file of the implementation under test, as proof of what was measured."""
-        ...
 
 
 class Engine(Reported, Protocol):
@@ -48,38 +45,30 @@ class Engine(Reported, Protocol):
 
         `is_last` says that the optimizer step follows, so gradients must be complete after it.
         """
-        ...
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """Clip in place; the global norm before clipping (scalar tensor, equal on all ranks)."""
-        ...
 
     def optimizer_step(self) -> None:
         """Update the weights; the next forward sees the result on every rank."""
-        ...
 
     def zero_grad(self) -> None:
         """Forget the gradients of this step."""
-        ...
 
     def set_learning_rate(self, lr: float) -> None:
         """Used by the next `optimizer_step`."""
-        ...
 
     def wire_bytes(self) -> int | None:
         """Bytes this rank has sent since it was built (`RingBytes` convention); None if unknown."""
-        ...
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """Of `wire_bytes`, what gathers of weights sent, by torch's name of the dtype on the wire.
 
         None where the engine does not say; one that was written before may lack the method.
         """
-        ...
 
     def save_checkpoint(self, folder: Path) -> None:
         """Write weights and optimizer state to `folder`, which does not exist yet. Collective."""
-        ...
 
 
 class Waitable(Protocol):
@@ -87,7 +76,6 @@ class Waitable(Protocol):
 
     def wait(self) -> object:
         """Let the current stream wait for its end; on a CPU return afterwards."""
-        ...
 
 
 class Collective(Reported, Protocol):
@@ -95,19 +83,15 @@ class Collective(Reported, Protocol):
 
     def start(self) -> Waitable:
         """Issue the operation once."""
-        ...
 
     def synchronize(self) -> None:
         """Return once the device has done everything."""
-        ...
 
     def check(self) -> None:
         """Run it once on values whose result is known; raises where the result is another."""
-        ...
 
     def close(self) -> None:
         """Give back what must go before the process group."""
-        ...
 
 
 EngineFactory = Callable[[nn.Module, ResolvedRun, torch.device], Engine]

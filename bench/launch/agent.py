@@ -18,10 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.launch.command import WORKER_MODULE
 from bench.launch.deaths import Deaths
-from bench.launch.forked_ranks import fork_ranks
+from bench.launch.forked_ranks import fork_ranks, load_torch
 from bench.launch.parent_death import die_with_parent
 from bench.launch.process import AGENT_PID_VARIABLE
+from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.launch.rendezvous import Rendezvous, node_number
 from bench.launch.share import keep_to_share
 
@@ -67,6 +69,8 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
     # With CUDA, ranks load their libraries themselves: a fork of what has loaded them never ran.
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         fork_ranks()
+        if os.environ.get(WORKER_VARIABLE) == WORKER_MODULE:
+            load_torch()
     # --standalone lets both the rendezvous and the process group take ports that the kernel found
     # free; --local-addr keeps them on this machine, whatever its host name resolves to.
     scratch = run_dir / "logs" / f"torchrun.{file}"

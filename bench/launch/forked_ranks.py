@@ -1,6 +1,6 @@
 """Ranks as forks of their agent, which has loaded torch: a start takes half the time.
 
-torchrun starts each rank as `python -m bench.launch.rank ...`, and each loads torch anew: two
+torchrun starts each rank as `python -m bench.launch.rank ...`, and each loads torch anew: three
 seconds of processor time per rank, before anything is measured. A fork has it already. Only torch
 is shared; the code that a run measures is loaded, and proven, in the rank itself.
 
@@ -24,6 +24,16 @@ from bench.launch.process import RANK_NAME
 
 _PR_SET_NAME = 15
 _LOOK_SECONDS = 0.02
+
+
+def load_torch() -> None:
+    """Load the parts of torch that every rank which trains loads. None of them starts a thread."""
+    import torch._dynamo  # the first optimizer loads it
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+    import torch.nn.parallel
+    import torch.utils.checkpoint  # noqa: F401
 
 
 def fork_ranks() -> None:

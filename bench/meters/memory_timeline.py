@@ -41,11 +41,6 @@ class TimelineMeter:
         """A meter for engines that keep a ledger."""
         return cls(engine.ledger(), activations) if isinstance(engine, HasLedger) else None
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether the step under way is recorded."""
-        return self._stop is not None
-
     def after_step(self, step: int) -> None:
         """Callback of the loop, between two steps."""
         if step == RECORDED_STEP - 1:

@@ -1,10 +1,12 @@
-"""`resolve`: every choice made, every user error raised, before a process starts."""
+"""`resolve`: every choice made, every user error raised, before a process starts.
+
+It also fills in the dtypes that a spec leaves open, by the rules of the core's own policy.
+"""
 
 from __future__ import annotations
 
 from bench.errors import UnsupportedError
 from bench.resolve.collective_rules import check_collective
-from bench.resolve.dtype_policy import resolve_dtypes
 from bench.resolve.engine_rules import resolve_engine
 from bench.resolve.environment_names import check_environment
 from bench.resolve.linear_rules import resolve_linear
@@ -14,7 +16,8 @@ from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
 from bench.resolve.parallel_rules import check_expert_parallel, data_parallel_ranks
 from bench.resolve.rules import RULES
 from bench.resolve.validity import check_launch, check_spec
-from bench.spec import CollectiveSettings, ResolvedDtypes, ResolvedRun, RunSpec
+from bench.spec import CollectiveSettings, DtypeSpec, ResolvedDtypes, ResolvedRun, RunSpec
+from mfsdp_core.plan.dtype_policy import resolve_dtypes as resolve_group_dtypes
 
 
 def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
@@ -80,4 +83,21 @@ def _resolve_collective(spec: RunSpec, settings: CollectiveSettings) -> Resolved
         measure=spec.measure,
         data_parallel=spec.launch.ranks,
         microbatches=1,
+    )
+
+
+def resolve_dtypes(dtypes: DtypeSpec) -> ResolvedDtypes:
+    """The four dtypes of a run.
+
+    main_grads defaults to the compute dtype, grad_comm to main_grads. `main_params` None is kept:
+    it says that the compute weights are the main ones, whatever their dtype.
+    """
+    group = resolve_group_dtypes(
+        dtypes.compute, dtypes.main_params, dtypes.main_grads, dtypes.grad_comm
+    )
+    return ResolvedDtypes(
+        compute=group.compute,
+        main_params=dtypes.main_params,
+        main_grads=group.main_grads,
+        grad_comm=group.grad_comm,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bench.errors import first_problem
 from bench.record import (
     FINISHED_GOOD,
     SCHEMA_VERSION,
@@ -112,11 +113,7 @@ def read_spec(path: Path) -> ResolvedRun:
     except RecursionError as error:
         raise DamagedRecordError(f"{file} cannot be understood: nested too deep") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise DamagedRecordError(
-            f"{file} cannot be understood: {key + ': ' if key else ''}{first['msg']}"
-        ) from error
+        raise DamagedRecordError(f"{file} cannot be understood: {first_problem(error)}") from error
     except ValueError as error:
         raise DamagedRecordError(f"{file} is not valid JSON: {error}") from error
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from bench.errors import first_problem
 from bench.record import StepSample
 from bench.store.lateness import read_bytes
 
@@ -143,6 +144,5 @@ def _rank_in(line: bytes) -> int:
 
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return first_problem(error)
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from bench.launch.forked_ranks import load_torch
 from bench.launch.parent_death import die_with_parent
 from bench.testing.worker_group import Reap, WorkerGroup
 
@@ -68,13 +69,8 @@ def _exit_code(pid: int) -> int:
 
 def _load(modules: Sequence[str]) -> None:
     """Import torch and `modules`, which ranks need, and hide them from garbage collectors."""
+    load_torch()
     import torch
-    import torch._dynamo  # `torch.compiler.disable` loads it, which every rank would do by itself
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-    import torch.nn.parallel
-    import torch.utils.checkpoint
 
     for module in modules:
         importlib.import_module(module)

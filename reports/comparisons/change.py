@@ -3,6 +3,8 @@
 "5 % faster" can mean 5 % less time (1.053x the throughput) or 5 % more throughput (4.8 % less
 time); published evidence has been read both ways. So time change, throughput change and ratio
 appear together and by name.
+
+`change_table` shows them, in the text of a comparison and in reports.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from bench.derive.metrics import (
     THROUGHPUT,
     Metric,
 )
+from reports.renderers import quantity
+from reports.renderers.table import Table
 from reports.views.cells import Cell
 
 
@@ -103,3 +107,28 @@ def _loss_difference(base: Cell, head: Cell) -> float | None:
     if before is None or after is None or before == 0:
         return None
     return (after - before) / abs(before)
+
+
+def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None) -> Table:
+    """One row per change, named by `labels` or by its head cell."""
+    others = "".join(f" | {metric.title} change" for metric in other_metrics())
+    titles = (
+        "cell | time change | throughput change | throughput ratio | memory change"
+        f" | <memory metric{others} | final loss difference | <runs"
+    )
+    names = [change.head.name for change in changes] if labels is None else labels
+    return Table.of(titles, (_row(*pair) for pair in zip(changes, names, strict=True)))
+
+
+def _row(change: Change, name: str) -> tuple[str, ...]:
+    return (
+        name,
+        quantity.change(change.time_change),
+        quantity.change(change.throughput_change),
+        quantity.ratio(change.throughput_ratio),
+        quantity.change(change.memory_change),
+        change.memory_metric.title if change.memory_metric else quantity.MISSING,
+        *(quantity.change(value) for value in change.others.values()),
+        quantity.signed_difference(change.loss_difference),
+        change.sample_note,
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.derive.metrics import STEP_TIME
-from reports.comparisons.change import Change
-from reports.comparisons.change_table import change_table
+from reports.comparisons.change import Change, change_table
 from reports.comparisons.compare import Comparison
 from reports.renderers import markdown, terminal
 from reports.renderers.printable import printable

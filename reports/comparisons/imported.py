@@ -13,7 +13,7 @@ from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT
 from bench.store.imports import ImportedRun
 from bench.workload import Workload
 from reports.renderers import quantity
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 from reports.views.cells import Cell
 
 ABSENT = "absent"
@@ -80,11 +80,12 @@ def of_cell(cell: Cell) -> Shown:
 
 def side_by_side(shown: Iterable[Shown]) -> Table:
     """One row per run."""
-    titles = columns(
-        "run", "from", "engine", "model", "device", "ranks", "batch", "sequence", "ms per step",
-        "tokens/s", "loss", left=5,
-    )  # fmt: skip
-    return Table(titles, tuple(_row(one) for one in shown))
+    return Table.of(
+        "run | from | engine | model | device | ranks | batch | sequence | ms per step | tokens/s"
+        " | loss",
+        map(_row, shown),
+        left=5,
+    )
 
 
 def absences(shown: Iterable[Shown]) -> list[tuple[str, str]]:
@@ -109,7 +110,7 @@ def to_data(shown: Sequence[Shown]) -> list[dict[str, object]]:
     ]
 
 
-def _row(one: Shown) -> Row:
+def _row(one: Shown) -> tuple[str, ...]:
     work = one.workload
     named = (work.engine or work.framework, work.model, work.device)
     counts = (work.ranks, work.global_batch, work.seq_len)
@@ -119,12 +120,5 @@ def _row(one: Shown) -> Row:
         ABSENT if one.loss is None else quantity.loss(one.loss),
     )
     words = (text or ABSENT for text in named)
-    return Row(
-        (
-            one.name,
-            one.origin,
-            *words,
-            *(ABSENT if count is None else f"{count:,}" for count in counts),
-            *numbers,
-        )
-    )
+    shown = (ABSENT if count is None else f"{count:,}" for count in counts)
+    return (one.name, one.origin, *words, *shown, *numbers)

@@ -11,7 +11,7 @@ from typing import Any
 from bench.store.imports import ImportedRun
 from bench.workload import ImportedStep
 from reports.renderers import quantity
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 
 CAPTION = (
     "Each side is one run. Its steps are no repetitions of it, so there is no verdict on time and "
@@ -99,40 +99,26 @@ def changes(base: ImportedRun, head: ImportedRun) -> list[Change]:
 
 def parity_table(found: list[Difference]) -> Table:
     """One row per quantity."""
-    titles = columns("", "steps in both", "largest difference", "at step", "at the last", left=1)
-    return Table(
-        titles,
-        tuple(
-            Row(
-                (
-                    one.name,
-                    f"{one.steps:,}",
-                    quantity.signed_difference(one.largest),
-                    f"{one.at:,}",
-                    f"{quantity.signed_difference(one.last)} (step {one.last_step:,})",
-                )
-            )
-            for one in found
-        ),
+    rows = (
+        (
+            one.name,
+            f"{one.steps:,}",
+            quantity.signed_difference(one.largest),
+            f"{one.at:,}",
+            f"{quantity.signed_difference(one.last)} (step {one.last_step:,})",
+        )
+        for one in found
     )
+    return Table.of(" | steps in both | largest difference | at step | at the last", rows)
 
 
 def change_table(found: list[Change]) -> Table:
     """One row per number."""
-    return Table(
-        columns("", "base", "head", "head / base", left=1),
-        tuple(
-            Row(
-                (
-                    one.name,
-                    _amount(one, one.base),
-                    _amount(one, one.head),
-                    quantity.ratio(one.ratio),
-                )
-            )
-            for one in found
-        ),
+    rows = (
+        (one.name, _amount(one, one.base), _amount(one, one.head), quantity.ratio(one.ratio))
+        for one in found
     )
+    return Table.of(" | base | head | head / base", rows)
 
 
 def parity_data(base: ImportedRun, head: ImportedRun) -> dict[str, Any]:

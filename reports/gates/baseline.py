@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
-from bench.errors import NotComparableError, NothingMeasuredError, UsageError
+from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from reports.gates.cell_samples import CellSamples, LossCurve
-from reports.gates.noise import first_problem
 
 BASELINE_VERSION = 2
 _NAMED_NUMBERS = 1

@@ -10,9 +10,8 @@ from datetime import datetime
 from statistics import median, stdev
 
 from bench.derive.counts import StepCounts, step_counts
-from bench.derive.hardware import HardwareKey, hardware_key
+from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
-from bench.derive.nodes import nodes_of
 from bench.derive.summary import common_steps, step_milliseconds
 from bench.record import RunRecord
 from reports.comparisons.parity import losses, tolerance_for

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bench.derive.counts import COUNTED, CountRow, Rates, StepCounts, by_name
 from bench.derive.metrics import Metric, Rule
-from reports.gates.judgement import Judgement, judge_values
+from reports.gates.judgement import Judgement, judge_values, unmeasured
 from reports.gates.pairing import Pair
 from reports.gates.policy import AllowedRise
 from reports.renderers import quantity
@@ -42,13 +42,8 @@ def judge_count(
     before, after = list(base.of(metric).values()), list(head.of(metric).values())
     if not before or not after or base.counts is None or head.counts is None:
         side = "base" if not before else "head"
-        return Judgement(
-            cell=pair.label,
-            metric=metric.name,
-            verdict="unmeasured",
-            required=rule.gate == "required",
-            reason=f"{side} has no counts; run it with `--set measure.counts=true`",
-        )
+        why = f"{side} has no counts; run it with `--set measure.counts=true`"
+        return unmeasured(pair.label, metric, rule, why)
     of_row = COUNTED[metric.name][1]
     rises = _rises(base.counts, head.counts, of_row, allowed)
     waived = sum(rise.allowed for rise in rises)

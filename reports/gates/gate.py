@@ -9,7 +9,7 @@ from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import STEP_TIME, UNASKED, Metric, Rule
 from reports.gates.cell_samples import CellSamples, shared_metric
 from reports.gates.count_gate import judge_count, unused
-from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values
+from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values, unmeasured
 from reports.gates.loss_gate import judge_loss
 from reports.gates.noise import NoiseCalibration
 from reports.gates.pairing import Pair, Sides
@@ -152,7 +152,7 @@ def _intervals(
             )
             reasons = dict.fromkeys((*pair.base.why_not_steady, *pair.head.why_not_steady))
             why += f": {next(iter(reasons))}" if reasons else ""
-            without.append(_unmeasured(pair, metric, rule, why))
+            without.append(unmeasured(pair.label, metric, rule, why))
     return judge_intervals(cases, metric, rule, alpha) + without
 
 
@@ -177,7 +177,7 @@ def _ratio(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
     found = shared_metric(metric, pair.base, pair.head)
     if found is None:
         why = f"no {metric.title} number that both sides have"
-        return _unmeasured(pair, metric, rule, why)
+        return unmeasured(pair.label, metric, rule, why)
     judged = judge_values(
         pair.label,
         metric,
@@ -191,7 +191,8 @@ def _ratio(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
 
 def _loss(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
     if not _has_losses(pair):
-        return _unmeasured(pair, metric, rule, "nothing is trained, so there is no loss")
+        why = "nothing is trained, so there is no loss"
+        return unmeasured(pair.label, metric, rule, why)
     bound = pair.head.loss_bound if rule.tolerance is None else rule.tolerance
     found = judge_loss(pair.base.curves, pair.head.curves, rule.mode, bound)
     first, last = pair.base.curves[0].values, pair.head.curves[0].values
@@ -208,16 +209,6 @@ def _loss(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
         n_base=len(pair.base.curves),
         n_head=len(pair.head.curves),
         detail=rule.mode,
-    )
-
-
-def _unmeasured(pair: Pair, metric: Metric, rule: Rule, reason: str) -> Judgement:
-    return Judgement(
-        cell=pair.label,
-        metric=metric.name,
-        verdict="unmeasured",
-        required=rule.gate == "required",
-        reason=reason,
     )
 
 

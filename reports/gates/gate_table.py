@@ -7,44 +7,25 @@ from collections.abc import Sequence
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, judged_metrics
 from reports.gates.judgement import Judgement
 from reports.renderers import quantity
-from reports.renderers.table import Column, Row, RowKind, Table
+from reports.renderers.table import Row, RowKind, Table
 
 _TIMES = (
-    Column("cell", "left"),
-    Column("metric", "left"),
-    Column("verdict", "left"),
-    Column("time change"),
-    Column("throughput change"),
-    Column("throughput ratio"),
-    Column("interval of the change"),
-    Column("tolerance"),
-    Column("p, adjusted"),
-    Column("base ms"),
-    Column("head ms"),
-    Column("runs", "left"),
+    "cell | metric | verdict | time change | throughput change | throughput ratio"
+    " | interval of the change | tolerance | p, adjusted | base ms | head ms | <runs"
 )
-_OTHERS = (
-    Column("cell", "left"),
-    Column("metric", "left"),
-    Column("verdict", "left"),
-    Column("change"),
-    Column("tolerance"),
-    Column("base"),
-    Column("head"),
-    Column("runs", "left"),
-)
+_OTHERS = "cell | metric | verdict | change | tolerance | base | head | <runs"
 
 
 def time_table(judgements: Sequence[Judgement]) -> Table:
     """Step time and throughput; the interval is of the judged metric's own change."""
     rows = [_time_row(one) for one in judgements if is_speed(one)]
-    return Table(_TIMES, tuple(rows))
+    return Table.of(_TIMES, rows, left=3)
 
 
 def other_table(judgements: Sequence[Judgement]) -> Table:
     """Everything else, but for counts that are equal, of which there are many."""
     rows = [_other_row(one) for one in judgements if not (is_speed(one) or is_equal_count(one))]
-    return Table(_OTHERS, tuple(rows))
+    return Table.of(_OTHERS, rows, left=3)
 
 
 def is_speed(judgement: Judgement) -> bool:

@@ -107,6 +107,12 @@ class Case:
         return [self.base[block] for block in self.blocks], [self.head[b] for b in self.blocks]
 
 
+def unmeasured(cell: str, metric: Metric, rule: Rule, reason: str) -> Judgement:
+    """A metric of which a side has no number."""
+    required = rule.gate == "required"
+    return Judgement(cell, metric.name, "unmeasured", required, reason)
+
+
 def judge_intervals(
     cases: Sequence[Case], metric: Metric, rule: Rule, alpha: float, *, bootstrap: bool = True
 ) -> list[Judgement]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, Metric
-from bench.errors import NothingMeasuredError, UsageError
+from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples
 from reports.renderers import quantity
@@ -146,12 +147,6 @@ class NoiseCalibration:
             ) from error
 
 
-def first_problem(error: ValidationError) -> str:
-    """Where a document is damaged, and how: `cells.0.low: Field required`."""
-    found = error.errors()[0]
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
-
-
 def calibrate(
     pairs: Sequence[tuple[CellSamples, CellSamples]], *, sweep: str, measured_utc: str
 ) -> NoiseCalibration:
@@ -225,12 +220,10 @@ def _block_seconds(one: CellSamples, other: CellSamples) -> float | None:
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:
     """Finds the noise calibration of a kind of hardware; reads each file once."""
-    known: dict[HardwareKey, NoiseCalibration | None] = {}
 
+    @cache
     def find(key: HardwareKey) -> NoiseCalibration | None:
-        if key not in known:
-            document = store.noise.find(key.slug)
-            known[key] = None if document is None else NoiseCalibration.from_document(document)
-        return known[key]
+        document = store.noise.find(key.slug)
+        return None if document is None else NoiseCalibration.from_document(document)
 
     return find

@@ -16,7 +16,9 @@ from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.gates.turned_starts import by_turns
 from reports.views.cells import Cell, Run
 from reports.views.matching import match
-from reports.views.sweep_view import load_sweeps
+from reports.views.sweep_view import SweepView, load_sweeps
+
+_NOT_RUN = "it was planned and has not run"
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
     records = [record for record in store.records(sweep=sweep) if record.status.arm]
     before, after = _chosen_arms(store, sweep, records, base, head)
     blocks = complete_blocks(records, [before, after])
-    names = list(dict.fromkeys([*_planned(store, sweep), *blocks]))
-    sequential = bool(_plan(store, sweep).get("until_decided"))
+    plan = _plan(store, sweep)
+    names = list(dict.fromkeys([*_texts(plan.get("cells"), "id"), *blocks]))
+    sequential = bool(plan.get("until_decided"))
     pairs, failed, notes = [], [], []
     for name in names:
         members = [r for r in records if r.status.cell == name]
@@ -125,7 +128,7 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
         head=f"{sweep} [{after}]",
         pairs=tuple(pairs),
         failed=tuple(failed),
-        pruned=tuple((cell.name, f"{cell.reason} [{cell.rule}]") for cell in view.pruned),
+        pruned=_pruned(view),
         notes=tuple(notes),
         source=view.source,
     )
@@ -178,16 +181,10 @@ def sides_of_sweeps(
     refused += [
         (cell.name, "no cell of equal configuration in head") for cell in matching.unmatched_base
     ]
-    view = load_sweeps(store, [head])[0] if head in store.sweeps() else None
-    return Sides(
-        base=base,
-        head=head,
-        pairs=tuple(item for item in found if isinstance(item, Pair)),
-        failed=tuple(item for item in found if not isinstance(item, Pair)) + _not_run(view),
-        not_comparable=tuple(refused),
-        pruned=tuple((c.name, f"{c.reason} [{c.rule}]") for c in view.pruned) if view else (),
-        source=view.source if view else "",
-    )
+    pairs = tuple(item for item in found if isinstance(item, Pair))
+    failed = tuple(item for item in found if not isinstance(item, Pair))
+    sides = Sides(base, head, pairs, failed, not_comparable=tuple(refused))
+    return _with_plan_of_head(store, sides)
 
 
 def sides_of_baseline(
@@ -214,16 +211,9 @@ def sides_of_baseline(
         else:
             pairs.append(Pair(cell.name, base, cell_samples(cell), paired=False))
     refused += [(c.name, f"only in baseline {name}") for c in by_config.values()]
-    view = load_sweeps(store, [head])[0] if head in store.sweeps() else None
-    return Sides(
-        base=f"baseline {name}",
-        head=head,
-        pairs=tuple(pairs),
-        failed=tuple(failed) + _not_run(view),
-        not_comparable=tuple(refused),
-        pruned=tuple((c.name, f"{c.reason} [{c.rule}]") for c in view.pruned) if view else (),
-        source=view.source if view else "",
-    )
+    base_name = f"baseline {name}"
+    sides = Sides(base_name, head, tuple(pairs), tuple(failed), not_comparable=tuple(refused))
+    return _with_plan_of_head(store, sides)
 
 
 def _chosen_arms(
@@ -233,9 +223,8 @@ def _chosen_arms(
     base: str | None,
     head: str | None,
 ) -> tuple[str, str]:
-    known = list(
-        dict.fromkeys([*_planned_arms(store, sweep), *(str(r.status.arm) for r in records)])
-    )
+    planned = _texts(_plan(store, sweep).get("arms"), "name")
+    known = list(dict.fromkeys([*planned, *(str(record.status.arm) for record in records)]))
     return two_arms(sweep, known, base, head)
 
 
@@ -300,7 +289,7 @@ def _states(cell: Cell) -> str:
 
 def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
     if not members:
-        return "it was planned and has not run"
+        return _NOT_RUN
     parts = []
     for arm in (base, head):
         runs = [record for record in members if record.status.arm == arm]
@@ -312,9 +301,17 @@ def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
     return "no complete block (" + ("; ".join(parts) or "the arms never finished together") + ")"
 
 
-def _not_run(view: object) -> tuple[tuple[str, str], ...]:
-    names: Sequence[str] = getattr(view, "not_run", ())
-    return tuple((name, "it was planned and has not run") for name in names)
+def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
+    """What the sweep of the head had planned and not run, or pruned; a cell or run has no plan."""
+    if sides.head not in store.sweeps():
+        return sides
+    view = load_sweeps(store, [sides.head])[0]
+    not_run = tuple((name, _NOT_RUN) for name in view.not_run)
+    return replace(sides, failed=sides.failed + not_run, pruned=_pruned(view), source=view.source)
+
+
+def _pruned(view: SweepView) -> tuple[tuple[str, str], ...]:
+    return tuple((cell.name, f"{cell.reason} [{cell.rule}]") for cell in view.pruned)
 
 
 def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
@@ -325,14 +322,6 @@ def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
 
 def _plan(store: ResultsStore, sweep: str) -> Mapping[str, object]:
     return store.read_plan(sweep) if sweep in store.sweeps() else {}
-
-
-def _planned(store: ResultsStore, sweep: str) -> list[str]:
-    return _texts(_plan(store, sweep).get("cells"), "id")
-
-
-def _planned_arms(store: ResultsStore, sweep: str) -> list[str]:
-    return _texts(_plan(store, sweep).get("arms"), "name")
 
 
 def _texts(items: object, key: str) -> list[str]:

@@ -28,7 +28,7 @@ from bench.store import ResultsStore
 from reports.gates.cell_samples import shared_metric
 from reports.gates.pairing import Pair, pair_of_arms
 from reports.renderers import quantity
-from reports.renderers.table import Column, Row, RowKind, Table
+from reports.renderers.table import Row, RowKind, Table
 from reports.views.sweep_view import SweepView
 
 TargetVerdict = Literal["met", "missed", "undecided", "unmeasured"]
@@ -39,16 +39,9 @@ METHOD = (
     "fewer than six blocks give no interval. Memory repeats almost exactly and is judged by the "
     "ratio of medians."
 )
-_COLUMNS = (
-    Column("cell", "left"),
-    Column("metric", "left"),
-    Column("verdict", "left"),
-    Column("target, at most"),
-    Column("ratio of medians"),
-    Column("interval of the paired ratio"),
-    Column("base"),
-    Column("head"),
-    Column("runs", "left"),
+_TITLES = (
+    "cell | metric | verdict | target, at most | ratio of medians | interval of the paired ratio"
+    " | base | head | <runs"
 )
 _KINDS: Mapping[TargetVerdict, RowKind] = {
     "met": "plain",
@@ -125,7 +118,7 @@ def targets_sentence(results: Sequence[TargetResult]) -> str:
 
 def target_table(results: Sequence[TargetResult]) -> Table:
     """One row per target."""
-    return Table(_COLUMNS, tuple(_row(result) for result in results))
+    return Table.of(_TITLES, map(_row, results), left=3)
 
 
 def to_data(results: Sequence[TargetResult]) -> list[dict[str, Any]]:

@@ -49,11 +49,6 @@ class Audit:
         """Versions of NCCL, as far as they are known."""
         return tuple(sorted({str(p.versions) for p in self.job.processes.values()}))
 
-    @property
-    def registered(self) -> bool:
-        """Whether the log shows any registration."""
-        return any(row.phase for row in self.rows)
-
 
 def audit_paths(paths: Sequence[str | Path], *, processes: int = 2) -> Audit:
     """Audit files, folders, pipes and standard input (`-`).

@@ -235,12 +235,12 @@ def registration(case: CallEvidence) -> ConditionOutcome:
 
 
 def _in_range(case: CallEvidence) -> ConditionOutcome:
-    checks = case.cell.buffers
-    if not case.calls or not checks:
+    outside = case.cell.outside
+    if not case.calls or not outside:
         return _open("a buffer may lie outside the registered memory", "COLL")
-    if all(check.outside for check in checks):
+    if all(outside):
         return _failed(
-            f"buffer {checks[0].outside} is in no range registered on this communicator",
+            f"buffer {outside[0]} is in no range registered on this communicator",
             case.call_line,
         )
     if any(True for _ in case.standing("window")) or "symmetric" in case.cell.quotes:

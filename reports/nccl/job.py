@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reports.nccl.model import ANY, Event, Observation, Unread, Versions, parse
+from reports.nccl.model import ANY, Event, Unread, Versions, parse
 from reports.nccl.reading import Found
 from reports.nccl.source import Source
 from reports.nccl.timeline import Timeline
@@ -22,11 +22,10 @@ GroupKey = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A registered range of addresses, and the line that says so."""
+    """A registered range of addresses."""
 
     start: int
     size_bytes: int
-    line: str
 
 
 @dataclass(eq=False)
@@ -136,7 +135,7 @@ class Views:
         """A window or a plain registration: the line is the same."""
         pointer, start, size = event.values
         view = self.of(str(pointer))
-        view.ranges.append(Range(int(start or "0", 16), int(size or 0), event.text))
+        view.ranges.append(Range(int(start or "0", 16), int(size or 0)))
 
     def not_supported(self, event: Event) -> None:
         """Said while a communicator is initialised, without naming it."""
@@ -375,13 +374,9 @@ def _forms(process: Process) -> Versions:
         if isinstance(item, Event):
             continue
         for observation in item:
-            choice = _choice_versions(observation)
-            met = versions.meet(choice)
+            choice = observation.choice
+            met = versions if choice is None else versions.meet(choice.versions)
             if met is None:
                 return ANY
             versions = met
     return versions
-
-
-def _choice_versions(observation: Observation) -> Versions:
-    return ANY if observation.choice is None else observation.choice.versions

@@ -15,9 +15,9 @@ from reports.nccl.requirement import Result
 from reports.nccl.rows import Communicator, Row, Verdict
 from reports.renderers import terminal
 from reports.renderers.printable import printable
-from reports.renderers.quantity import counted
+from reports.renderers.quantity import binary_bytes, counted
 from reports.renderers.table import Row as TableRow
-from reports.renderers.table import Table, columns
+from reports.renderers.table import Table
 
 _PHASES = {
     "before": "before registration",
@@ -26,7 +26,6 @@ _PHASES = {
 }
 _MOST_REASONS = 40
 _SHOWN_HOSTS = 4
-_UNIT_BYTES = 1024.0
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,6 @@ class ReasonLine:
     title: str
     text: str
     details: tuple[str, ...]
-
-
-def size_text(size_bytes: float) -> str:
-    """Bytes in binary units, exact below 1 KiB."""
-    value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= _UNIT_BYTES and len(units) > 1:
-        value /= _UNIT_BYTES
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def communicator_text(one: Communicator) -> str:
@@ -77,18 +67,8 @@ def calls_text(row: Row) -> str:
 
 def rows_table(audit: Audit) -> Table:
     """All rows."""
-    titles = columns(
-        "communicator",
-        "operation",
-        "bytes",
-        "phase",
-        "verdict",
-        "kernel",
-        "calls",
-        "printed by",
-        left=2,
-    )
-    return Table(titles, tuple(_table_row(row) for row in audit.rows), bad="not symmetric")
+    titles = "communicator | operation | bytes | phase | verdict | kernel | calls | printed by"
+    return replace(Table.of(titles, map(_table_row, audit.rows), left=2), bad="not symmetric")
 
 
 def _table_row(row: Row) -> TableRow:
@@ -162,24 +142,23 @@ def bytes_by_verdict(audit: Audit) -> dict[str, dict[Verdict, int]]:
 def bytes_table(audit: Audit) -> Table:
     """Bytes per operation by verdict."""
     verdicts = [v for v in Verdict if v is not Verdict.MIXED]
-    titles = columns("operation", *(str(v) for v in verdicts))
-    body = tuple(
-        TableRow((name, *(size_text(own[v]) if v in own else "-" for v in verdicts)))
+    rows = (
+        (name, *(binary_bytes(own.get(verdict)) for verdict in verdicts))
         for name, own in sorted(bytes_by_verdict(audit).items())
     )
-    return Table(titles, body)
+    return Table.of(("operation", *map(str, verdicts)), rows)
 
 
 def results_table(results: Sequence[Result]) -> Table:
     """Requirements and their results."""
-    body = tuple(
+    rows = (
         TableRow(
             (one.requirement.text, one.state.upper(), one.message),
             "plain" if one.state == "met" else "bad",
         )
         for one in results
     )
-    return Table(columns("requirement", "result", "detail", left=3), body)
+    return Table.of("requirement | result | detail", rows, left=3)
 
 
 def reading_facts(audit: Audit) -> list[str]:

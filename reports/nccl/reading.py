@@ -199,7 +199,7 @@ def read_stretch(stretch: Stretch) -> Found:
         found.problems.append(f"{stretch.source.name}: {error}")
     scan.finish()
     for timeline in found.timelines.values():
-        timeline.rest()
+        timeline.drain()
     found.iteration = scan.iteration
     return found
 

@@ -51,21 +51,12 @@ class CallGroupKey:
         return self.group[0] != "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class BufferCheck:
-    """How the buffers of calls lie in the ranges registered on their communicator by then.
-
-    outside: an address that is in no range, "" if all are inside. registered: any range at all.
-    """
-
-    registered: bool
-    outside: str = ""
-    line: str = ""
-
-
 @dataclass
 class CallGroup:
-    """What the log shows for one key. Counts are of lines, by (process, iterations ended, kind)."""
+    """What the log shows for one key. Counts are of lines, by (process, iterations ended, kind).
+
+    outside: as of `buffer_outside`, each distinct answer once.
+    """
 
     key: CallGroupKey
     lines: Counter[tuple[str, int, Kind]] = field(default_factory=Counter)
@@ -78,7 +69,7 @@ class CallGroup:
     grouped: int = 0
     grouped_quote: str = ""
     views: dict[str, View] = field(default_factory=dict)
-    buffers: list[BufferCheck] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
     every_rank: bool = False
     eliminated: bool = False
     batched: bool = False
@@ -160,9 +151,9 @@ class _Walk:
             cell.grouped_quote = cell.grouped_quote or seen.call_line
         call = observation.call
         if call is not None:
-            check = check_buffers(call, seen, view.ranges, self._process)
-            if check not in cell.buffers:
-                cell.buffers.append(check)
+            outside = buffer_outside(call, seen, view.ranges, self._process)
+            if outside not in cell.outside:
+                cell.outside.append(outside)
 
     def _view_of(self, observation: Observation) -> tuple[View | None, bool]:
         """The communicator of an observation, and whether it was found by elimination."""
@@ -253,16 +244,14 @@ def _needed(call: Call, pair: tuple[bytes, bytes], process: Process) -> Iterator
         yield receive, received
 
 
-def check_buffers(call: Call, seen: Seen, ranges: list[Range], process: Process) -> BufferCheck:
-    """Whether a buffer that had to be registered lay outside every registered range.
+def buffer_outside(call: Call, seen: Seen, ranges: list[Range], process: Process) -> str:
+    """The address of a buffer that had to be registered and lay outside every registered range.
 
     Only what holds for all seen buffers of these calls is stated: with more distinct buffers than
-    are kept, or with some inside, there is no answer.
+    are kept, or with some inside, there is no answer, "".
     """
-    if not ranges:
-        return BufferCheck(registered=False)
-    if seen.more_buffers or not seen.buffers:
-        return BufferCheck(registered=True)
+    if not ranges or seen.more_buffers:
+        return ""
     first = ""
     for pair in sorted(seen.buffers):
         outside = [
@@ -271,9 +260,9 @@ def check_buffers(call: Call, seen: Seen, ranges: list[Range], process: Process)
             if not _inside(pointer, size, ranges)
         ]
         if not outside:
-            return BufferCheck(registered=True)
+            return ""
         first = first or outside[0]
-    return BufferCheck(registered=True, outside=first, line=ranges[-1].line)
+    return first
 
 
 def _inside(pointer: bytes, size_bytes: int, ranges: list[Range]) -> bool:

@@ -139,7 +139,7 @@ def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[Row], str, 
         made = narrowed(audit.made, after)
         kept = rows(made, lambda key, views: describe(key, views, audit.job, own))
         return kept, f"after iteration {after} ({audit.boundaries_by})", ""
-    if audit.registered:
+    if any(row.phase for row in audit.rows):  # the log shows a registration
         # Manual registration follows the first iteration, so what comes after it is later still.
         kept = [row for row in audit.rows if row.phase == "after"]
         if after == 1:

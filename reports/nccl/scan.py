@@ -156,7 +156,9 @@ class SlowLines:
                 return
         iteration = _ITERATION.search(line)
         if iteration is not None:
-            self._reach(int(iteration.group(1) or iteration.group(2)))
+            ended = int(iteration.group(1) or iteration.group(2))
+            if ended <= MOST_ITERATIONS:
+                self._scan.reach(ended)
         elif _MANUAL_REGISTRATION in line:
             quote = line.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARACTERS]
             self._scan.stray.describe(Event("manual_registration", "", (), quote))
@@ -164,10 +166,6 @@ class SlowLines:
             unread.add_damaged(line)
             return
         unread.ignored += 1
-
-    def _reach(self, iteration: int) -> None:
-        if iteration <= MOST_ITERATIONS:
-            self._scan.reach(iteration)
 
 
 _MOST_CACHED: Final = 40_000

@@ -11,9 +11,7 @@ import io
 import os
 import re
 import select
-import shutil
 import stat
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,15 +111,12 @@ class _Joined(io.RawIOBase):
         return len(part)
 
 
-def decompressed(
-    packed: str, first: bytes, rest: BinaryIO, size_bytes: int | None
-) -> Iterator[bytes]:
+def decompressed(packed: str, first: bytes, rest: BinaryIO) -> Iterator[bytes]:
     """The blocks behind a compressed stream that begins with `first`.
 
     Raises:
         StoppedError: damaged or cut data, or data that unpacks without end and holds no NCCL line.
     """
-    del size_bytes
     joined = _Joined(first, rest)
     total = 0
     silent = True
@@ -151,12 +146,8 @@ def _gunzipped(stream: io.RawIOBase) -> Iterator[bytes]:
 
 
 def _unzstd(stream: io.RawIOBase) -> Iterator[bytes]:
-    """By the module if it is installed, else by the program `zstd`."""
-    try:
-        import zstandard
-    except ImportError:
-        yield from _by_program(stream)
-        return
+    import zstandard
+
     unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
     reader = unpacker.stream_reader(io.BufferedReader(stream, BLOCK_BYTES), read_across_frames=True)
     try:
@@ -164,42 +155,6 @@ def _unzstd(stream: io.RawIOBase) -> Iterator[bytes]:
             yield block
     except zstandard.ZstdError as error:
         raise StoppedError(f"the zstd data is damaged or cut off ({error})") from error
-
-
-def _by_program(stream: io.RawIOBase) -> Iterator[bytes]:
-    program = shutil.which("zstd")
-    if program is None:
-        raise StoppedError(
-            "reading zstd needs the Python package zstandard or the program zstd; found neither"
-        )
-    import threading
-
-    with subprocess.Popen(
-        [program, "-dcq", f"--memory={_LARGEST_WINDOW_BYTES >> 20}MB"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        if process.stdin is None or process.stdout is None:
-            raise StoppedError("the program zstd could not be started")
-        feeder = threading.Thread(target=_pump, args=(stream, process.stdin), daemon=True)
-        feeder.start()
-        try:
-            while block := process.stdout.read(BLOCK_BYTES):
-                yield block
-        finally:
-            process.kill() if process.poll() is None and feeder.is_alive() else None
-        if process.wait() > 0:
-            raise StoppedError("the zstd data is damaged or cut off")
-
-
-def _pump(source: io.RawIOBase, target: Any) -> None:
-    try:
-        while block := source.read(BLOCK_BYTES):
-            target.write(block)
-        target.close()
-    except (OSError, ValueError):
-        return
 
 
 MOST_FILES: Final = 100_000
@@ -333,7 +288,7 @@ def read_blocks(source: Source, start: int = 0, end: int | None = None) -> Itera
                     yield first
                     first = _read(stream)
                 return
-            yield from decompressed(packed, first, stream, source.size_bytes)
+            yield from decompressed(packed, first, stream)
     except OSError as error:
         raise StoppedError(f"reading stopped: {error.strerror or error}") from error
 

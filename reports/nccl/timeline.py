@@ -316,7 +316,8 @@ class Timeline:
                 seen.add_buffers(calls[index].buffers)
             self.observe(observation, seen)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Bring what was counted into the tally; open bursts stay open."""
         for line, count in self.free.items():
             self.observe(Observation(line.choice, None), Seen(count, _shown(line.text)))
         self.free.clear()
@@ -329,10 +330,6 @@ class Timeline:
                 one.seen.line = ""
         self.simple.clear()
 
-    def rest(self) -> None:
-        """Bring what was counted into the tally; open bursts stay open."""
-        self._drain()
-
     def close(self) -> None:
         """End all bursts: later lines do not belong to calls before this point."""
         self.after_cut = False
@@ -340,13 +337,13 @@ class Timeline:
             thread.collecting = False
             if thread.calls or thread.choices:
                 self.close_burst(thread)
-        self._drain()
+        self.drain()
 
     def continue_with(self, later: Timeline) -> None:
         """Append what `later`, the same process further on, has seen."""
         self._take_leading(later)
-        self._drain()
-        later._drain()
+        self.drain()
+        later.drain()
         self.standing = {**later.standing, **self.standing}
         for item in later.items:
             if isinstance(item, Event):

@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS
-from reports.plots.categories import category_look, in_order
-from reports.plots.style import GREY, drawing, label, svg, wrapped
+from reports.plots.style import (
+    GREY,
+    category_look,
+    drawing,
+    in_order,
+    label,
+    stacked_bars,
+    svg,
+    wrapped,
+)
 from reports.views.cells import Cell
 
 _MIB = 2**20
@@ -41,29 +49,21 @@ def memory_figure(cells: Sequence[Cell]) -> str:
 
 def _ledger(axes: Axes, cells: Sequence[Cell]) -> None:
     categories = in_order(name for cell in cells for name in cell.ledger)
-    starts = [0.0] * len(cells)
-    for category in categories:
-        widths = [cell.ledger.get(category, 0) / _MIB for cell in cells]
-        if not any(widths):
-            continue
-        colour, hatch = category_look(category, categories)
-        axes.barh(
-            range(len(cells)),
-            widths,
-            left=starts,
-            height=0.72,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.4,
-            label=label(category.replace("_", " ")),
+    layers = (
+        (
+            label(category.replace("_", " ")),
+            category_look(category, categories),
+            [cell.ledger.get(category, 0) / _MIB for cell in cells],
         )
-        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+        for category in categories
+    )
+    stacked_bars(axes, layers, 0.72)
     for position, cell in enumerate(cells):
         if not cell.ledger:
             axes.text(0, position, " no ledger", va="center", color=GREY, fontsize=8)
         elif not cell.ledger_is_measured:
-            axes.text(starts[position], position, " at most", va="center", color=GREY, fontsize=7)
+            end = sum(cell.ledger.values()) / _MIB
+            axes.text(end, position, " at most", va="center", color=GREY, fontsize=7)
     axes.set_xlabel("ledger of rank 0 (MiB)")
     axes.grid(visible=False, axis="y")
 

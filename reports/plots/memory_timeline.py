@@ -10,8 +10,7 @@ from matplotlib.patches import Patch
 
 from bench.derive.timeline import Moment, moments, peak
 from bench.record import MemoryTimeline
-from reports.plots.categories import LASTING_FIRST, category_look, in_order
-from reports.plots.style import drawing, label, svg, wrapped
+from reports.plots.style import LASTING_FIRST, category_look, drawing, in_order, label, svg, wrapped
 
 _MIB = 2**20
 _WIDTH_INCHES = 11.0

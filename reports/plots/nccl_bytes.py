@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reports.nccl.rows import Verdict
-from reports.plots.style import BLUE, GREEN, GREY, ORANGE, SKY, drawing, label, svg
+from reports.plots.style import BLUE, GREEN, GREY, ORANGE, SKY, drawing, label, stacked_bars, svg
 
 _LOOKS = {
     Verdict.SYMMETRIC: (GREEN, ""),
@@ -22,23 +22,11 @@ def nccl_bytes_figure(title: str, found: Mapping[str, Mapping[Verdict, int]], sa
     names = sorted(found)
     with drawing(9.0, 1.3 + 0.34 * len(names)) as figure:
         axes = figure.subplots(1, 1)
-        starts = [0.0] * len(names)
-        for verdict, (colour, hatch) in _LOOKS.items():
-            widths = [found[name].get(verdict, 0) / _GIB for name in names]
-            if not any(widths):
-                continue
-            axes.barh(
-                range(len(names)),
-                widths,
-                left=starts,
-                height=0.66,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.4,
-                label=str(verdict),
-            )
-            starts = [start + width for start, width in zip(starts, widths, strict=True)]
+        layers = (
+            (str(verdict), look, [found[name].get(verdict, 0) / _GIB for name in names])
+            for verdict, look in _LOOKS.items()
+        )
+        stacked_bars(axes, layers, 0.66)
         axes.set_yticks(range(len(names)), [label(name) for name in names])
         axes.invert_yaxis()
         axes.set_xlabel("calls x bytes (GiB)")

@@ -2,6 +2,8 @@
 
 Colours are those of Okabe and Ito (2008), which stay apart under the common colour blindnesses; a
 second channel (dash, marker, hatch) carries the same distinction without colour.
+
+Memory categories have a colour and a hatch each, the same in every figure.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +126,31 @@ def wrapped(name: str, width: int = 44) -> str:
     return "\n".join(line.strip() for line in lines)
 
 
+def stacked_bars(
+    axes: Axes, layers: Iterable[tuple[str, tuple[str, str], Sequence[float]]], height: float
+) -> None:
+    """Horizontal bars, layer upon layer: (name, colour and hatch, width of each bar).
+
+    A layer without width is left out.
+    """
+    starts: list[float] = []
+    for name, (colour, hatch), widths in layers:
+        starts = starts or [0.0] * len(widths)
+        if any(widths):
+            axes.barh(
+                range(len(widths)),
+                widths,
+                left=starts,
+                height=height,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.4,
+                label=name,
+            )
+            starts = [start + width for start, width in zip(starts, widths, strict=True)]
+
+
 def whole_steps(axes: Axes, most: int = 8) -> None:
     """Label only whole steps on the horizontal axis, at most `most` of them."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True))
@@ -161,3 +188,39 @@ def svg(figure: Figure, salt: str) -> str:
 
 def _rounded(path: re.Match[str]) -> str:
     return _LONG_NUMBER.sub(lambda number: f"{float(number.group()):.1f}", path.group())
+
+
+ORDER = (
+    "main_weights",
+    "compute_weights",
+    "gradients",
+    "optimizer_state",
+    "communication_buffers",
+    "activations",
+)
+_COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
+# Lines only: matplotlib draws a dotted hatch as thousands of curves, 150 kB per figure.
+_HATCHES = ("", "///", "", "--", "", "\\\\\\", "xx", "")
+
+#: What lasts through a step before what comes and goes: the base of a stack stays flat.
+LASTING_FIRST = (
+    "main_weights",
+    "gradients",
+    "optimizer_state",
+    "compute_weights",
+    "communication_buffers",
+    "activations",
+)
+
+
+def in_order(found: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
+    """Known categories in their order, then unknown ones as they came."""
+    names = list(dict.fromkeys(found))
+    return [name for name in order if name in names] + [n for n in names if n not in order]
+
+
+def category_look(category: str, others: Iterable[str] = ()) -> tuple[str, str]:
+    """Colour and hatch; unknown categories get what `ORDER` leaves, by their place in `others`."""
+    names = [*ORDER, *(name for name in others if name not in ORDER)]
+    index = names.index(category) if category in names else len(names)
+    return _COLOURS[index % len(_COLOURS)], _HATCHES[index % len(_HATCHES)]

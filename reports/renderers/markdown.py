@@ -18,7 +18,7 @@ from reports.renderers.document import (
     TableBlock,
 )
 from reports.renderers.printable import printable
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 
 # GitHub interprets HTML, tables, links, emphasis, mentions and issue references.
 _SPECIAL = re.compile(r"[\\`*\[\]~$]")
@@ -81,7 +81,7 @@ def _block(block: Block) -> str:
         case Bullets(items):
             shown = "\n".join(f"- {_named(name, text)}" for name, text in items)
         case Facts(items):
-            shown = table(Table(columns("", " ", left=2), tuple(Row(item) for item in items)))
+            shown = table(Table.of(("", " "), items, left=2))
         case TableBlock(data, caption):
             shown = table(data) + (f"\n\n{escape(caption)}" if caption else "")
         case Figure(name, _, caption):

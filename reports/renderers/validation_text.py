@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
-from reports.renderers.table import Row, RowKind, Table, columns
+from reports.renderers.table import Row, RowKind, Table
 
 #: Failing cases that are told in full; the rest get a line each.
 MOST_DETAILS = 5
@@ -72,7 +72,7 @@ def check_table(record: ValidationRecord) -> Table:
             cells += [str(counted[state]) if counted[state] else _NONE for state in states]
         kind: RowKind = "bad" if failed else "plain"
         rows.append(Row(tuple(cells), kind))
-    return Table(columns(*titles), tuple(rows))
+    return Table.of(titles, rows)
 
 
 def reasons_table(record: ValidationRecord) -> Table:
@@ -84,11 +84,11 @@ def reasons_table(record: ValidationRecord) -> Table:
         for check in case.checks:
             if check.state == "not_applicable":
                 found.setdefault((case.engine, check.reason), Counter())[check.check] += 1
-    rows = [
-        Row((engine, reason, ", ".join(f"{count} {what}" for what, count in stopped.items())))
+    rows = (
+        (engine, reason, ", ".join(f"{count} {what}" for what, count in stopped.items()))
         for (engine, reason), stopped in found.items()
-    ]
-    return Table(columns("engine", "does not apply because", "what", left=3), tuple(rows))
+    )
+    return Table.of("engine | does not apply because | what", rows, left=3)
 
 
 def case_table(cases: Sequence[CaseVerdict]) -> Table:
@@ -106,7 +106,7 @@ def case_table(cases: Sequence[CaseVerdict]) -> Table:
         for case in cases
         if case.state != "not_applicable"
     ]
-    return Table(columns("case", "verdict", "failed checks", "seconds", left=3), tuple(rows))
+    return Table.of("case | verdict | failed checks | seconds", rows, left=3)
 
 
 def bug_table(bugs: Sequence[BugVerdict]) -> Table:
@@ -126,8 +126,8 @@ def bug_table(bugs: Sequence[BugVerdict]) -> Table:
         )
         for bug in bugs
     ]
-    titles = columns("bug", "outcome", "what it is", "noticed by", "in case", "cases run", left=5)
-    return Table(titles, tuple(rows))
+    titles = "bug | outcome | what it is | noticed by | in case | cases run"
+    return Table.of(titles, rows, left=5)
 
 
 def failures_in_full(record: ValidationRecord) -> list[str]:

@@ -11,8 +11,7 @@ from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.plots.style import looks
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
-from reports.renderers.folding import folded
-from reports.renderers.table import Row, RowKind, Table, columns
+from reports.renderers.table import Row, RowKind, Table, folded
 from reports.sections.nccl import proofs
 from reports.views.cells import Cell
 
@@ -82,17 +81,15 @@ def cell_table(findings: Findings) -> Table:
     proved = {name: proof.text for name, proof in proofs(findings).items()}
     kernels = ("NCCL kernels by log",) if proved else ()
     names = ("cell", "engine", "strategy", "dtypes", *kernels)
-    titles = columns(*names, "n", *(metric.title for metric in metrics), left=len(names))
+    titles = (*names, "n", *(metric.title for metric in metrics))
     rows = [_row(cell, metrics, findings, proved) for cell in findings.finished]
     first = len(titles) - len(metrics)
     best: dict[int, set[int]] = {}
     for column, metric in enumerate(metrics, start=first):
         for index in best_cells(findings.finished, metric):
             best.setdefault(index, set()).add(column)
-    return Table(
-        titles,
-        tuple(replace(row, best=frozenset(best.get(i, ()))) for i, row in enumerate(rows)),
-    )
+    with_best = (replace(row, best=frozenset(best.get(at, ()))) for at, row in enumerate(rows))
+    return Table.of(titles, with_best, left=len(names))
 
 
 def marked(table: Table) -> bool:

@@ -9,8 +9,7 @@ from reports.findings import Findings
 from reports.plots.bandwidth import bandwidth_figure
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
-from reports.renderers.folding import folded
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table, folded
 from reports.sections.nccl import proofs
 from reports.views.cells import Cell
 from reports.views.published_collectives import published_microseconds
@@ -79,7 +78,6 @@ def _table(cells: list[Cell], kernels: Mapping[str, str]) -> Table:
         if (found := published_microseconds(cell.resolved)) is not None
     }
     more = (("published (us)",) if published else ()) + (("NCCL kernel",) if kernels else ())
-    titles = columns(*_NAMES, "n", *_NUMBERS, *more, left=len(_NAMES))
     rows = []
     for cell in cells:
         texts = [*_names(cell), str(cell.n), *_numbers(cell)]
@@ -87,8 +85,8 @@ def _table(cells: list[Cell], kernels: Mapping[str, str]) -> Table:
             texts.append(quantity.significant(published.get(cell.name)))
         if kernels:
             texts.append(kernels.get(cell.name, quantity.MISSING))
-        rows.append(Row(tuple(texts)))
-    return Table(titles, tuple(rows))
+        rows.append(tuple(texts))
+    return Table.of((*_NAMES, "n", *_NUMBERS, *more), rows, left=len(_NAMES))
 
 
 def _names(cell: Cell) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 from reports.views.cells import Cell
 from reports.views.machine import entries
 
@@ -23,12 +23,11 @@ def communication_section(findings: Findings) -> Section | None:
     rows = [row for cell in findings.finished for row in _rows(cell)]
     if not rows:
         return None
-    titles = columns("cell", "operation", "intervals", "ms", "exposed ms", "exposed")
-    table = TableBlock(Table(titles, tuple(rows)), _CAPTION)
-    return Section("communication", "Exposed communication", (table,))
+    table = Table.of("cell | operation | intervals | ms | exposed ms | exposed", rows)
+    return Section("communication", "Exposed communication", (TableBlock(table, _CAPTION),))
 
 
-def _rows(cell: Cell) -> list[Row]:
+def _rows(cell: Cell) -> list[tuple[str, ...]]:
     """Of the last run that has any."""
     for run in reversed(cell.finished):
         found = entries(entries(run.record.environment, "runtime"), "communication")
@@ -37,16 +36,8 @@ def _rows(cell: Cell) -> list[Row]:
     return []
 
 
-def _row(cell: str, operation: str, found: Mapping[str, Any]) -> Row:
+def _row(cell: str, operation: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     taken, exposed = float(found["milliseconds"]), float(found["exposed_milliseconds"])
     share = f"{100 * exposed / taken:.0f} %" if taken else "none"
-    return Row(
-        (
-            cell,
-            operation,
-            str(found["count"]),
-            quantity.significant(taken),
-            quantity.significant(exposed),
-            share,
-        )
-    )
+    times = quantity.significant(taken), quantity.significant(exposed)
+    return (cell, operation, str(found["count"]), *times, share)

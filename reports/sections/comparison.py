@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.comparisons.change import Change
-from reports.comparisons.change_table import change_table
+from reports.comparisons.change import Change, change_table
 from reports.findings import Findings
 from reports.plots.memory import memory_figure
 from reports.plots.style import looks
@@ -19,7 +18,7 @@ from reports.renderers.document import (
     Section,
     TableBlock,
 )
-from reports.renderers.folding import folded
+from reports.renderers.table import folded
 from reports.views.reference import RULE
 
 

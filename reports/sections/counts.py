@@ -7,7 +7,7 @@ from bench.derive.metrics import COUNTS
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 from reports.views.cells import Cell
 
 _CAPTION = (
@@ -22,20 +22,16 @@ def counts_section(findings: Findings) -> Section | None:
     shown = [metric for metric in COUNTS if any(cell.value(metric) for cell in cells)]
     if not cells:
         return None
-    titles = columns("cell", *(m.title for m in shown), "Python calls per unit and rank")
-    rows = [
-        Row(
-            (
-                cell.name,
-                *(quantity.amount(cell.value(metric), metric.unit) for metric in shown),
-                quantity.significant(_calls_per_unit(cell)),
-            )
+    rows = (
+        (
+            cell.name,
+            *(quantity.amount(cell.value(metric), metric.unit) for metric in shown),
+            quantity.significant(_calls_per_unit(cell)),
         )
         for cell in cells
-    ]
-    return Section(
-        "counts", "What a step does", (TableBlock(Table(titles, tuple(rows)), _CAPTION),)
     )
+    titles = ("cell", *(metric.title for metric in shown), "Python calls per unit and rank")
+    return Section("counts", "What a step does", (TableBlock(Table.of(titles, rows), _CAPTION),))
 
 
 def _calls_per_unit(cell: Cell) -> float | None:

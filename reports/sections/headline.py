@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.derive.gathers import broken_promise
 from bench.record import RunRecord
@@ -159,19 +159,24 @@ def _sentences(findings: Findings) -> list[str]:
 
 def _broken_promises(findings: Findings) -> list[str]:
     """Cells that asked for low-precision gathers and have not shown them, by what they have."""
-    cells: dict[str, list[str]] = {}
-    for cell in findings.cells:
-        for text in {broken_promise(run.record) for run in cell.runs} - {None}:
-            cells.setdefault(str(text), []).append(cell.name)
-    return [f"{', '.join(names)}: {text}." for text, names in cells.items()]
+    return _by_text(
+        (cell.name, str(text))
+        for cell in findings.cells
+        for text in {broken_promise(run.record) for run in cell.runs} - {None}
+    )
 
 
 def _unproved(findings: Findings) -> list[str]:
     """Cells that asked NCCL for kernels which no log shows, by what they asked for."""
+    found = proofs(findings).items()
+    return _by_text((name, text) for name, proof in found for text in proof.shortfalls)
+
+
+def _by_text(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Each text once, behind the names of the cells that it is about."""
     cells: dict[str, list[str]] = {}
-    for name, proof in proofs(findings).items():
-        for text in proof.shortfalls:
-            cells.setdefault(text, []).append(name)
+    for name, text in found:
+        cells.setdefault(text, []).append(name)
     return [f"{', '.join(names)}: {text}." for text, names in cells.items()]
 
 

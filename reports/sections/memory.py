@@ -1,19 +1,24 @@
-"""Memory of one step: its timeline, what was alive at the peak, padding per unit, the pools."""
+"""Memory of one step: its timeline, what was alive at the peak, padding per unit, the pools.
+
+Units are named as a reader knows them: by their kind of block, many of them in few words.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from bench.derive.timeline import Held, Peak, peak, read_timeline
 from bench.record import MemoryTimeline
-from bench.spec import ModelShape
+from bench.spec import BLOCK_LETTERS, ModelShape
 from reports.findings import Findings
-from reports.plots.categories import in_order
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
+from reports.plots.style import in_order
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Heading, Paragraph, Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 from reports.views.cells import Cell
 from reports.views.pool_plan import PoolPlanDocument, alike, read_pool_plan, seated
-from reports.views.unit_names import unit_name, unit_names
 
 #: Buffers that come and go with their unit; everything else lasts.
 _PASSING = ("compute_weights", "grad_bucket", "outer_bucket", "grad_cast", "peer_slices")
@@ -79,21 +84,17 @@ def _peak_table(drawn: Drawn) -> Table:
     categories = in_order(
         name for _, found in peaks for name, size in found.moment.by_category.items() if size
     )
-    titles = columns(
-        "cell", "alive with their units", "peak", *(c.replace("_", " ") for c in categories), left=2
-    )
-    rows = [
-        Row(
-            (
-                cell.name,
-                _alive(found, cell.resolved.shape),
-                quantity.binary_bytes(found.moment.total_bytes),
-                *(quantity.binary_bytes(found.moment.by_category.get(c, 0)) for c in categories),
-            )
+    titles = ("cell", "alive with their units", "peak", *(c.replace("_", " ") for c in categories))
+    rows = (
+        (
+            cell.name,
+            _alive(found, cell.resolved.shape),
+            quantity.binary_bytes(found.moment.total_bytes),
+            *(quantity.binary_bytes(found.moment.by_category.get(c, 0)) for c in categories),
         )
         for cell, found in peaks
-    ]
-    return Table(titles, tuple(rows))
+    )
+    return Table.of(titles, rows, left=2)
 
 
 def _alive(found: Peak, shape: ModelShape | None) -> str:
@@ -128,31 +129,17 @@ def _padding_blocks(planned: Planned) -> list[Block]:
                 unit_names(group.units, cell.resolved.shape),
                 _SHOWN_ROLES.get(bucket.role, bucket.role),
                 bucket.dtype,
+                bucket.placement.replace("_", " "),
                 quantity.binary_bytes(bucket.bytes),
                 quantity.binary_bytes(bucket.padding_bytes),
                 quantity.share(bucket.padding_bytes / bucket.bytes if bucket.bytes else 0.0, 2),
-                bucket.placement.replace("_", " "),
                 quantity.binary_bytes(bucket.waste_bytes) if bucket.slot is not None else "-",
             )
             rows.setdefault(texts, []).append(cell.name)
-    titles = columns(
-        "units",
-        "buffer",
-        "dtype",
-        "placement",
-        "cells",
-        "bytes",
-        "padding",
-        "share",
-        "waste",
+    table = Table.of(
+        "units | buffer | dtype | placement | cells | bytes | padding | share | waste",
+        ((*t[:4], _cells(names, len(planned)), *t[4:]) for t, names in rows.items()),
         left=5,
-    )
-    table = Table(
-        titles,
-        tuple(
-            Row((t[0], t[1], t[2], t[6], _cells(names, len(planned)), t[3], t[4], t[5], t[7]))
-            for t, names in rows.items()
-        ),
     )
     caption = (
         "Per unit: bytes of each buffer, the part that is padding (rows are not cut and slices are "
@@ -188,21 +175,11 @@ def _pool_blocks(planned: Planned) -> list[Block]:
     if not rows:
         return []
     pooled = sum(bool(plan.pools) for _, plan in planned)
-    titles = columns(
-        "pool",
-        "area",
-        "sized by",
-        "cells",
-        "slots",
-        "area bytes",
-        "in all slots",
-        "units seated",
-        "mean waste",
+    table = Table.of(
+        "pool | area | sized by | cells | slots | area bytes | in all slots | units seated"
+        " | mean waste",
+        ((*t[:3], _cells(names, pooled), *t[3:]) for t, names in rows.items()),
         left=4,
-    )
-    table = Table(
-        titles,
-        tuple(Row((*t[:3], _cells(names, pooled), *t[3:])) for t, names in rows.items()),
     )
     caption = (
         "A slot has one area per row; each unit's j-th largest buffer of a dtype sits in the j-th "
@@ -210,3 +187,40 @@ def _pool_blocks(planned: Planned) -> list[Block]:
         "leaves unused of its area, on average over the units seated in it."
     )
     return [Heading("Pool plan"), TableBlock(table, caption)]
+
+
+_NUMBERED = re.compile(r"(?P<stem>.*\.)(?P<number>\d+)")
+_MOST_NAMED = 6
+ROOT = "root"
+
+
+def unit_name(unit: str, shape: ModelShape | None) -> str:
+    """`layers.3 (attention)` in a hybrid, else the name itself; the root is `root`."""
+    if unit in ("", "(root)"):
+        return ROOT
+    kind = _kind(unit, shape)
+    return unit if kind is None else f"{unit} ({kind})"
+
+
+def unit_names(units: Iterable[str], shape: ModelShape | None) -> str:
+    """Several of one kind: `layers.0, 2, 5, 7 (Mamba-2)`."""
+    distinct = list(dict.fromkeys(units))
+    numbered = [_NUMBERED.fullmatch(unit) for unit in distinct]
+    stems = {match["stem"] for match in numbered if match}
+    kinds = {_kind(unit, shape) for unit in distinct}
+    if len(distinct) == 1 or len(stems) != 1 or not all(numbered) or len(kinds) != 1:
+        return ", ".join(unit_name(unit, shape) for unit in distinct)
+    numbers = [match["number"] for match in numbered if match]
+    if len(numbers) > _MOST_NAMED:
+        numbers = [*numbers[: _MOST_NAMED - 1], f"... {numbers[-1]}: {len(numbers)} units"]
+    (kind,) = kinds
+    return f"{stems.pop()}{', '.join(numbers)}" + ("" if kind is None else f" ({kind})")
+
+
+def _kind(unit: str, shape: ModelShape | None) -> str | None:
+    match = _NUMBERED.fullmatch(unit)
+    if shape is None or shape.hybrid is None or match is None or match["stem"] != "layers.":
+        return None
+    place = int(match["number"])
+    pattern = shape.hybrid.pattern
+    return BLOCK_LETTERS.get(pattern[place]) if place < len(pattern) else None

@@ -10,7 +10,7 @@ from bench.derive.stragglers import Lag, Spread, spread
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Paragraph, Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 from reports.views.cells import Cell, Run
 
 _CAPTION = (
@@ -90,21 +90,19 @@ def _table(seen: list[_Seen]) -> Table | None:
             by_node.setdefault(lag.name.removeprefix("node "), []).append(lag)
     if not by_node:
         return None
-    titles = columns("node", "runs", "ranks", "relative time", "last in steps", "straggler in runs")
-    rows = [
-        Row(
-            (
-                node,
-                str(len(lags)),
-                str(max(lag.ranks for lag in lags)),
-                f"{median(_relative(lag) for lag in lags):.4f}",
-                f"{sum(lag.last for lag in lags)} of {sum(lag.steps for lag in lags)}",
-                str(sum(lag.is_straggler for lag in lags)),
-            )
+    rows = (
+        (
+            node,
+            str(len(lags)),
+            str(max(lag.ranks for lag in lags)),
+            f"{_slowness(lags):.4f}",
+            f"{sum(lag.last for lag in lags)} of {sum(lag.steps for lag in lags)}",
+            str(sum(lag.is_straggler for lag in lags)),
         )
         for node, lags in sorted(by_node.items(), key=lambda item: -_slowness(item[1]))
-    ]
-    return Table(titles, tuple(rows))
+    )
+    titles = "node | runs | ranks | relative time | last in steps | straggler in runs"
+    return Table.of(titles, rows)
 
 
 def _relative(lag: Lag) -> float:

@@ -8,7 +8,7 @@ from reports.plots.loss import loss_figure
 from reports.plots.style import looks
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
-from reports.renderers.table import Row, RowKind, Table, columns
+from reports.renderers.table import Row, RowKind, Table
 
 
 def parity_section(findings: Findings) -> Section | None:
@@ -37,19 +37,12 @@ def parity_section(findings: Findings) -> Section | None:
 
 def parity_table(groups: tuple[ParityGroup, ...]) -> Table:
     """All groups in one table, their reference cells set off."""
-    titles = columns(
-        "cell",
-        "dtype policy",
-        "verdict",
-        "steps compared",
-        "max relative difference",
-        "at step",
-        "bound",
-        "first divergent step",
+    return Table.of(
+        "cell | dtype policy | verdict | steps compared | max relative difference | at step"
+        " | bound | first divergent step",
+        (_row(group, row) for group in groups for row in group.rows),
         left=3,
     )
-    rows = [_row(group, row) for group in groups for row in group.rows]
-    return Table(titles, tuple(rows))
 
 
 def _row(group: ParityGroup, row: ParityRow) -> Row:
@@ -63,13 +56,9 @@ def _row(group: ParityGroup, row: ParityRow) -> Row:
         quantity.difference(row.max_relative),
         str(row.at_step) if compared and row.max_relative else quantity.MISSING,
         f"{group.tolerance.bound:.1e}" if compared else quantity.MISSING,
-        _first_divergent(row) if compared else quantity.MISSING,
+        str(row.first_divergent_step or "none") if compared else quantity.MISSING,
     )
     return Row(texts, kinds.get(row.verdict, "plain"))
-
-
-def _first_divergent(row: ParityRow) -> str:
-    return "none" if row.first_divergent_step is None else str(row.first_divergent_step)
 
 
 def _explained(group: ParityGroup) -> str:

@@ -8,7 +8,7 @@ from bench.derive.device_state import device_reports
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Heading, Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Table
 from reports.views.cells import Cell, Run
 
 _PHASES = (
@@ -31,28 +31,28 @@ def phases_section(findings: Findings) -> Section | None:
     names = dict.fromkeys(name for _, run in runs for name in run.summary.phase_milliseconds)
     if names:
         host = any(run.summary.host_milliseconds_median is not None for _, run in runs)
-        titles = columns("cell", *names, "step", *(("host",) if host else ()))
-        rows = tuple(_phase_row(cell, run, tuple(names), host=host) for cell, run in runs)
-        blocks.append(TableBlock(Table(titles, rows), _PHASES))
+        titles = ("cell", *names, "step", *(("host",) if host else ()))
+        rows = (_phase_row(cell, run, tuple(names), host=host) for cell, run in runs)
+        blocks.append(TableBlock(Table.of(titles, rows), _PHASES))
     devices = [row for cell, run in runs if (row := _device_row(cell, run)) is not None]
     if devices:
-        titles = columns(
-            "cell", "clock (MHz)", "power cap (W)", "throttled", "retries", "drift", "told by"
+        table = Table.of(
+            "cell | clock (MHz) | power cap (W) | throttled | retries | drift | told by", devices
         )
-        blocks += [Heading("Devices"), TableBlock(Table(titles, tuple(devices)), _DEVICES)]
+        blocks += [Heading("Devices"), TableBlock(table, _DEVICES)]
     return Section("phases", "Parts of a step", tuple(blocks)) if blocks else None
 
 
-def _phase_row(cell: Cell, run: Run, names: tuple[str, ...], *, host: bool) -> Row:
+def _phase_row(cell: Cell, run: Run, names: tuple[str, ...], *, host: bool) -> tuple[str, ...]:
     summary = run.summary
     times = [summary.phase_milliseconds.get(name) for name in names]
     times.append(summary.step_milliseconds_median)
     if host:
         times.append(summary.host_milliseconds_median)
-    return Row((cell.name, *map(quantity.significant, times)))
+    return (cell.name, *map(quantity.significant, times))
 
 
-def _device_row(cell: Cell, run: Run) -> Row | None:
+def _device_row(cell: Cell, run: Run) -> tuple[str, ...] | None:
     """None for a run on CPUs, and for older records."""
     steady = run.summary.steady
     if steady is None or not any(one.device for one in next(iter(run.record.steps.values()), ())):
@@ -69,14 +69,12 @@ def _device_row(cell: Cell, run: Run) -> Row | None:
     clock = quantity.MISSING
     if clocks:
         clock = f"{median(clocks):g} ({min(clocks):g} to {max(clocks):g})"
-    return Row(
-        (
-            cell.name,
-            clock,
-            quantity.significant((report.get("before") or {}).get("power_cap_watts")),
-            ", ".join(reasons) or ("no" if clocks else "unknown"),
-            str(max((d.get("allocation_retries", 0) for d in window), default=0)),
-            quantity.binary_bytes(slack[-1] - slack[0]) if slack else quantity.MISSING,
-            str(report.get("source") or "nobody"),
-        )
+    return (
+        cell.name,
+        clock,
+        quantity.significant((report.get("before") or {}).get("power_cap_watts")),
+        ", ".join(reasons) or ("no" if clocks else "unknown"),
+        str(max((d.get("allocation_retries", 0) for d in window), default=0)),
+        quantity.binary_bytes(slack[-1] - slack[0]) if slack else quantity.MISSING,
+        str(report.get("source") or "nobody"),
     )

@@ -6,7 +6,7 @@ from reports.comparisons.switches import Difference, SwitchGroup, setting_text, 
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Heading, Paragraph, Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Row, Table
 
 _EXPLANATIONS = {
     "allocator": (
@@ -102,34 +102,25 @@ def _agreement(group: SwitchGroup) -> str:
 
 
 def _table(group: SwitchGroup) -> Table:
-    titles = columns(
-        "cell",
-        group.switch,
-        "losses and gradient norms",
-        "loss differs by",
-        "grad norm, step 1",
-        "grad norm, any step",
-        "memory peak of a step",
+    return Table.of(
+        f"cell | {group.switch} | losses and gradient norms | loss differs by | grad norm, step 1"
+        " | grad norm, any step | memory peak of a step",
+        [_row(found, group) for found in (group.base, *group.others)],
         left=3,
     )
-    rows = [_row(group.base, group, "reference")]
-    rows += [_row(other, group, None) for other in group.others]
-    return Table(titles, tuple(rows))
 
 
-def _row(found: Difference, group: SwitchGroup, role: str | None) -> Row:
-    if role is not None:
-        verdict = "compared with"
-    else:
-        verdict = "the same bits" if found.exact else "not the same bits"
-    broken = role is None and not found.exact and group.must_agree
+def _row(found: Difference, group: SwitchGroup) -> Row:
+    is_base = found is group.base
+    verdict = "the same bits" if found.exact else "not the same bits"
+    broken = not is_base and not found.exact and group.must_agree
     texts = (
         found.cell.name,
         setting_text(found.cell, group.switch),
-        verdict,
-        quantity.MISSING if role else quantity.difference(found.loss),
-        quantity.MISSING if role else quantity.difference(found.first_grad_norm),
-        quantity.MISSING if role else quantity.difference(found.grad_norm),
+        "compared with" if is_base else verdict,
+        quantity.difference(None if is_base else found.loss),
+        quantity.difference(None if is_base else found.first_grad_norm),
+        quantity.difference(None if is_base else found.grad_norm),
         quantity.binary_bytes(found.peak_bytes),
     )
     return Row(texts, "bad" if broken else "plain")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Row, Table
 from reports.views.cells import Cell, Run
 
 _MEANING = {
@@ -35,11 +35,10 @@ def _runs(findings: Findings) -> list[Block]:
                 rows.append(_run_row(cell, run))
     if not rows:
         return []
-    titles = columns("cell", "class", "state", "reason", "run", "steps", "rank", left=5)
     meanings = "; ".join(f"{kind}: {_MEANING[kind]}" for kind in kinds)
     return [
         Heading("Runs without a time"),
-        TableBlock(Table(titles, tuple(rows))),
+        TableBlock(Table.of("cell | class | state | reason | run | steps | rank", rows, left=5)),
         Paragraph(meanings[0].upper() + meanings[1:] + ".", tone="note"),
     ]
 
@@ -74,11 +73,9 @@ def _pruned(findings: Findings) -> list[Block]:
     pruned = [cell for sweep in findings.sweeps for cell in sweep.pruned]
     if not pruned:
         return []
-    rows = tuple(Row((cell.name, cell.rule, cell.reason)) for cell in pruned)
-    return [
-        Heading("Pruned when planned"),
-        TableBlock(Table(columns("cell", "rule", "reason", left=3), rows)),
-    ]
+    rows = ((cell.name, cell.rule, cell.reason) for cell in pruned)
+    table = Table.of("cell | rule | reason", rows, left=3)
+    return [Heading("Pruned when planned"), TableBlock(table)]
 
 
 def _others(findings: Findings) -> list[Block]:

@@ -12,14 +12,14 @@ import numpy as np
 from scipy import stats
 
 from reports.statistics.interval import Interval
-from reports.statistics.permutation import SEED
+from reports.statistics.permutation import SEED, mean, mean_difference
 
 RESAMPLES = 4_999
 
 
 def paired_bootstrap(differences: Sequence[float], alpha: float) -> Interval | None:
     """BCa interval of the mean difference; None below 2 blocks or where all are equal."""
-    return _interval((np.asarray(differences, dtype=float),), _mean, alpha)
+    return _interval((np.asarray(differences, dtype=float),), mean, alpha)
 
 
 def unpaired_bootstrap(
@@ -27,7 +27,7 @@ def unpaired_bootstrap(
 ) -> Interval | None:
     """BCa interval of mean(head) - mean(base); None below 2 runs on a side."""
     data = (np.asarray(head, dtype=float), np.asarray(base, dtype=float))
-    return _interval(data, _mean_difference, alpha)
+    return _interval(data, mean_difference, alpha)
 
 
 def _interval(data: tuple[np.ndarray, ...], statistic: object, alpha: float) -> Interval | None:
@@ -46,11 +46,3 @@ def _interval(data: tuple[np.ndarray, ...], statistic: object, alpha: float) -> 
         ).confidence_interval
     low, high = float(found.low), float(found.high)
     return (low, high) if np.isfinite([low, high]).all() else None
-
-
-def _mean(values: np.ndarray, axis: int) -> np.ndarray:
-    return np.asarray(np.mean(values, axis=axis))
-
-
-def _mean_difference(head: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
-    return np.asarray(np.mean(head, axis=axis) - np.mean(base, axis=axis))

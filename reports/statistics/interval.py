@@ -20,25 +20,6 @@ from reports.statistics.permutation import MOST_EXACT, RANDOM_REARRANGEMENTS, SE
 Interval = tuple[float, float]
 
 
-def paired_interval(differences: Sequence[float], alpha: float) -> Interval | None:
-    """The changes that `sign_flip_p` does not reject at `alpha`, None if it never could.
-
-    Exact for differences that are symmetric around the true change.
-
-    Args:
-        differences: log head - log base, one per block.
-        alpha: 0.05 for a 95 % interval.
-    """
-    return trimmed(subset_means(differences), alpha)
-
-
-def unpaired_interval(
-    base: Sequence[float], head: Sequence[float], alpha: float
-) -> Interval | None:
-    """The shifts that `two_sample_p` does not reject at `alpha`, None if it never could."""
-    return trimmed(swap_means(base, head), alpha)
-
-
 def subset_means(values: Sequence[float]) -> np.ndarray:
     """Means of all non-empty subsets of `values`, sorted: shape (2^n - 1,), or of drawn subsets."""
     if 2 ** len(values) > MOST_EXACT:
@@ -63,7 +44,10 @@ def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
 
 
 def trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
-    """From the k-th smallest to the k-th largest; None where nothing can be cut."""
+    """From the k-th smallest to the k-th largest: what the test does not reject at `alpha`.
+
+    None where nothing can be cut. Exact for differences that are symmetric around the true change.
+    """
     # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
     cut = math.floor(alpha / 2 * (typical.size + 1) + 1e-9)
     if cut < 1:

@@ -61,11 +61,6 @@ def busiest_start(records: Iterable[RunRecord]) -> str:
     )
 
 
-def describe_hosts(records: Iterable[RunRecord]) -> str:
-    """Every host name, once."""
-    return printable(distinct(str(r.environment.get("hostname") or UNKNOWN) for r in records))
-
-
 def distinct(texts: Iterable[str]) -> str:
     """The different texts, in order, joined by semicolons."""
     return "; ".join(dict.fromkeys(texts)) or UNKNOWN

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
 from outcome_scenarios import SCENARIOS, TWO_CELLS, World, scenario
+
+from bench.doctor import accelerators
 
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
@@ -379,23 +382,33 @@ def _(world: World) -> int:
     return world.run("nccl", "/dev/zero")
 
 
+_probe = cache(accelerators._probe)
+
+
+def doctor(world: World, *arguments: str) -> int:
+    """`doctor` in this process, which asks another what torch says here only the first time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerators, "_probe", _probe)
+        return world.run("doctor", *arguments)
+
+
 @scenario("doctor", "runs can start here")
 def _(world: World) -> int:
-    return world.run("doctor")
+    return doctor(world)
 
 
 @scenario("doctor", "a package is missing")
 def _(world: World) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.doctor.packages._NEEDED", ("torch", "no-such-package"))
-        code = world.run("doctor")
+        code = doctor(world)
     assert "no-such-package" in world.out
     return code
 
 
 @scenario("doctor", "a results folder that cannot be written")
 def _(world: World) -> int:
-    code = world.run("doctor", "--results", "/proc/results")
+    code = doctor(world, "--results", "/proc/results")
     assert "cannot be written" in world.out
     return code
 

@@ -14,7 +14,7 @@ from bench.cli import main as command_line
 from bench.errors import BenchError
 from bench.store import ResultsStore
 from sweeps.settings import known_paths
-from sweeps.suggest import _WORDS_ELSEWHERE
+from sweeps.suggest import _NAMES_HERE
 
 
 def refused(result: tuple[int, str, str], *words: str) -> None:
@@ -114,7 +114,7 @@ def test_every_word_of_another_tool_leads_to_something_that_exists():
     known = {*known_paths(), *SweepFile.model_fields, *engine_names()}
     for model in (DtypeSpec, EngineSpec, LaunchSpec, TrainSpec):
         known |= set(re.findall("'(\\w+)'", str(model.model_json_schema())))
-    for word, meant in _WORDS_ELSEWHERE.items():
+    for word, meant in _NAMES_HERE.items():
         assert set(meant) <= known, word
         # "none" is a value of a recipe, and of a strategy in other tools.
         assert word not in known or word == "none", word

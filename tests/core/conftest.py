@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.testing.workers import ForkServer
 from oracle.ranks import RankPool
 
 #: Of the pairs of strategy and allocator, those whose code the others run as well.
@@ -27,9 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
+def ranks(fork_server: ForkServer) -> Iterator[RankPool]:
     """Four gloo ranks, started by the first test that runs something on them."""
-    pool = RankPool()
+    pool = RankPool(fork_server)
     yield pool
     pool.close()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.testing.workers import ForkServer
 from oracle.ranks import GROUP_SIZES, RankFailureError, RankPool, mesh
 
 pytestmark = pytest.mark.processes
@@ -51,8 +52,8 @@ def test_one_launch_serves_many_calls(ranks: RankPool) -> None:
 
 
 @pytest.mark.nightly  # tests/run/test_testing_workers.py asks most of it of the same ranks
-def test_failures_are_reported_and_leave_no_process_behind() -> None:
-    pool = RankPool()
+def test_failures_are_reported_and_leave_no_process_behind(fork_server: ForkServer) -> None:
+    pool = RankPool(fork_server)
     try:
         pool.run(sum_of_ranks, 1)
         started = pool.pids

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.testing.workers import ForkServer
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES, shard
@@ -45,9 +46,9 @@ def freed_by_deletion(strategy: str) -> tuple[int, int, int, bool]:
 
 
 @pytest.fixture(scope="module")
-def fresh_ranks() -> Iterator[RankPool]:
+def fresh_ranks(fork_server: ForkServer) -> Iterator[RankPool]:
     """Ranks in which nothing else has run: what earlier tests left behind would be freed here."""
-    pool = RankPool()
+    pool = RankPool(fork_server)
     yield pool
     pool.close()
 

@@ -99,6 +99,7 @@ def hidden(way: tuple[str, str]) -> tuple[str, float]:
     return said, 0.0 if said else pair.worst_gradient()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("transport", ["point_to_point", "native"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_weights_of_different_units_never_mix(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
-import time
-from datetime import timedelta
-from pathlib import Path
+import traceback
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import mfsdp_core
+from bench.testing.workers import ForkServer, WorkersError
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import NonFiniteGradientError
 from mfsdp_core.runtime.nan_guard import all_finite
@@ -29,7 +26,6 @@ pytestmark = pytest.mark.processes
 
 NAN, INF = float("nan"), float("inf")
 CHECKS = ("report_nan_in_param_grad", "check_for_nan_in_grad")
-TEST_ROOT = Path(__file__).parent
 
 
 class Given(torch.autograd.Function):
@@ -224,23 +220,21 @@ def _found_by(check: str) -> str:
     return found_with(NAN, **{check: True})
 
 
-def lone_rank(rank: int, folder: str, poisoned: dict[int, int]) -> None:
-    """Body of one of two processes; a rank that raises ends with the traceback's exit code."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=120),
-    )
+def lone_rank(poisoned: dict[int, int]) -> None:
+    """In one of two ranks: what raises ends the process, as it ends a program."""
     world = torch.distributed.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     model = chain("optim_grads_params", group=world, report_nan_in_param_grad=True)
-    if rank in poisoned:
-        run(model, poison=NAN, unit=poisoned[rank])
-    else:
-        run(model)
-    model.finish_grad_sync()
+    rank = dist.get_rank()
+    try:
+        if rank in poisoned:
+            run(model, poison=NAN, unit=poisoned[rank])
+        else:
+            run(model)
+        model.finish_grad_sync()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 @pytest.mark.parametrize(
@@ -251,35 +245,14 @@ def lone_rank(rank: int, folder: str, poisoned: dict[int, int]) -> None:
     ],
 )
 def test_a_rank_that_raises_leaves_no_other_rank_waiting(
-    tmp_path: Path, poisoned: dict[int, int]
+    fork_server: ForkServer, poisoned: dict[int, int]
 ) -> None:
     """Both raise, at different parameters; or one does, and the other loses its peer."""
-    package = Path(mfsdp_core.__file__).parents[1]
-    paths = os.pathsep.join([str(TEST_ROOT), str(package)])
-    started = time.monotonic()
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import importlib.util as u\n"
-                f"spec = u.spec_from_file_location('case', {__file__!r})\n"
-                "case = u.module_from_spec(spec); spec.loader.exec_module(case)\n"
-                f"case.lone_rank({rank}, {str(tmp_path)!r}, {poisoned!r})\n",
-            ],
-            env={**os.environ, "PYTHONPATH": paths},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=60)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert time.monotonic() - started < 60  # and not the collectives' time limit of 120 s
-    assert [process.returncode for process in processes] == [1, 1], errors
+    with fork_server.workers(2) as workers, pytest.raises(WorkersError) as caught:
+        workers.run(lone_rank, poisoned, seconds=60)  # the collectives' time limit is 300 s
+    ended = {failure.rank: failure.text for failure in caught.value.failures}
+    assert ended == dict.fromkeys((0, 1), "died with exit code 1")
+    errors = ["\n".join(failure.log) for failure in caught.value.failures]
     # A rank may lose its peer before it comes to its own NaN, but one of them names the cause.
     assert any("NonFiniteGradientError: rank" in error for error in errors)
     for error in errors:

@@ -14,10 +14,11 @@ from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
+from sweeps.execution import Side
 from sweeps.packing import Parts
 from sweeps.plan import Plan, make_plan
 from sweeps.progress import SweepStopped
-from sweeps.runner import RunOptions, SweepOutcome, run_plan
+from sweeps.runner import RunOptions, SweepOutcome, run_sides
 
 FOUR = Parts(("0", "1", "2", "3"), (), 2**40)
 SWEEP = """\
@@ -78,11 +79,10 @@ def plan_of(text: str = SWEEP) -> Plan:
 
 def go(store: ResultsStore, launch: StandIn, text: str = SWEEP, **options) -> SweepOutcome:
     rest = {key: options.pop(key) for key in ("stop", "publish") if key in options}
-    return run_plan(
+    return run_sides(
         plan_of(text),
         store,
-        launch=launch,
-        code_identity=lambda _: "code",
+        sides={None: Side(launch, lambda _: "code")},
         options=RunOptions(**options),
         **rest,
     )

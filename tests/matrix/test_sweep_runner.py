@@ -12,9 +12,10 @@ from bench.record import RunStatus, StepSample
 from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError, StoreLockedError
 from sweeps.definition import parse_sweep
+from sweeps.execution import Side
 from sweeps.plan import Plan, make_plan
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
-from sweeps.runner import RunOptions, SweepOutcome, run_plan
+from sweeps.runner import RunOptions, SweepOutcome, run_sides
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SWEEP = """\
@@ -70,11 +71,10 @@ def go(store: ResultsStore, launch: StandIn, plan: Plan | None = None, **options
     launch.seen.clear()
     rest = {key: options.pop(key) for key in ("stop", "publish", "whole") if key in options}
     code = options.pop("code", "code-1")
-    return run_plan(
+    return run_sides(
         plan or plan_of(),
         store,
-        launch=launch,
-        code_identity=code if callable(code) else lambda _: code,
+        sides={None: Side(launch, code if callable(code) else lambda _: code)},
         options=RunOptions(**options),
         **rest,
     )

@@ -84,7 +84,16 @@ def stand() -> Stand:
 def go(root: Path, stand: Stand) -> tuple[SweepOutcome, list[str]]:
     cell = PlannedCell("c", {}, runs()["base"], 1)
     arms = tuple(PlannedArm(name, "", None, None, "", "") for name in ARMS)
-    plan = Plan("s", "s", "", "s.yaml", (cell,), arms=arms, interleaved=True, turns=4)
+    plan = Plan(
+        id="s",
+        name="s",
+        description="",
+        source="s.yaml",
+        cells=(cell,),
+        arms=arms,
+        interleaved=True,
+        turns=4,
+    )
     said: list[str] = []
     outcome = run_sides(
         replace(plan, seed=1),

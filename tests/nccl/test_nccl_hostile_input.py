@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+import zstandard
 
 from bench.errors import UsageError
 from reports.nccl import source
@@ -50,8 +51,7 @@ def test_a_cut_gzip_keeps_what_was_read(tmp_path):
     assert "cut off" in " ".join(audit.job.remarks)
 
 
-def test_zstd_is_read_by_the_module_or_the_program(tmp_path):
-    zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
+def test_zstd_is_read_frame_by_frame(tmp_path):
     two_frames = zstandard.compress(LINE) + zstandard.compress(LINE)
     (tmp_path / "log.zst").write_bytes(two_frames)
     assert audit_paths([tmp_path]).job.lines == 2

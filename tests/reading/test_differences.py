@@ -7,12 +7,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.views.differences import shared_and_own
+from reports.sections.appendix import shared_and_own
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers())
 DOCUMENTS = st.dictionaries(
     st.text("abc", min_size=1, max_size=2),
-    st.recursive(LEAVES, lambda inner: st.dictionaries(st.text("abc", max_size=2), inner)),
+    st.recursive(
+        LEAVES, lambda inner: st.dictionaries(st.text("abc", max_size=2), inner), max_leaves=8
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.printable import printable
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Row, Table
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -61,7 +61,7 @@ def test_any_text_reads_back_as_itself(text):
 
 @given(st.lists(st.text(max_size=20), min_size=2, max_size=2))
 def test_any_text_stays_in_its_table_cell(cells):
-    table = Table(columns("first", "second"), (Row(tuple(cells)),))
+    table = Table.of(("first", "second"), (Row(tuple(cells)),))
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown.table(table))
     bodies = [t for t in tokens if t.type == "td_open"]
     assert len(bodies) == 2
@@ -88,14 +88,14 @@ def test_hidden_characters_are_replaced_not_dropped():
 
 
 def test_a_terminal_table_lets_no_control_character_through():
-    table = Table(columns("name", "n"), tuple(Row((text, "1")) for text in HOSTILE))
+    table = Table.of(("name", "n"), tuple(Row((text, "1")) for text in HOSTILE))
     text = terminal.table(table)
     assert "\x1b" not in text
     assert len(text.splitlines()) == len(HOSTILE) + 2
 
 
 def test_a_long_title_breaks_into_lines_instead_of_widening_its_column():
-    table = Table(columns("cell", "throughput change"), (Row(("a", "+4.8 %")),))
+    table = Table.of(("cell", "throughput change"), (Row(("a", "+4.8 %")),))
     assert terminal.table(table).splitlines() == [
         "        throughput",
         "  cell      change",
@@ -112,12 +112,12 @@ def terminal_of():
     terminal._width_of_terminal.set(set_before)
 
 
-WIDE = Table(
-    columns("cell", "state per rank", "tokens/s", "reason", left=1),
-    tuple(
-        Row((f"mfsdp-optim_grads_params-{name}", f"{n}26.1 MiB", f"{n},234.5", "none"))
+WIDE = Table.of(
+    "cell | state per rank | tokens/s | reason",
+    [
+        (f"mfsdp-optim_grads_params-{name}", f"{n}26.1 MiB", f"{n},234.5", "none")
         for n, name in enumerate(("fp32", "bf16"), start=1)
-    ),
+    ],
 )
 
 
@@ -133,7 +133,7 @@ def test_no_number_is_cut_and_no_line_is_too_long_whatever_the_terminal(terminal
 
 def test_texts_wrap_between_words_before_names_are_cut(terminal_of):
     reason = "needs 8 CUDA devices and this machine shows none"
-    table = Table(columns("cell", "reason", left=2), (Row(("mfsdp-optim_grads-fp32", reason)),))
+    table = Table.of(("cell", "reason"), (Row(("mfsdp-optim_grads-fp32", reason)),), left=2)
     terminal_of(60)
     text = terminal.table(table)
     assert "mfsdp-optim_grads-fp32" in text
@@ -144,7 +144,7 @@ def test_texts_wrap_between_words_before_names_are_cut(terminal_of):
 
 def test_marks_are_explained_below_a_table_that_has_them():
     rows = (Row(("a",), "bad"), Row(("b",), "unsteady"), Row(("c",)))
-    text = terminal.table(Table(columns("cell"), rows))
+    text = terminal.table(Table.of(("cell",), rows))
     assert text.splitlines()[2:] == [
         "! a",
         "~ b",
@@ -152,11 +152,11 @@ def test_marks_are_explained_below_a_table_that_has_them():
         "",
         "! failed or not met;  ~ undecided, not steady or not measured",
     ]
-    assert ";" not in terminal.table(Table(columns("cell"), rows[2:]))
+    assert ";" not in terminal.table(Table.of(("cell",), rows[2:]))
 
 
 def test_wide_characters_keep_terminal_columns_aligned():
-    table = Table(columns("name", "n"), (Row(("模型", "1")), Row(("abcd", "22"))))
+    table = Table.of(("name", "n"), (Row(("模型", "1")), Row(("abcd", "22"))))
     first, second = terminal.table(table).splitlines()[2:]
     assert first.endswith("模型   1")
     assert second.endswith("abcd  22")
@@ -164,7 +164,7 @@ def test_wide_characters_keep_terminal_columns_aligned():
 
 def test_a_row_of_the_wrong_length_is_refused():
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        Table(columns("a", "b"), (Row(("x",)),))
+        Table.of(("a", "b"), (Row(("x",)),))
 
 
 @pytest.mark.parametrize(

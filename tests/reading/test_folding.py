@@ -6,8 +6,7 @@ from recorded_runs import Recorded, quickstart_cells, record_run
 
 from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT
 from reports.renderers import markdown
-from reports.renderers.folding import folded
-from reports.renderers.table import Row, Table, columns
+from reports.renderers.table import Row, Table, folded
 from reports.sections.cell_table import best_cells
 from reports.views.cells import make_cell
 
@@ -17,7 +16,7 @@ def test_a_column_that_says_the_same_everywhere_is_said_once():
         Row(("a", "1", "fast", "x"), best=frozenset({2, 3})),
         Row(("b", "1", "slow", "x"), "bad"),
     )
-    table, said = folded(Table(columns("cell", "n", "speed", "unit"), rows))
+    table, said = folded(Table.of(("cell", "n", "speed", "unit"), rows))
     assert said == "n: 1; unit: x"
     assert [column.title for column in table.columns] == ["cell", "speed"]
     assert [row.cells for row in table.rows] == [("a", "fast"), ("b", "slow")]
@@ -26,12 +25,12 @@ def test_a_column_that_says_the_same_everywhere_is_said_once():
 
 
 def test_a_table_of_one_row_keeps_its_columns():
-    table = Table(columns("cell", "n"), (Row(("a", "1")),))
+    table = Table.of(("cell", "n"), (Row(("a", "1")),))
     assert folded(table) == (table, "")
 
 
 def test_names_are_kept_even_where_all_are_alike():
-    table = Table(columns("cell", "n"), (Row(("a", "1")), Row(("a", "1"))))
+    table = Table.of(("cell", "n"), (Row(("a", "1")), Row(("a", "1"))))
     assert [column.title for column in folded(table)[0].columns] == ["cell"]
 
 
@@ -52,5 +51,5 @@ def test_the_best_is_the_lowest_time_and_the_highest_throughput_and_no_loss(stor
 
 
 def test_the_best_is_bold_in_markdown():
-    table = Table(columns("cell", "ms"), (Row(("a", "1"), best=frozenset({1})), Row(("b", "2"))))
+    table = Table.of(("cell", "ms"), (Row(("a", "1"), best=frozenset({1})), Row(("b", "2"))))
     assert "| **1** |" in markdown.table(table)

@@ -16,8 +16,8 @@ from reports.build import build_document
 from reports.findings import find
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
 from reports.renderers.document import Figure, TableBlock
+from reports.sections.memory import unit_name, unit_names
 from reports.views.sweep_view import load_sweeps
-from reports.views.unit_names import unit_name, unit_names
 
 HYBRID = PRESETS["hybrid-tiny"]
 MIB = 2**20

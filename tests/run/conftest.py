@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import socket
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ import pytest
 
 from bench.record import StepSample
 from bench.spec import ResolvedRun
-
-ROOT = Path(__file__).resolve().parents[2]
+from bench.testing.workers import ForkServer
 
 
 @dataclass(frozen=True)
@@ -58,48 +55,25 @@ RunCells = Callable[..., dict[str, FinishedCell]]
 
 
 def run_cells(
-    root: Path, runs: Mapping[str, ResolvedRun], core: Path | None = None
+    server: ForkServer, root: Path, runs: Mapping[str, ResolvedRun], core: Path | None = None
 ) -> dict[str, FinishedCell]:
-    """All runs, which need the same number of ranks, on that many processes started once.
+    """All runs, which need the same number of ranks, on that many forks of `server`.
 
     core: a folder with a copy of mfsdp_core that the ranks import instead.
     """
+    from rank_program import run_in_turn  # loads torch
+
     (ranks,) = {run.launch.ranks for run in runs.values()}
-    cells = {}
-    arguments = []
+    cells = {name: FinishedCell(root / name, ranks) for name in runs}
     for name, run in runs.items():
-        folder = root / name
-        folder.mkdir()
-        (folder / "spec.json").write_text(run.model_dump_json())
-        arguments.append(f"{_free_port()}={folder}")
-        cells[name] = FinishedCell(folder, ranks)
-    command = [sys.executable, str(Path(__file__).parent / "rank_program.py"), *arguments]
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(map(str, filter(None, (core, ROOT)))),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONWARNINGS": "error",
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [process.communicate(timeout=180)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+        cells[name].folder.mkdir()
+        (cells[name].folder / "spec.json").write_text(run.model_dump_json())
+    places = [(_free_port(), cell.folder) for cell in cells.values()]
+    with server.workers(ranks, core) as workers:
+        failed = workers.run(run_in_turn, places, seconds=180)
     for name, cell in cells.items():
         assert not cell.failures, f"{name}:\n" + "\n".join(cell.failures)
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    assert failed == [0] * ranks
     return cells
 
 
@@ -113,9 +87,9 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="session", name="run_cells")
-def run_cells_fixture() -> RunCells:
+def run_cells_fixture(fork_server: ForkServer) -> RunCells:
     """`run_cells`, for tests that choose their own cells."""
-    return run_cells
+    return partial(run_cells, fork_server)
 
 
 @pytest.fixture

@@ -1,42 +1,41 @@
-"""Program: one rank that runs several cells one after the other, so that torch is imported once.
-
-Arguments: `PORT=RUN_DIR` for each cell. RANK and WORLD_SIZE come from the environment, as from
-torch.distributed.run. A cell that fails leaves its failure file, and the next one is tried.
-"""
+"""What one rank does that runs several cells one after the other."""
 
 from __future__ import annotations
 
 import os
-import sys
 import traceback
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.tensor import debug
 
 from bench.launch.failure import write_failure
-from bench.launch.parent_death import die_with_parent
 from bench.worker.rank import run_rank
 
 
-def main() -> int:
-    die_with_parent(os.getppid())
+def run_in_turn(cells: Sequence[tuple[int, Path]]) -> int:
+    """Run each of (free port, run folder); the number of those that failed.
+
+    RANK, WORLD_SIZE and the rest are set as torch.distributed.run does. A cell that fails leaves
+    its failure file, and the next one is tried.
+    """
+    warnings.simplefilter("error")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()  # each cell has a group of its own
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     failed = 0
-    for argument in sys.argv[1:]:
-        port, _, folder = argument.partition("=")
-        os.environ["MASTER_PORT"] = port
+    for port, folder in cells:
+        os.environ["MASTER_PORT"] = str(port)
         try:
-            run_rank(Path(folder))
+            run_rank(folder)
             # DTensors of the next cell would be on meshes whose groups are gone.
             debug._clear_sharding_prop_cache()
         except Exception as error:
             failed += 1
             traceback.print_exc()
-            write_failure(Path(folder), int(os.environ["RANK"]), error)
+            write_failure(folder, rank, error)
             if dist.is_initialized():
                 dist.destroy_process_group()
     return failed
-
-
-if __name__ == "__main__":
-    os._exit(main())

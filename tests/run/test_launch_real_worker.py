@@ -45,7 +45,10 @@ def launched(root: Path, resolved, on_step=None) -> tuple[RunStatus, RunRecord]:
 
 
 @pytest.mark.parametrize("engine", [pytest.param("single", marks=pytest.mark.nightly), "mfsdp"])
-def test_a_real_run_leaves_a_whole_record(tmp_path: Path, engine: str) -> None:
+def test_a_real_run_leaves_a_whole_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     resolved = run_of(engine, steps=12, lr=3e-3)
     status, record = launched(tmp_path, resolved)
     assert status.state in {"ok", "unstable"}, status.reason
@@ -55,6 +58,14 @@ def test_a_real_run_leaves_a_whole_record(tmp_path: Path, engine: str) -> None:
     assert record.memory is not None
     assert record.environment["runtime"]["engine"] == engine
     assert record.environment["packages"]["torch"]
+    # What every rank needs of torch was loaded once, before they were forked.
+    loaded = [
+        {line.rpartition("|")[2].strip() for line in log.read_text().splitlines()}
+        for log in sorted(tmp_path.glob("results/runs/*/*/logs/*.log"))
+    ]
+    of_torch = {"torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
+    found = [modules & (of_torch | {"bench.meters.memory_profile"}) for modules in loaded]
+    assert found == [of_torch, *[{"bench.meters.memory_profile"}] * resolved.launch.ranks]
 
 
 @pytest.mark.nightly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from bench.spec import (
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
 from bench.validate.cases import Case
-from bench.validate.session import MODULES, WorkerSettings, check_that_they_load, verdicts
+from bench.validate.session import WorkerSettings, check_that_they_load, verdicts
 
 HERE = Path(__file__).parent
 MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
@@ -78,12 +77,6 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(tmp_pa
     assert runtime["engine_code_path"] == str(HERE / "toy_engine.py")
     assert runtime["code_proof"]["0"]["packages"]["toy_engine"]["sha256"]
     assert theirs.run_id.startswith("toy_model.build-toy_engine.build-no_shard-fp32-2xcpu-")
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer(paths=(str(HERE),), modules=MODULES) as made:
-        yield made
 
 
 @pytest.mark.processes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -24,7 +23,6 @@ from bench.validate.contracts.small_model import (
     pair,
     plain_backward,
 )
-from bench.validate.session import MODULES
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
@@ -32,12 +30,6 @@ RANKS = 4
 #: Rows of five FP64 numbers: a sum reads each quarter in several stretches.
 WIDE = 70_000
 BACK_SECONDS = 30.0
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer(modules=MODULES) as made:
-        yield made
 
 
 class DeliberateError(Exception):

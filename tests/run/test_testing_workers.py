@@ -69,8 +69,8 @@ def killed_on_rank_one() -> None:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with ForkServer() as server, server.workers(3) as made:
+def workers(fork_server: ForkServer) -> Iterator[Workers]:
+    with fork_server.workers(3) as made:
         yield made
 
 

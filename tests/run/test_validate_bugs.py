@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,12 @@ from bench.validate.bugs import BUGS, UNLISTED, Bug
 from bench.validate.injection import first_failure, parse_bugs
 from bench.validate.matrix import cases
 from bench.validate.mutation import CORE, copy_of_core
-from bench.validate.session import MODULES, WorkerSettings
+from bench.validate.session import WorkerSettings
 
 pytestmark = pytest.mark.processes
 
 QUICK = cases("mfsdp", full=False)
 SAMPLE = ("R2",)
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer(modules=MODULES) as made:
-        yield made
 
 
 def test_a_bug_is_asked_for_by_its_number() -> None:

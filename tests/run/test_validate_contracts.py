@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,16 +11,10 @@ import pytest
 from bench.testing.workers import ForkServer
 from bench.validate.contracts.contract_case import CONTRACTS, ContractCase
 from bench.validate.mutation import copy_of_core
-from bench.validate.session import MODULES, WorkerSettings, verdicts
+from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import CaseVerdict
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer(modules=MODULES) as made:
-        yield made
 
 
 def judged(

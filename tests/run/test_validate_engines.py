@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from bench.testing.workers import ForkServer
 from bench.validate.cases import Case
 from bench.validate.matrix import cases
-from bench.validate.session import MODULES, WorkerSettings, verdicts
+from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import CaseVerdict, Finding
 
 pytestmark = pytest.mark.processes
@@ -25,12 +24,6 @@ SAMPLE = (
     Case("ddp", "no_shard", policy="bf16"),
     Case("single", "no_shard", ranks=1, microbatches=2),
 )
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer(paths=(str(HERE),), modules=MODULES) as made:
-        yield made
 
 
 def outside(name: str, **settings: object) -> Case:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,20 +19,13 @@ from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.fixed import FIXED
 from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.script import script
-from bench.validate.fuzz.session import MODULES, Fuzzer, Outcome, Tally
+from bench.validate.fuzz.session import Fuzzer, Outcome, Tally
 from bench.validate.fuzz.shrinking import shrunk
 from bench.validate.mutation import copy_of_core
 
 pytestmark = pytest.mark.processes
 
-HERE = Path(__file__).parent
 OUTSIDE = "validate_engines:Replicating"
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer(paths=(str(HERE),), modules=MODULES) as made:
-        yield made
 
 
 def fuzzed(fork_server: ForkServer, engine: str, seed: int, count: int) -> Tally:

@@ -114,10 +114,15 @@ def nccl(
     Where it was not the symmetric one, it says why.
     """
     from bench.cli import nccl_audit
+    from reports.nccl.requirement import Conditions
 
-    shown = "json" if json else form
     return nccl_audit.show_audit(
-        nccl_audit.Request(logs, require, profile, after_iteration, min_bytes, shown, junit)
+        logs,
+        require=require,
+        topology=profile,
+        conditions=Conditions(after_iteration, min_bytes),
+        form="json" if json else form,
+        junit=junit,
     )
 
 

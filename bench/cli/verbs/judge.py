@@ -45,8 +45,9 @@ def compare(
     """
     from bench.cli import comparing
 
-    asked = comparing.Comparing(base, head, tuple(ignore or ()), form, json, policy)
-    return comparing.show_comparison(results, asked)
+    return comparing.show_comparison(
+        results, base, head, ignore=ignore or (), policy=policy, form=form, as_json=json
+    )
 
 
 def gate(  # noqa: PLR0913 - every option of the command line is a parameter

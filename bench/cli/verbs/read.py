@@ -104,7 +104,7 @@ def import_(
     """Keep what a log of another framework says, to compare it."""
     from bench.cli import importing
 
-    return importing.import_log(importing.Importing(results, log, form, name, facts or [], json))
+    return importing.import_log(results, log, form=form, name=name, facts=facts or [], as_json=json)
 
 
 def export(

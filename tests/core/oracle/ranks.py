@@ -10,7 +10,6 @@ half-finished collective leaves gloo unusable); the next call starts new ones.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,11 +96,10 @@ def call_once(call: Call) -> _Returned:
 
 
 class RankPool:
-    """Starts its ranks at the first `run`, ends them at `close` or at the first failure."""
+    """Forks its ranks at the first `run`, ends them at `close` or at the first failure."""
 
-    def __init__(self) -> None:
-        self._server: ForkServer | None = None
-        self._workers: Workers | None = None
+    def __init__(self, server: ForkServer) -> None:
+        self._workers = Workers(server, WORLD, prepare=enter_world)
 
     def run(
         self, function: Callable[..., Any], *arguments: Any, seconds: float = 60.0
@@ -110,9 +108,6 @@ class RankPool:
 
         `function` is a module-level function of a test file or of this package.
         """
-        if self._workers is None:
-            self._server = ForkServer(paths=tuple(filter(None, sys.path))).__enter__()
-            self._workers = Workers(self._server, WORLD, prepare=enter_world)
         call = Call.of(function, arguments)
         results = self._workers.run(call_once, call, seconds=seconds)
         if len({found.groups for found in results}) > 1:
@@ -123,11 +118,8 @@ class RankPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the living ranks; empty when none is started."""
-        return [] if self._workers is None else self._workers.pids
+        return self._workers.pids
 
     def close(self) -> None:
-        """Ends every rank, and the process that forks them."""
-        if self._workers is not None and self._server is not None:
-            self._workers.end()
-            self._server.__exit__()
-        self._server = self._workers = None
+        """Ends every rank."""
+        self._workers.end()

@@ -135,9 +135,9 @@ def test_an_agent_killed_by_sigkill_takes_the_ranks_with_it_and_is_a_crash(
     assert "the process that starts the ranks was ended by SIGKILL" in record.status.reason
 
 
-@pytest.mark.parametrize(
-    "times", [pytest.param(1, id="once", marks=pytest.mark.nightly), pytest.param(2, id="twice")]
-)
+# Daily with real ranks: tests/cli/test_cli_real_runs.py.
+@pytest.mark.nightly
+@pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(2, id="twice")])
 def test_ctrl_c_interrupts_the_run_and_the_record_says_so(store: ResultsStore, times: int) -> None:
     launcher = start_launcher(store, {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")})
     tree = tree_after_first_step(launcher)

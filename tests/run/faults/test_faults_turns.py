@@ -59,7 +59,16 @@ class Arms:
             by_arm[arm] = resolve_anywhere(spec)
         cell = PlannedCell("c", {}, by_arm["base"], 1, by_arm)
         arms = tuple(PlannedArm(name, "", None, None, "", "") for name in ARMS)
-        self.plan = Plan("s", "s", "", "s.yaml", (cell,), arms=arms, interleaved=True, turns=TURNS)
+        self.plan = Plan(
+            id="s",
+            name="s",
+            description="",
+            source="s.yaml",
+            cells=(cell,),
+            arms=arms,
+            interleaved=True,
+            turns=TURNS,
+        )
         start = partial(launch, worker_module="scripted_worker", limits=LIMITS)
         sides = {arm: Side(start, lambda _: "code") for arm in ARMS}
         beside = threading.Thread(target=during or (lambda: None))
