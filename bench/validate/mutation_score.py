@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
     kept = asked.out or ResultsStore.open("results", create=True).root / "mutation.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
     drawn = sample(asked.seed, asked.per_room, tuple(asked.room))
-    _try(drawn, asked, kept, deadline)
     equivalent = json.loads(asked.equivalent.read_text()) if asked.equivalent else {}
+    _try([mutant for mutant in drawn if key(mutant) not in equivalent], asked, kept, deadline)
     sys.stdout.write(table(drawn, _results(kept), equivalent) + "\n")
     return 0
 

@@ -82,6 +82,7 @@ def weights_go_out_whole_and_come_in_again() -> None:
             for name, file in index["weight_map"].items():
                 held = safetensors.torch.load_file(folder / "many" / file)
                 same(name, held[name].reshape(wanted[name].shape), wanted[name])
+            _hold_at_most(300, files)
             total = sum(file.stat().st_size for file in files)
             same("total", index["metadata"]["total_size"], total)
             dist.barrier()
@@ -104,6 +105,13 @@ def weights_go_out_whole_and_come_in_again() -> None:
                 )
             _refused_files(folder, model, one)
         same("nothing was changed", len(whole_weights(model)), len(list(plain.parameters())))
+
+
+def _hold_at_most(count_bytes: int, files: list[Path]) -> None:
+    for file in files:
+        held = list(safetensors.torch.load_file(file).values())
+        fits = sum(value.nbytes for value in held) <= count_bytes
+        same(f"{file.name} is small, or one tensor", fits or len(held) == 1, True)
 
 
 def _refused_files(folder: Path, model: Any, one: dict[str, Tensor]) -> None:
@@ -174,7 +182,9 @@ def copies_evaluate_and_do_not_train() -> None:
         with torch.no_grad():
             close("after a refusal", once(x), wanted, 1e-9 if dtype.itemsize > 2 else 1e-2)
         once.requires_grad_(False)
-        close("frozen", once(x), wanted, 1e-9 if dtype.itemsize > 2 else 1e-2)
+        frozen = once(x)
+        same("a frozen copy asks for no gradient", frozen.requires_grad, False)
+        close("frozen", frozen, wanted, 1e-9 if dtype.itemsize > 2 else 1e-2)
         ties = once.units[0].up.weight is once.units[1].up.weight
         same("ties", ties, True)
         refuses(ValueError, "raised inside", lambda: _failing(once, x))

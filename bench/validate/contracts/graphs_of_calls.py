@@ -413,6 +413,32 @@ class _Checkpointed(nn.Module):
         return found
 
 
+class _Again(Unit):
+    """Runs itself once more, as trees and recursive networks do."""
+
+    def forward(self, x: Tensor, again: int = 1) -> Tensor:
+        """[..., WIDTH] to the same."""
+        x = super().forward(x)
+        return self(x, again - 1) if again else x
+
+
+class _Recursive(Small):
+    unit_classes = (_Again,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([_Again(), _Again()])
+
+
+def units_may_run_inside_themselves() -> None:
+    """Gradients of both runs."""
+    for strategy in (0, 3):
+        model, plain = pair(strategy, _Recursive)
+        model(batch(0)).backward()
+        plain_backward(plain, 0)
+        compare_gradients(model, plain)
+
+
 def hooks_on_parameters_see_the_reduced_gradient() -> None:
     """Once per cycle; their results take its place; for sums the other kind of hook."""
     for strategy in (0, 3):
@@ -460,6 +486,7 @@ def hooks_on_parameters_see_the_reduced_gradient() -> None:
 
 
 CHECKS = (
+    units_may_run_inside_themselves,
     results_may_be_wrapped_in_anything,
     losses_may_be_left_on_modules,
     what_nobody_could_follow_is_refused,

@@ -57,8 +57,9 @@ def the_last_microbatch_may_be_said_in_four_ways() -> None:
                 same("taken back", getattr(model, way), False)
             else:
                 model(batch(1)).backward()
-                _finish_by_hand(model, starts=way == "start")
+                _finish_by_hand(model, plain if way == "start" else None)
             same("counted", model.microbatch_count, 0)
+            plain.zero_grad()
             plain_backward(plain, 0, 1)
             compare_gradients(model, plain)
             model.finish_grad_sync(force_all_reduce=True)
@@ -69,8 +70,9 @@ def the_last_microbatch_may_be_said_in_four_ways() -> None:
             same("a new cycle", (model.microbatch_count, model.backward_seen), (0, False))
 
 
-def _finish_by_hand(model: Any, *, starts: bool) -> None:
-    if starts:
+def _finish_by_hand(model: Any, plain: nn.Module | None) -> None:
+    """plain: in steps, of which the last one hands over gradients as plain torch's."""
+    if plain is not None:
         model.start_grad_sync()
         counts = model.wire_log.counts
         reductions = counts["reduce_scatter"] + counts["all_reduce"]
@@ -78,6 +80,8 @@ def _finish_by_hand(model: Any, *, starts: bool) -> None:
         model.synchronize_gradient_reduce()
         assert all(p.grad is None for p in model.parameters()), "attached too early"
         model.attach_grad_to_optimizer_state()
+        plain_backward(plain, 0, 1)
+        compare_gradients(model, plain)
         same("issued again", counts["reduce_scatter"] + counts["all_reduce"], reductions)
     model.finish_grad_sync()
 

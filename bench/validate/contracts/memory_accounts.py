@@ -34,8 +34,18 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.buffers import CATEGORIES
-from mfsdp_core.plan.memory_model import ADAM, PolicyNames, memory_of_buckets
+from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.grouping import ParameterFacts
+from mfsdp_core.plan.memory_model import (
+    ADAM,
+    SGD,
+    MomentCodes,
+    PolicyNames,
+    memory_at_rest,
+    memory_of_buckets,
+)
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.streams import Streams
 
 _FP32 = torch.float32
@@ -50,6 +60,7 @@ def the_ledger_adds_up() -> None:
     ledger = MemoryLedger()
     seen: list[Any] = []
     same("categories", list(ledger.bytes_by_category()), list(CATEGORIES))
+    same("peaks of nothing", set(ledger.peak_bytes_by_category().values()), {0})
     end = ledger.subscribe(seen.append)
     same("watched", ledger.is_watched, True)
     for category, count in (
@@ -258,6 +269,18 @@ class _Spare(Unit):
         return out
 
 
+def what_the_formula_leaves_out_by_default() -> None:
+    """No cast gradient, nothing that SGD would keep; which moments are codes."""
+    facts = [ParameterFacts(("u",), ("u",), (5, 3), "float32", True)]
+    policy, sharded = PolicyNames("float32", "bfloat16"), parse_strategy(3)
+    idle = memory_at_rest(facts, sharded, Coordinate(0, 2), policy)
+    same("no gradient is attached", "cast gradient" in idle.bytes_by_line(), False)
+    stepped = memory_at_rest(facts, sharded, Coordinate(0, 2), policy, optimizer=SGD)
+    same("SGD keeps nothing", stepped.total_bytes, idle.total_bytes)
+    coded = [elements for elements in (256, 4096, 4097, 8192) if MomentCodes().takes(elements)]
+    same("moments in codes", coded, [4096, 8192])
+
+
 def _fail(_gradient: Tensor) -> None:
     raise ZeroDivisionError
 
@@ -310,6 +333,23 @@ def gradients_of_two_units_take_memory_at_a_time() -> None:
             model.zero_grad()
 
 
+class _Wide(nn.Linear):
+    """A unit that is alone in its shape, so that a fixed pool has no slot for it."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+
+class _Mixed(Small):
+    """Two units alike and another one."""
+
+    unit_classes = (Unit, _Wide)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units.append(_Wide())
+
+
 def plans_of_pools_are_told_as_data() -> None:
     """Every bucket, where it is and what it wastes."""
     for options, elsewhere in (
@@ -318,7 +358,7 @@ def plans_of_pools_are_told_as_data() -> None:
         ({"allocator": "fixed_pool"}, "storage_resize"),
         ({"allocator": "fixed_pool", "fsdp_db_use_persist_buf_on_alloc_fail": True}, "persistent"),
     ):
-        model, plain = pair(3, **options)
+        model, plain = pair(3, _Mixed, **options)
         model(batch(0)).backward()
         plain_backward(plain, 0)
         compare_gradients(model, plain)
@@ -334,7 +374,7 @@ def plans_of_pools_are_told_as_data() -> None:
                 if n in {m for b in model.buckets() if b.name == bucket for m in b.parameters}
             )
             same("padding", unit["padding_bytes"], sizes[bucket] - 8 * used)
-            pooled = "pool" in told["allocator"] and not bucket.startswith("(root)")
+            pooled = "pool" in told["allocator"] and not bucket.startswith(("(root)", "units.2"))
             place = unit["placement"]
             if pooled:
                 pool = next(p for p in told["pools"] if p["role"] == role)
@@ -386,6 +426,7 @@ def events_reach_who_asked() -> None:
 
 CHECKS = (
     the_ledger_adds_up,
+    what_the_formula_leaves_out_by_default,
     allocators_keep_their_promises,
     slots_go_from_unit_to_unit,
     models_hold_what_the_formula_says,

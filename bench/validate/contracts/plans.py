@@ -456,6 +456,7 @@ def some_defaults_are_worked_out() -> None:
     at_rest = memory_model.memory_at_rest
     sharded = strategy.parse_strategy(3)
     refuses(ConfigurationError, "no element size", lambda: at_rest(facts, sharded, where, none))
+    same("one tensor", layout.within_padding_budget(layout.build_layout([(5, 3)], 4)), True)
 
 
 def quantised_weights_travel_as_bytes() -> None:

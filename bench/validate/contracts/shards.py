@@ -100,6 +100,12 @@ def shards_are_pickled_as_they_are_cut() -> None:
         except LifecycleError:
             continue
         close("the first row", _whole(found), row)
+        refuses(LifecycleError, "", lambda view=found: view.add_(1))
+    every = [(n, p.detach()) for n, p in model.named_parameters()]
+    torch._foreach_mul_([p for _, p in every], 2.0)
+    for name, p in every:
+        whole = plain.get_parameter(name.removeprefix("module.")).detach()
+        close("all at once", mfsdp_core.gather_full(p), 2 * whole)
 
 
 def quantised_weights_may_travel_as_values() -> None:
@@ -114,6 +120,19 @@ def quantised_weights_may_travel_as_values() -> None:
                     p.copy_(quantised(recipe, p.detach(), torch.float32))
             x = batch(dtype=torch.float32)
             close(f"{recipe} {gathers}", model(x).detach(), plain(x).detach(), 1e-6)
+    # Two whole blocks of columns and a part of one.
+    codec = mfsdp_core.Float8Reference("mxfp8")
+    policy = mfsdp_core.MixedPrecisionPolicy(torch.float32, weight_codec=codec)
+    options: Any = {"dtype": torch.float32, "mixed_precision_policy": policy}
+    model, plain = pair(3, _wide, **options)
+    with torch.no_grad():
+        plain.weight.copy_(quantised("mxfp8", plain.weight, torch.float32))
+    x = torch.linspace(-1, 1, 66).expand(3, 66)
+    close("wide rows", model(x).detach(), plain(x).detach(), 1e-5)
+
+
+def _wide() -> nn.Module:
+    return nn.Linear(66, 5)
 
 
 class _Half(torch.Tensor):
@@ -141,6 +160,8 @@ def odd_tensors_are_refused() -> None:
         linear.weight = nn.Parameter(value)
         refuses(error, words, lambda m=linear: mfsdp_core.fully_shard_model(m))
     same("main weights", mfsdp_core.MixedPrecisionPolicy().main_params_dtype, torch.float32)
+    codec = mfsdp_core.Float8Reference("delayed")
+    same("headroom and history", (codec.margin, codec.history), (0, 16))
     policy = mfsdp_core.MixedPrecisionPolicy()
     same(
         "left open",

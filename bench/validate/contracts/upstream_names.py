@@ -169,8 +169,11 @@ def arguments_left_out_mean_what_upstreams_mean() -> None:
         {f.name for f in fields if f.default is True},
         {"gradient_reduce_div_fusion", "fsdp_all_gather_in_start_param_sync"},
     )
+    config = mfsdp_core.DistributedDataParallelConfig()
+    same("main weights", config.megatron_fsdp_main_params_dtype, _FP32)
     model, _ = pair(3)
     same("as it was asked for", model.ddp_config.overlap_grad_reduce, True)
+    same("the mesh that was made", model.dist_index.device_mesh.size(), dist.get_world_size())
 
 
 CHECKS = (
