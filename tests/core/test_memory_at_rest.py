@@ -191,6 +191,7 @@ def on_two_axes(
                 dtypes[0],
                 name,
                 mixed_precision_policy=policy_of(dtypes),
+                unused_parameters="zero",  # the model counts state of every parameter
                 **({} if allocation is None else arguments_of(allocation)),
             ),
             (inner, outer),
