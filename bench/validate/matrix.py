@@ -98,7 +98,6 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(either, scenario="unmarked", microbatches=2)
         yield replace(either, scenario="redirected", policy="fp32")
     yield replace(sharded, scenario="reloaded")
-    yield replace(sharded, ranks=4, microbatches=2, policy="fp32")
     for strategy in ("optim", "optim_grads_params"):
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     for strategy in STRATEGIES[1:]:
