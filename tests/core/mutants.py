@@ -48,6 +48,7 @@ def is_noticed_by(tests: list[Path], keyword: str, bug: Bug, folder: Path) -> bo
     """
     copy_of_core(folder, bug.patch)
     shutil.copytree(TESTS, folder / "tests" / "core")
+    shutil.copy(TESTS.parent / "conftest.py", folder / "tests")
     shutil.copy(_ROOT / "pyproject.toml", folder)
     files = [str(file.relative_to(_ROOT)) for file in tests]
     result = subprocess.run(
