@@ -69,6 +69,7 @@ def test_a_sweep_from_file_to_report(cli, fast):
     assert len(cli.runs()) == 2
 
 
+@pytest.mark.nightly
 def test_after_the_runner_was_killed_only_the_missing_cells_run(cli, fast):
     path = cli.sweep(fast + SEEDS)
     runner = cli.start("run", path)

@@ -151,6 +151,7 @@ def test_the_nightly_gate_fails_where_head_is_slower(tmp_path, recipe):
         assert "REGRESSED" in clone.summary.read_text()
 
 
+@pytest.mark.nightly
 def test_the_commands_for_gitlab_pass_and_write_the_junit_file_that_the_job_names(clone):
     for command in without_installation(gitlab_commands()):
         done = clone.shell(command)
@@ -159,6 +160,7 @@ def test_the_commands_for_gitlab_pass_and_write_the_junit_file_that_the_job_name
     assert (clone.folder / named).is_file()
 
 
+@pytest.mark.nightly
 def test_the_commands_of_the_page_run_in_their_order(clone):
     page = (RECIPES / "README.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

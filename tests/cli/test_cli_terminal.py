@@ -62,9 +62,8 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    "times", [pytest.param(1, id="once", marks=pytest.mark.nightly), pytest.param(2, id="twice")]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(2, id="twice")])
 def test_ctrl_c_on_a_terminal(cli, fast, times: int) -> None:
     terminal = Terminal(cli, cli.sweep(fast + ENDLESS))
     wait_until(lambda: any(cli.folder.rglob("steps.node0.jsonl")), "a step")

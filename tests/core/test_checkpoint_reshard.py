@@ -56,6 +56,7 @@ def check(ranks: RankPool, name: str, layouts: list[Layout], seconds: float) -> 
         assert ranks.run(reshard_failures, name, layouts, parent, seconds=seconds) == [[]] * 4
 
 
+@pytest.mark.nightly
 def test_a_sample_of_layouts_reshards_bit_equal(ranks: RankPool) -> None:
     check(ranks, "conv_linear", SAMPLE, 60)
 

@@ -124,7 +124,13 @@ def adam_on_replicas() -> bool:
     optimizer = fully_shard_optimizer(torch.optim.Adam(toy.model.parameters(), foreach=False))
     toy.run_cycle(1)
     optimizer.step()
-    return all(bool(torch.isfinite(gather_full(p)).all()) for p in toy.model.parameters())
+    # The step itself is local: what torch makes of the placements shows as well.
+    return all(
+        bool(torch.isfinite(gather_full(p)).all())
+        and len(p.placements) == p.device_mesh.ndim  # type: ignore[attr-defined]
+        and torch.equal(p.detach().full_tensor(), gather_full(p))  # type: ignore[attr-defined]
+        for p in toy.model.parameters()
+    )
 
 
 def refusals() -> list[str]:

@@ -84,8 +84,9 @@ def test_its_layers_start_from_the_values_of_every_other_engine(ranks: RankPool)
         assert share_of_codes(gathered) == 0.0
 
 
+@pytest.mark.nightly
 @needs_torchao
-@pytest.mark.parametrize("codes", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.parametrize("codes", [False, True])
 def test_a_torchao_llama_trains_as_under_fully_shard(ranks: RankPool, codes: bool) -> None:
     layers = TORCHAO | {"quantised_weights": codes}
     found = ranks.run(trained, layers, {"name": "mfsdp"})

@@ -232,7 +232,8 @@ def test_statistics_of_weights_and_gradients_are_those_of_whole_tensors(
         assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
 
 
-@pytest.mark.parametrize("outer_strategy", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("outer_strategy", [0, 1])
 def test_statistics_are_right_on_two_axes(ranks: RankPool, outer_strategy: int) -> None:
     for errors in ranks.run(computed_on_two_axes, outer_strategy):
         assert {what: error for what, error in errors.items() if not error < 1e-6} == {}

@@ -112,6 +112,7 @@ def test_packages_of_an_arm_are_in_the_proof_and_must_stay_what_they_were(
     assert "version of tiny_engine is None, expected 1.0" in record.status.reason
 
 
+@pytest.mark.nightly
 def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> None:
     checkout = copy_of_this_checkout(tmp_path / "copy")
     spec = checkout / "bench" / "spec" / "run.py"

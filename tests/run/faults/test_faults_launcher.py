@@ -208,6 +208,7 @@ def test_a_worker_that_cannot_be_imported_is_a_crash_that_names_it(store: Result
     assert "no_such_worker" in status.reason
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_up_during_a_run_ends_it_and_keeps_the_finished_ones(
     scripted, store: ResultsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

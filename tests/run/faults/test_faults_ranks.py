@@ -181,6 +181,7 @@ def test_a_run_that_takes_too_long_is_a_timeout(scripted) -> None:
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.nightly
 def test_ranks_that_ignore_sigterm_are_ended_all_the_same(scripted) -> None:
     run = scripted({0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")}, steps=ENDLESS)
     assert run_until_step_3(run).state == "interrupted"
