@@ -127,6 +127,7 @@ def test_the_commands_for_github_pass_and_write_summary_and_junit(clone):
     assert ET.parse(clone.folder / "results" / "gate.xml").getroot().get("failures") == "0"
 
 
+@pytest.mark.nightly
 def test_slower_times_only_advise_on_a_shared_runner(tmp_path):
     clone = Clone(tmp_path, slow="head")
     for command in without_installation(github_commands()):

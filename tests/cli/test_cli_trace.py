@@ -20,6 +20,7 @@ base:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_a_profiled_run_leaves_traces_and_what_was_exposed(cli):
     done = cli.run("run", cli.sweep(SWEEP), "--report", timeout=200)

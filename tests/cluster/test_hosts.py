@@ -140,6 +140,7 @@ def test_a_first_host_that_dies_or_never_comes_ends_the_others(hosts: Hosts) -> 
     assert "127.0.0.1, the first host, was not found within 1 s" in err
 
 
+@pytest.mark.nightly
 def test_ctrl_c_on_the_first_host_ends_all(hosts: Hosts) -> None:
     first = hosts.start(0, count=3)
     second = hosts.start(1, count=3)

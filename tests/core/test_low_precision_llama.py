@@ -58,6 +58,7 @@ def share_of_codes(gathered: dict[str, int]) -> float:
     return codes / sum(gathered.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", [pytest.param("current", marks=pytest.mark.nightly), "mxfp8"])
 def test_a_transformer_engine_llama_trains_as_on_codes_of_the_same_recipe(
     ranks: RankPool, recipe: str

@@ -113,12 +113,14 @@ def clipped_then_scaled(way: tuple[str, str]) -> list[float]:
 
 
 def transformed(way: tuple[str, str]) -> list[float]:
-    """Errors of a gradient of inputs, and of a batch of calls, by `torch.func`."""
+    """Errors of a gradient of inputs, a batch of calls and a second derivative by `torch.func`."""
     pair = beside(Chain, way)
     x = own_batch(0)
     gradients = [torch.func.grad(lambda v, f=f: loss(f(v)))(x) for f in pair.both]
     mapped = [torch.func.vmap(f)(x).detach() for f in pair.both]
-    return [distance(found, wanted) for wanted, found in (gradients, mapped)]
+    bent = [torch.func.jacrev(torch.func.grad(lambda v, f=f: loss(f(v))))(x[0]) for f in pair.both]
+    pairs = (gradients, mapped, [one.detach() for one in bent])
+    return [distance(found, wanted) for wanted, found in pairs]
 
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)

@@ -273,6 +273,7 @@ def fake_torch(make_wheel, folder: Path, version: str) -> Path:
     return make_wheel(folder, "torch", version, files)
 
 
+@pytest.mark.nightly
 def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path, make_wheel) -> None:
     wheels = [fake_torch(make_wheel, tmp_path / "wheels", version) for version in ("98.0", "99.0")]
     requests = [ArmRequest(f"torch{n}", packages=(str(w),)) for n, w in enumerate(wheels)]

@@ -184,17 +184,24 @@ def _cycle(
 
     kinds = [k for k in scope.passes if not mixed or k in ("micro", "evaluate", "unused")]
     passes = tuple(_pass(random, random.choice(kinds), units, mixed=mixed) for _ in range(3))
+    passes = passes[: random.randint(0 if maybe(0.1) else 1, 3)]
     fixed_wire = str(options.get("allocator", "")).endswith("pool")
     return Cycle(
-        passes[: random.randint(0 if maybe(0.1) else 1, 3)],
+        passes,
         random.choice(scope.ends) if "sync_model_each_microbatch" not in options else "sync",
-        maybe(0.8, "use_decoupled_grad" not in options),
+        maybe(0.8, "use_decoupled_grad" not in options) and not _builds_only(passes),
         random.choice((0.0, 0.0, 0.05, 1e3)) if scope.clips else 0.0,
         random.choice(scope.wires) if maybe(0.15, bool(scope.wires) and not fixed_wire) else "",
         maybe(0.15, scope.gathers_ahead),
         maybe(0.1, scope.loads),
         maybe(0.1, scope.resumes),
     )
+
+
+def _builds_only(passes: Sequence[Pass]) -> bool:
+    """Whether graphs are built and none is used: the core refuses a step after that."""
+    kinds = {one.kind for one in passes}
+    return "unused" in kinds and kinds <= {"unused", "evaluate"}
 
 
 def _pass(random: Random, kind: str, units: int, *, mixed: bool) -> Pass:

@@ -172,6 +172,8 @@ METHODS = {
         if phase != "forward" or not found:
             # What came before the exception stays in the accumulators.
             self.forget()
+        # Autograd's queue holds the graph of a pass that raised until another one runs.
+        torch.zeros((), requires_grad=True).clone().backward()
 ''',
     "clip": """
     def clip(self, bound):
