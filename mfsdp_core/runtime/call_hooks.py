@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mfsdp_core.runtime.calls import Call
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
+from mfsdp_core.runtime.transforms import levels, with_graphs
 
 
 class CallHooks:
@@ -138,6 +139,8 @@ def follow(
 
     Returns what is to take its place: a leaf must not gather hooks.
     """
+    for inner in with_graphs(levels(gradient)[1:2]):
+        inner.register_hook(partial(_again, context, point))
     if not gradient.requires_grad:
         return None
     if gradient.is_leaf:

@@ -28,6 +28,7 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.transforms import levels
 from mfsdp_core.runtime.units import Unit, is_called, reads_children
 from mfsdp_core.shard.dtensor import local_tensor
 
@@ -60,18 +61,10 @@ class GatherPoint:
             if group.weights.comes_and_goes
         }
         return bool(held) and any(
-            _plain(tensor).untyped_storage()._cdata in held
+            local_tensor(levels(tensor)[-1]).untyped_storage()._cdata in held
             for tensor in outputs
             if tensor.layout == torch.strided
         )
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """What is inside of the wrappers of `torch.func`, and of a DTensor."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    local: torch.Tensor = local_tensor(tensor)
-    return local
 
 
 class GatherByUnit:

@@ -34,6 +34,7 @@ from mfsdp_core.runtime.context import ShardedContext, inside_backward
 from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.transforms import with_graphs
 from mfsdp_core.runtime.units import Unit
 
 #: Attribute of the runtime's own hooks on modules.
@@ -81,7 +82,7 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
 
     def made(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors from which a backward pass may come to the call that has ended."""
-        outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
+        outputs = with_graphs(tensors)
         if not point.is_unit:
             context.gathering.escapes(point, tensors, hooked=bool(outputs))
         return outputs + left.new()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,6 +123,35 @@ def transformed(way: tuple[str, str]) -> list[float]:
     bent = [torch.func.jacrev(torch.func.grad(lambda v, f=f: loss(f(v))))(x[0]) for f in pair.both]
     pairs = (gradients, mapped, [one.detach() for one in bent])
     return [distance(found, wanted) for wanted, found in pairs]
+
+
+#: Losses through transforms, whose graphs lie below those that the transforms make.
+TRANSFORMS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
+    lambda f, x: torch.func.grad(lambda v: loss(f(v)))(x).square().sum(),
+    lambda f, x: torch.func.vjp(f, x)[1](torch.ones_like(x))[0].square().sum(),
+    lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].square().sum(),
+    lambda f, x: loss(torch.func.vmap(f)(x)),
+)
+
+
+def trained_through_transforms(way: tuple[str, str]) -> list[float]:
+    """Errors of gradients of parameters."""
+    pair = beside(Chain, way)
+    errors = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of forward mode
+        for transform in TRANSFORMS:
+            for module in pair.both:
+                transform(module, own_batch(0)).backward()
+            errors.append(pair.worst_gradient())
+            pair.zero_grad()
+    return errors
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_what_transforms_compute_is_trained_through(ranks: RankPool, way: tuple[str, str]) -> None:
+    for errors in ranks.run(trained_through_transforms, way):
+        assert max(errors) < 1e-12, errors
 
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
