@@ -40,6 +40,7 @@ def test_identical_code_raises_few_alarms_on_autocorrelated_drifting_heavy_taile
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_thousand_gates_raise_at_most_six_and_a_half_per_cent_false_alarms(name):
     judged = list(simulated_gates(MODELS[name], gates=2000, tolerance=0.0))
@@ -118,6 +119,7 @@ def test_turns_decide_on_a_machine_that_has_other_work_now_and_then():
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
 def test_two_thousand_budgeted_gates_raise_at_most_six_and_a_half_per_cent_false_alarms(name):
     ended = simulated(name, 2000, seed=1, tolerance=0.0)
