@@ -38,9 +38,7 @@ def serve(group: WorkerGroup, rank: int) -> None:
     faulthandler.enable(sys.stderr, all_threads=False)
     sys.path[:0] = [*([str(group.core)] if group.core else []), *group.paths]
     torch.set_num_threads(1)
-    if group.device == "cpu":
-        _poll_in_one_thread()
-    else:
+    if group.device != "cpu":
         torch.cuda.set_device(torch.device(group.device, rank % torch.cuda.device_count()))
     with Client(group.address, family="AF_UNIX") as pipe:
         pipe.send(rank)
@@ -95,23 +93,6 @@ def _join(world: World, rank: int, device: str) -> None:
         timeout=_COLLECTIVE_TIMEOUT,
         device_id=None if device == "cpu" else torch.device(device, torch.cuda.current_device()),
     )
-
-
-def _poll_in_one_thread() -> None:
-    """Let all groups of this rank share one gloo device.
-
-    A device has a thread that polls a hundred times per second, and a group has one of its own
-    unless told otherwise. Calls that make meshes leave dozens of them.
-    """
-    device = dist.ProcessGroupGloo.create_default_device()
-    made = dist.ProcessGroupGloo.__init__
-
-    def on_the_device(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices, options._timeout = [device], timeout
-        made(self, store, rank, size, options)
-
-    dist.ProcessGroupGloo.__init__ = on_the_device  # type: ignore[method-assign]
 
 
 def _check_core(core: Path | None) -> None:
