@@ -36,6 +36,8 @@ def serve(group: WorkerGroup, rank: int) -> None:
     _print_into(log_file(group.folder, rank))
     # A fatal signal leaves the stack in the log.
     faulthandler.enable(sys.stderr, all_threads=False)
+    # gloo's thread, once woken, spins on a lock that it would otherwise have taken the core from.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     sys.path[:0] = [*([str(group.core)] if group.core else []), *group.paths]
     torch.set_num_threads(1)
     if group.device != "cpu":

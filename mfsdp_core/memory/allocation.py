@@ -126,7 +126,8 @@ def _keep_freed_memory(streams: Streams) -> None:
     fault each. The block is never touched and takes no memory. Elsewhere nothing happens.
     """
     if streams.device.type == "cpu":
-        torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
+        # A tensor would be filled under torch.utils.deterministic.fill_uninitialized_memory.
+        torch.UntypedStorage(_LARGEST_KEPT_BYTES)
 
 
 def _pool_entry(pool: SlotPool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import pytest
@@ -108,6 +109,19 @@ def peaks(allocator: str) -> tuple[int, int]:
     toy.run_cycle(2)
     held = toy.model.ledger.peak_bytes_by_category()
     return held["compute_weights"], held["communication_buffers"]
+
+
+def faults_of_building() -> int:
+    """Pages that the kernel hands out to a second small model while torch fills what it makes."""
+    shard(NAME, 3, 2)
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        shard(NAME, 3, 2)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    finally:
+        torch.use_deterministic_algorithms(was)
 
 
 def plan_of(allocator: str, policy: Any = None) -> dict[str, Any]:
@@ -281,3 +295,8 @@ def test_order_and_budget_of_prefetching_change_memory_and_no_bit(
     for equal, found in ranks.run(with_prefetch, arguments):
         assert equal
         assert found <= most
+
+
+def test_building_touches_no_memory_that_it_does_not_use(ranks: RankPool) -> None:
+    pages_of_32_mb = 8192
+    assert max(ranks.run(faults_of_building)) < pages_of_32_mb / 2
