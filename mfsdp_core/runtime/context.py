@@ -362,6 +362,12 @@ class ShardedContext:
         self.grads.reset(keeps_zeros=keeps_zeros)
 
     def _begin_pass(self) -> None:
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise LifecycleError(
+                "torch.jit.trace, torch.export or torch.onnx records a forward pass of a sharded "
+                "model, whose weights are whole only while a unit runs; expected a module that is "
+                "not sharded. Export one of its class that has loaded export_state_dict(model)."
+            )
         self.recover()
         for unit in (self.root, *self.units):
             unit.open.clear()
