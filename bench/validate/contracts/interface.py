@@ -353,6 +353,14 @@ def weights_gathered_ahead_are_used() -> None:
             assert model.wire_log.counts["all_gather"] >= 1, "nothing was gathered"
             model.synchronize_param_gather()
             close("loss", model(batch()).detach(), plain(batch()).detach())
+    model, plain = pair(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.streams.recording() as order:
+        train = mfsdp_core.fully_shard_optimizer(optimizer)
+        model(batch()).backward()
+        model.start_param_sync()
+        train.step()
+    same("gathers whose weights the step writes", [str(race) for race in order.races], [])
     for strategy in (0, 3):
         model, plain = pair(strategy)
         with torch.no_grad():
