@@ -344,7 +344,7 @@ def what_travels_is_logged_and_told() -> None:
 
 
 def weights_gathered_ahead_are_used() -> None:
-    """`start_param_sync` with and without waiting; `broadcast_params` where ranks hold wholes."""
+    """`start_param_sync` with and without waiting, also before a step; `broadcast_params`."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, **options)
         for force in (False, True):
@@ -354,12 +354,11 @@ def weights_gathered_ahead_are_used() -> None:
             model.synchronize_param_gather()
             close("loss", model(batch()).detach(), plain(batch()).detach())
     model, plain = pair(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     with model.streams.recording() as order:
-        train = mfsdp_core.fully_shard_optimizer(optimizer)
         model(batch()).backward()
         model.start_param_sync()
-        train.step()
+        optimizer.step()
     same("gathers whose weights the step writes", [str(race) for race in order.races], [])
     for strategy in (0, 3):
         model, plain = pair(strategy)
