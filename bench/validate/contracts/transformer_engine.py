@@ -203,7 +203,11 @@ def main_weights_begin_with_what_was_drawn() -> None:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             same("main weights", initial_values("w", weight), wanted)
-        same("warned", ["of w begin with decoded" in str(w.message) for w in said], [True] * (not preserves))
+        same(
+            "warned",
+            ["of w begin with decoded" in str(w.message) for w in said],
+            [True] * (not preserves),
+        )
 
 
 CHECKS = (
