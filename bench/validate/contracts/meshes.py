@@ -334,8 +334,8 @@ def checkpoints_of_spread_experts_are_refused() -> None:
     dense = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
     spread = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
     for experts in (spread, dense):
-        module = Unit()
-        module.down.weight.allreduce = False  # type: ignore[assignment]
+        module: Any = Unit()
+        module.down.weight.allreduce = False
         model = mfsdp_core.fully_shard_model(
             module, device_mesh=dense, dp_shard_dim="dp", expt_device_mesh=experts
         )
