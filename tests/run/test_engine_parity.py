@@ -23,9 +23,9 @@ from bench.spec import (
     TrainSpec,
 )
 
-STEPS = 8
+STEPS = 5
 LAYERS = 2
-TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=2e-3, warmup_steps=3)
+TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=4e-3, warmup_steps=2)
 FP32 = DtypeSpec()
 FP64 = DtypeSpec(compute="fp64", main_params="fp64")
 BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")

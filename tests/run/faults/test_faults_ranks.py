@@ -110,6 +110,8 @@ def test_a_survivor_that_the_agent_ended_is_not_blamed(scripted) -> None:
     assert (status.failed_rank, status.reason) == (1, "rank 1: ValueError: scripted exception")
 
 
+# Daily with SIGKILL: test_faults_launcher.py.
+@pytest.mark.nightly
 def test_an_agent_that_is_ended_is_named_and_not_a_rank(scripted) -> None:
     run = scripted({0: (2, "notice"), 1: (2, "notice")}, steps=ENDLESS)
 
