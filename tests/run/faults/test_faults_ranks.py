@@ -104,6 +104,8 @@ def test_the_rank_that_a_signal_ended_is_named_and_not_the_one_that_lost_it(
     assert f"rank {guilty} was ended by {number.name}" in status.reason
 
 
+# Daily where rank 1 is out of memory, below.
+@pytest.mark.nightly
 def test_a_survivor_that_the_agent_ended_is_not_blamed(scripted) -> None:
     status = scripted({1: (3, "raise")}, steps=ENDLESS).run()
     assert status.state == "crashed"
