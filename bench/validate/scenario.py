@@ -231,7 +231,9 @@ def _train(bench: Bench) -> None:
         usual = bench.seen.steps[-1].live_bytes + NOISE_BYTES if step else sys.maxsize
         found.live_bytes = settled_bytes([bench.seen, found], usual)
         bench.seen.steps.append(found)
-    bench.seen.whole = {n: w.detach().cpu() for n, w in bench.inspection.whole_weights().items()}
+    if bench.case.recipe == "none":  # codes are made of main weights, and change none
+        whole = bench.inspection.whole_weights()
+        bench.seen.whole = {name: weight.detach().cpu() for name, weight in whole.items()}
 
 
 def _unmarked(bench: Bench) -> None:

@@ -27,12 +27,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
 
 
+_POOL: pytest.StashKey[RankPool] = pytest.StashKey()
+
+
 @pytest.fixture(scope="session")
-def ranks(fork_server: ForkServer) -> Iterator[RankPool]:
+def ranks(fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """Four gloo ranks, started by the first test that runs something on them."""
-    pool = RankPool(fork_server)
+    pool = request.session.stash[_POOL] = RankPool(fork_server)
     yield pool
     pool.close()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ranks end before tests of another folder begin: every idle group has a thread that polls."""
+    pool = item.session.stash.get(_POOL, None)
+    if pool is not None and (nextitem is None or nextitem.path.parent != item.path.parent):
+        pool.close()
 
 
 @pytest.fixture

@@ -210,6 +210,7 @@ def test_three_clipped_adamw_steps_equal_one_process(
     assert max(ranks.run(training_error, inner, outer, dtype)) < bound
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_the_outer_axis_is_used_once_per_cycle(

@@ -186,8 +186,6 @@ def differs(recipe: str, inner: str, outer: str | None, size: int) -> list[str]:
 
 SAMPLE = [
     ("delayed", "optim_grads_params", None, 2),
-    ("current", "optim_grads_params", "optim", 2),
-    ("block", "optim_grads", None, 4),
     ("mxfp8", "optim_grads_params", "no_shard", 4),
 ]
 EVERY = [

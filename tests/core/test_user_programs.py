@@ -67,6 +67,8 @@ def trained_llama(
     strategy: str, tied: bool, recompute: str | None
 ) -> tuple[float, list[float], bool]:
     """Three AdamW steps and a generation. recompute: None, "reentrant" or "non-reentrant"."""
+    ranks = 2
+    axes = mesh(ranks)  # the others need not load transformers
     with foreign_warnings():
         plain, module = llama(tied), llama(tied)
         for one in (plain, module):
@@ -78,7 +80,7 @@ def trained_llama(
         model, optimizer = mfsdp_core.fully_shard(
             module,
             torch.optim.AdamW(module.parameters(), lr=1e-2),
-            device_mesh=mesh(RANKS),
+            device_mesh=axes,
             dp_shard_dim="dp",
             fsdp_unit_modules=["transformers.models.llama.modeling_llama.LlamaDecoderLayer"],
             zero_dp_strategy=strategy,
@@ -86,13 +88,13 @@ def trained_llama(
         losses = []
         for step in range(3):
             generator = torch.Generator().manual_seed(step)
-            tokens = torch.randint(1, 61, (RANKS, 9), generator=generator)
+            tokens = torch.randint(1, 61, (ranks, 9), generator=generator)
             mine = tokens[dist.get_rank()][None]
             optimizer.zero_grad()
             model(input_ids=mine, labels=mine).loss.backward()
             optimizer.step()
             reference.zero_grad()
-            value = sum(plain(input_ids=row[None], labels=row[None]).loss for row in tokens) / RANKS
+            value = sum(plain(input_ids=row[None], labels=row[None]).loss for row in tokens) / ranks
             value.backward()
             losses.append(float(value.detach()))
             reference.step()

@@ -52,6 +52,7 @@ class FinishedCell:
 
 
 RunCells = Callable[..., dict[str, FinishedCell]]
+WantedCells = Callable[[Mapping[str, ResolvedRun]], dict[str, ResolvedRun]]
 
 
 def run_cells(
@@ -90,6 +91,26 @@ def _free_port() -> int:
 def run_cells_fixture(fork_server: ForkServer) -> RunCells:
     """`run_cells`, for tests that choose their own cells."""
     return partial(run_cells, fork_server)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a cell in their module's NIGHTLY_CELLS are nightly."""
+    for item in items:
+        if _cell(item) in getattr(getattr(item, "module", None), "NIGHTLY_CELLS", ()):
+            item.add_marker(pytest.mark.nightly)
+
+
+def _cell(item: pytest.Item) -> Any:
+    return getattr(getattr(item, "callspec", None), "params", {}).get("name")
+
+
+@pytest.fixture(scope="module")
+def wanted_cells(request: pytest.FixtureRequest) -> WantedCells:
+    """Of a module's cells those that are not nightly, and those that a selected test names."""
+    named = {_cell(item) for item in request.session.items if item.path == request.path}
+    left_out = set(request.module.NIGHTLY_CELLS) - named
+    return lambda cells: {name: cell for name, cell in cells.items() if name not in left_out}
 
 
 @pytest.fixture

@@ -162,6 +162,7 @@ def test_the_package_itself_passes_validation_on_a_gpu():
         assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_around_the_core_it_steps_as_plain_torch_does(world_of_one, strategy, microbatches):

@@ -23,9 +23,9 @@ from bench.spec import (
     TrainSpec,
 )
 
-STEPS = 8
+STEPS = 5
 LAYERS = 2
-TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=2e-3, warmup_steps=3)
+TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=4e-3, warmup_steps=2)
 FP32 = DtypeSpec()
 FP64 = DtypeSpec(compute="fp64", main_params="fp64")
 BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
@@ -107,6 +107,16 @@ EIGHT_BIT_CELLS = {
     for name in ("fsdp2", "mfsdp")
     if importlib.util.find_spec("torchao") is not None
 }
+#: Variants of engines that are torch's own, and what other daily cells vary as well.
+NIGHTLY_CELLS = {
+    "ddp-one_microbatch",
+    "fsdp2-one_microbatch",
+    "mfsdp-optim-one_microbatch",
+    "fsdp1-recompute",
+    "fsdp2-recompute",
+    "ddp-fp64",
+    "fsdp1-fp64",
+}
 TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | FP64_CELLS | TIED_CELLS
 SINGLE_CELLS = {
     "single": cell("single"),
@@ -118,11 +128,10 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
-def cells(run_cells, tmp_path_factory) -> Mapping:
+def cells(run_cells, wanted_cells, tmp_path_factory) -> Mapping:
     root = tmp_path_factory.mktemp("cells")
-    return run_cells(root, SINGLE_CELLS) | run_cells(
-        root, TWO_RANK_CELLS | TENSOR_PARALLEL_CELLS | EIGHT_BIT_CELLS
-    )
+    two_ranks = wanted_cells(TWO_RANK_CELLS) | TENSOR_PARALLEL_CELLS | EIGHT_BIT_CELLS
+    return run_cells(root, SINGLE_CELLS) | run_cells(root, two_ranks)
 
 
 @pytest.mark.parametrize("name", [*FP32_CELLS, *VARIANTS])
@@ -288,7 +297,9 @@ def test_the_run_names_the_file_of_the_implementation_that_ran(cells, name, file
 
 
 def test_meters_cost_less_than_two_percent_of_steps_of_20_milliseconds(cells):
-    meters = [cells[name].document("runtime.json")["meters"] for name in TWO_RANK_CELLS]
+    meters = [
+        cells[name].document("runtime.json")["meters"] for name in TWO_RANK_CELLS if name in cells
+    ]
     names = {"cpu", "wire", "memory", "device", "samples"}
     assert all(set(each["seconds"]) == names for each in meters)
     assert all(each["steps"] == STEPS for each in meters)

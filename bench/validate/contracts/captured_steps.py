@@ -45,8 +45,9 @@ def _captured(
     return mfsdp_core.CapturedStep(model, optimizer, step), model, optimizer, plain
 
 
-def _run(step: Any, calls: int = 5) -> list[Tensor]:
-    return [step(batch(2 * n), batch(2 * n + 1)) for n in range(calls)]
+def _run(step: Any, calls: int = 5, microbatches: int = 2) -> list[Tensor]:
+    first = [microbatches * n for n in range(calls)]
+    return [step(*(batch(one + n) for n in range(microbatches))) for one in first]
 
 
 def steps_that_repeat_are_let_through() -> None:
@@ -93,9 +94,10 @@ def steps_that_would_not_repeat_are_refused() -> None:
         ("the step before", more),
     )
     for words, what in inside:
-        refuses(NotReplayableError, words, lambda w=what: _run(_captured(w)[0]))
-    refuses(NotReplayableError, "_local_scalar", lambda: _run(_captured(make=torch.optim.AdamW)[0]))
-    _run(_captured(lambda loss: loss.add_(torch.tensor(2.0)))[0])
+        refuses(NotReplayableError, words, lambda w=what: _run(_captured(w)[0], 4, 1))
+    stepping = _captured(make=torch.optim.AdamW)[0]
+    refuses(NotReplayableError, "_local_scalar", lambda: _run(stepping, 4, 1))
+    _run(_captured(lambda loss: loss.add_(torch.tensor(2.0)))[0], 4, 1)
 
     step, model, optimizer, _ = _captured()
     _run(step, 3)

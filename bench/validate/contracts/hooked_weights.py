@@ -161,6 +161,10 @@ def models_train_on_what_their_weights_send() -> None:
             compare_weights(model, plain, 1e-5)
         held = model.ledger.bytes_by_category()["communication_buffers"]
         same("nothing stays gathered", held == 0, strategy == 3)
+        others = [b for b in model.buckets() if not any("weight" in n for n in b.parameters)]
+        held = model.ledger.bytes_by_category()["compute_weights"]
+        if strategy < 3:
+            same("kept whole: others", held, 4 * sum(b.elements for b in others))
         exported = mfsdp_core.export_state_dict(model)
         for name, value in exported.items():
             close(name, value, plain.state_dict()[name], 1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -343,6 +343,89 @@ def what_travels_is_logged_and_told() -> None:
     same("by dtype", sum(model.wire_log.gathered_bytes.values()), 0)
 
 
+class _Spare(Unit):
+    """With a weight that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.empty(3))
+
+
+class _Sparing(Small):
+    unit_classes = (Unit, _Spare)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([Unit(), Unit(), _Spare()])
+
+
+def unused_weights_hold_no_reduction_up() -> None:
+    """A unit whose weight gets no gradient is reduced as soon as the backward pass is past it."""
+    model, _ = pair(3, _Sparing)
+    seen: list[tuple[str, str]] = []
+    model.events.subscribe(
+        lambda e: seen.append((e.operation, e.bucket)), kinds=("collective", "enter")
+    )
+    model(batch()).backward()
+    reduced, later = seen.index(("reduce_scatter", "units.2/0")), ("backward", "units.0")
+    assert reduced < seen.index(later), f"units.2 is reduced behind {later}: {seen}"
+
+
+class _Raising(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        del ctx, gradient
+        raise ValueError("in the middle of a unit")
+
+
+def failed_passes_leave_no_gradient_waiting() -> None:
+    """Not those of a bucket either whose reduction would have read them where they are."""
+    model, _ = pair(1, transport="same_host")
+    hook = model.module.units[1].down.register_forward_pre_hook(
+        lambda _module, inputs: _Raising.apply(inputs[0])
+    )
+    loss = model(batch())
+    refuses(ValueError, "in the middle", loss.backward)
+    hook.remove()
+    senders = [b._sender for unit in model._context.units for b in unit.gradients]
+    same("held by the pass", any(one.holds for one in senders), True)
+    with torch.no_grad():
+        model(batch())
+    same("held behind it", any(one.holds for one in senders), False)
+
+
+class _Coded(nn.Module):
+    """A weight of the root's and one of a unit, wide enough for blocks of 32."""
+
+    unit_classes = (nn.Linear,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(32, 32))
+        self.unit = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.unit(x @ self.weight).square().mean())
+
+
+def codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
+    """Of the root as of the first unit: the pass behind it gathers nothing again."""
+    policy = mfsdp_core.MixedPrecisionPolicy(
+        _FP32, weight_codec=mfsdp_core.Float8Reference("mxfp8")
+    )
+    model, _ = pair(3, _Coded, _BF16, mixed_precision_policy=policy)
+    model.start_param_sync()
+    with torch.no_grad():
+        model(torch.ones(2, 32, dtype=_BF16))
+    gathered = [(r.bucket, r.payload_bytes) for r in model.wire_log]
+    same("each once", len(gathered), 2 * len(model.buckets()))
+
+
 def weights_gathered_ahead_are_used() -> None:
     """`start_param_sync` with and without waiting, also before a step; `broadcast_params`."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
@@ -378,5 +461,8 @@ CHECKS = (
     a_sharded_model_stays_what_it_is,
     states_are_loaded_whole_or_not_at_all,
     what_travels_is_logged_and_told,
+    unused_weights_hold_no_reduction_up,
+    failed_passes_leave_no_gradient_waiting,
+    codes_gathered_ahead_are_those_of_the_forward_pass,
     weights_gathered_ahead_are_used,
 )

@@ -211,13 +211,14 @@ def models_hold_what_the_formula_says() -> None:
         ),
     )
     for strategy in (0, 1, 2, 3):
-        for dtype, policy, names in policies:
-            for options in (
+        for number, (dtype, policy, names) in enumerate(policies):
+            every: tuple[dict[str, Any], ...] = (
                 {},
                 {"fsdp_double_buffer": True},
                 {"allocator": "max_pool", "pool_slots": 3},
                 {"fsdp_double_buffer": True, "fsdp_db_use_persist_buf_on_alloc_fail": True},
-            ):
+            )
+            for options in every[(strategy + number) % 2 :: 2]:
                 model, _ = pair(strategy, dtype=dtype, mixed_precision_policy=policy, **options)
                 optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.AdamW(model.parameters()))
                 context = model._context

@@ -23,7 +23,13 @@ from bench.validate.contracts.small_model import (
     whole_weights,
 )
 from mfsdp_core.comm.agreement import from_first, together
-from mfsdp_core.errors import CheckpointError, ConfigurationError, LayoutError, StateDictError
+from mfsdp_core.errors import (
+    CapabilityNotBuiltError,
+    CheckpointError,
+    ConfigurationError,
+    LayoutError,
+    StateDictError,
+)
 from mfsdp_core.shard.dtensor import assembly_order
 
 _WORLD = 4
@@ -56,6 +62,9 @@ def the_index_finds_groups_and_dimensions() -> None:
     same("inner", ranks(index.get_fsdp_group()), [rank // 2 * 2, rank // 2 * 2 + 1])
     same("outer", ranks(index.get_outer_fsdp_group()), [rank % 2, rank % 2 + 2])
     same("all", ranks(index.get_dp_group()), [0, 1, 2, 3])
+    named = {name: ranks(group) for name, group in model._dense.named_groups()}
+    own = {"inner": [rank // 2 * 2, rank // 2 * 2 + 1], "outer": [rank % 2, rank % 2 + 2]}
+    same("by name", named, own)
     same("its part", index.get_logical_hybrid_fsdp_rank(), rank % 2 * 2 + rank // 2)
     same("a dimension", index.get_submesh("inner").mesh.tolist(), ranks(index.get_fsdp_group()))
     same("two", index.get_submesh(("outer", "inner")) is index.device_mesh, True)
@@ -320,7 +329,48 @@ def units_of_all_depths_are_found() -> None:
     compare_gradients(nested, plain)
 
 
+def checkpoints_of_spread_experts_are_refused() -> None:
+    """Different experts go by equal names; experts that all ranks share are saved."""
+    dense = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
+    spread = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
+    for experts in (spread, dense):
+        module: Any = Unit()
+        module.down.weight.allreduce = False
+        model = mfsdp_core.fully_shard_model(
+            module, device_mesh=dense, dp_shard_dim="dp", expt_device_mesh=experts
+        )
+        if experts is dense:
+            same("all", dist.get_process_group_ranks(model.checkpoint_group), [0, 1, 2, 3])
+            continue
+        refuses(
+            CapabilityNotBuiltError,
+            "different experts go by equal names",
+            lambda m=model: mfsdp_core.save_checkpoint("/nonexistent/checkpoint", m),
+        )
+
+
+def three_ranks_scale_by_a_third() -> None:
+    """Gradients in BF16 are divided in FP32, in which they are reduced."""
+    mesh = DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",))
+    if dist.get_rank() < 3:
+        policy = mfsdp_core.MixedPrecisionPolicy(torch.float32, torch.float32, torch.float32)
+        where = {"device_mesh": mesh, "dp_shard_dim": "dp", "mixed_precision_policy": policy}
+        model, plain = pair(3, dtype=torch.bfloat16, **where)
+        model(batch(dtype=torch.bfloat16)).backward()
+        parts = []
+        for rank in range(3):
+            plain.zero_grad()
+            plain(batch(0, rank, torch.bfloat16)).backward()
+            parts.append({name: p.grad.float() / 3 for name, p in plain.named_parameters()})
+        for name, p in model.named_parameters():
+            wanted = torch.stack([part[name.removeprefix("module.")] for part in parts]).sum(0)
+            close(name, mfsdp_core.gather_full(p.grad), wanted, 1e-6)
+    dist.barrier()
+
+
 CHECKS = (
+    checkpoints_of_spread_experts_are_refused,
+    three_ranks_scale_by_a_third,
     the_index_finds_groups_and_dimensions,
     what_cannot_be_arranged_is_refused,
     every_arrangement_trains_as_plain_torch,

@@ -25,7 +25,13 @@ from bench.validate.contracts.small_model import (
     plain_backward,
     train_beside,
 )
-from mfsdp_core.errors import ConfigurationError, StateDictError
+from mfsdp_core.errors import (
+    CapabilityNotBuiltError,
+    ConfigurationError,
+    LifecycleError,
+    StateDictError,
+)
+from mfsdp_core.state.fused_adam import refuse_loss_scale
 
 _OPTIM = torch.optim
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -388,7 +394,40 @@ def norms_are_those_of_the_whole_gradient() -> None:
         close("of BF16 gradients", clip(model, float("inf")), wanted, 1e-5)
 
 
+def steps_without_gradients_are_those_of_torch() -> None:
+    """They do nothing in a new cycle, and are refused behind a forward pass that nobody used."""
+    model, plain = pair(3)
+    optimizer = mfsdp_core.fully_shard_optimizer(_OPTIM.SGD(model.parameters(), lr=0.1))
+    model(batch())
+    same("waits", model.awaits_backward, True)
+    refuses(LifecycleError, "found no gradient at all", optimizer.step)
+    optimizer.zero_grad()
+    same("a new cycle", model.awaits_backward, False)
+    optimizer.step()
+    compare_weights(model, plain)
+
+
+class _TakesScaler(_OPTIM.SGD):
+    """With a loss scale in both forms that torch has had."""
+
+    grad_scale = None
+
+    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
+        del grad_scaler
+        return super().step(closure)
+
+
+def scales_that_would_be_lost_are_refused() -> None:
+    """Only of optimizers that are capturable."""
+    optimizer: Any = _TakesScaler([torch.zeros(1, requires_grad=True)], lr=0.1)
+    refuse_loss_scale(optimizer)
+    optimizer.capturable = True
+    refuses(CapabilityNotBuiltError, "GradScaler", lambda: refuse_loss_scale(optimizer))
+
+
 CHECKS = (
+    steps_without_gradients_are_those_of_torch,
+    scales_that_would_be_lost_are_refused,
     elementwise_optimizers_step_as_torchs_do,
     an_optimizer_that_was_built_before_is_taken_over,
     steps_may_be_taken_apart,

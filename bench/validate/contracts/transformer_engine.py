@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from bench.testing.fused_adam import FusedAdam
 from bench.testing.quantised import quantised
 from bench.validate.contracts.judging import close, refuses, same
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.precision.transformer_engine import initial_values
 
 _RECIPES: dict[str, Any] = {
     "current": te.Float8CurrentScaling,
@@ -121,10 +123,9 @@ def weights_kept_as_codes_train_as_in_one_process() -> None:
         reference = torch.optim.SGD(plain.parameters(), lr=_RATE)
         losses = []
         for step in range(_STEPS):
-            for other in range(ranks):
-                loss = plain(_batch(step, other)).square().mean()
-                (loss / ranks).backward()
-                losses += [loss.detach()] if other == rank else []
+            of_all = plain(torch.cat([_batch(step, other) for other in range(ranks)])).square()
+            of_all.mean().backward()
+            losses.append(of_all.detach().chunk(ranks)[rank].mean())
             reference.step()
             reference.zero_grad()
         for strategy in (0, 2, 3) if recipe == "mxfp8" else (3,):
@@ -189,7 +190,28 @@ def its_optimizer_steps_on_shards() -> None:
         )
 
 
+def main_weights_begin_with_what_was_drawn() -> None:
+    """In FP32; with the decoded codes, and a warning, where the drawn values were not kept."""
+    for preserves in (True, False):
+        torch.manual_seed(3)
+        with te.installed(), te.quantized_model_init(True, te.Float8CurrentScaling(), preserves):
+            weight: Any = te.Linear(_WIDTH, 16, params_dtype=torch.float32, device="cpu").weight
+        wanted = weight.dequantize(dtype=torch.float32)
+        if preserves:
+            wanted = weight.get_high_precision_init_val().clone()
+            del weight.clear_high_precision_init_val
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            same("main weights", initial_values("w", weight), wanted)
+        same(
+            "warned",
+            ["of w begin with decoded" in str(w.message) for w in said],
+            [True] * (not preserves),
+        )
+
+
 CHECKS = (
+    main_weights_begin_with_what_was_drawn,
     weights_kept_as_codes_train_as_in_one_process,
     a_gather_sends_a_byte_per_weight,
     its_optimizer_steps_on_shards,

@@ -8,16 +8,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bench.validate.contracts.judging import refuses, same
-from mfsdp_core.comm import peer_memory
+from mfsdp_core.comm import host_links, peer_memory
 from mfsdp_core.comm.any_rank import AnyRank
-from mfsdp_core.comm.host_links import Exchange, HostLinks
+from mfsdp_core.comm.host_links import Exchange, HostLinks, Peer
 from mfsdp_core.comm.host_meeting import links_of
 from mfsdp_core.comm.meeting import Meetings
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
@@ -247,7 +247,52 @@ def who_has_posted_need_not_wait() -> None:
     dist.barrier()
 
 
+class _Broken:
+    """A socket that fails whenever it is read."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def recv(self, _most: int) -> bytes:
+        raise ConnectionResetError
+
+
+def lost_sockets_are_read_no_more() -> None:
+    """Whether the other end was closed or reading fails; nobody is woken by them again."""
+    for is_broken in (False, True):
+        near, far = socket.socketpair()
+        found = cast(socket.socket, _Broken(near)) if is_broken else near
+        links = HostLinks([Peer(1, 0, found, b"")], timeout_seconds=0.2)
+        exchange = links.post(1, {1: torch.ones(2)}, {1: 8}, lambda _: None)
+        if not is_broken:
+            far.close()
+        refuses(RuntimeError, "Connection closed by peer: rank 1", exchange.wait)
+        same("a lost peer wakes nobody", host_links._host.sleep(0.01), False)
+        links.close()
+        far.close()
+        same("nor does a closed link", host_links._host.sleep(0.01), False)
+
+
+def models_of_one_group_do_not_mix() -> None:
+    """Operations of several communicators, begun in another order on every other rank."""
+    ends = [_Ends("point_to_point", dist.group.WORLD) for _ in range(3)]
+    waits: list[tuple[Any, Tensor, Tensor]] = []
+    for number in range(3) if _rank() % 2 else (2, 1, 0):
+        made = ends[number].made
+        parts = ends[number].all_parts(number, 2, torch.float32)
+        full = torch.zeros(2 * made.size)
+        waits.append((made.all_gather(full, parts[_rank()], "one"), full, torch.cat(parts)))
+    for work, full, wanted in waits:
+        work.wait()
+        same("gathered", full, wanted)
+
+
 CHECKS = (
+    lost_sockets_are_read_no_more,
+    models_of_one_group_do_not_mix,
     collectives_are_sums_means_and_copies,
     rows_and_flags_are_brought_together,
     exchanges_end_in_any_order,

@@ -154,6 +154,8 @@ def test_ctrl_c_interrupts_the_run_and_the_record_says_so(store: ResultsStore, t
     )
 
 
+# Daily with a child of a rank to end as well: test_faults_ranks.py.
+@pytest.mark.nightly
 def test_a_stop_request_interrupts_the_run(scripted) -> None:
     stop = threading.Event()
 

@@ -104,12 +104,16 @@ def test_the_rank_that_a_signal_ended_is_named_and_not_the_one_that_lost_it(
     assert f"rank {guilty} was ended by {number.name}" in status.reason
 
 
+# Daily where rank 1 is out of memory, below.
+@pytest.mark.nightly
 def test_a_survivor_that_the_agent_ended_is_not_blamed(scripted) -> None:
     status = scripted({1: (3, "raise")}, steps=ENDLESS).run()
     assert status.state == "crashed"
     assert (status.failed_rank, status.reason) == (1, "rank 1: ValueError: scripted exception")
 
 
+# Daily with SIGKILL: test_faults_launcher.py.
+@pytest.mark.nightly
 def test_an_agent_that_is_ended_is_named_and_not_a_rank(scripted) -> None:
     run = scripted({0: (2, "notice"), 1: (2, "notice")}, steps=ENDLESS)
 
