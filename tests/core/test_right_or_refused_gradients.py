@@ -154,6 +154,11 @@ def test_what_transforms_compute_is_trained_through(ranks: RankPool, way: tuple[
         assert max(errors) < 1e-12, errors
 
 
+def test_memory_that_is_made_while_a_transform_runs_outlives_it(ranks: RankPool) -> None:
+    for errors in ranks.run(trained_through_transforms, ("optim_grads_params", "temporary")):
+        assert max(errors) < 1e-12, errors
+
+
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
 def test_transforms_of_functions_are_those_of_plain_torch(
     ranks: RankPool, way: tuple[str, str]
