@@ -10,7 +10,13 @@ from pathlib import Path
 from bench.cli import console, exit_codes, running
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.budgeting import BlockBudget
-from bench.cli.planning import Request, find_sweep_file, requested_plan, sweep_file
+from bench.cli.planning import (
+    Request,
+    RequestedPlan,
+    find_sweep_file,
+    requested_plan,
+    sweep_file,
+)
 from bench.cli.policies import read_policy
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
@@ -149,8 +155,18 @@ def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:
     return sides_of_arms(store, sweep, asked.base_arm, asked.head_arm)
 
 
-def _request(named: str, arms: tuple[str, ...], blocks: int | None = None) -> Request:
-    return Request(Path(named), [], [], [], blocks, arms)
+def _request(named: str, arms: tuple[str, ...]) -> Request:
+    return Request(Path(named), [], [], [], None, arms)
+
+
+def _blocks_to_run(asked: Gating, repeat: int | None = None, turns: int = 1) -> RequestedPlan:
+    """The sweep with its arms in blocks, of the cells that are judged."""
+    request = replace(_request(asked.sweep, asked.arms), repeat=repeat, interleave=True)
+    plans = requested_plan(replace(request, turns=turns))
+    if not asked.only:
+        return plans
+    kept = matching([cell.id for cell in plans.whole.cells], asked.only)
+    return replace(plans, chosen=plans.whole.selected(kept))
 
 
 def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
@@ -165,11 +181,7 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
             f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
             f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
         )
-    request = replace(_request(asked.sweep, asked.arms), interleave=True, turns=running.TURNS)
-    plans = requested_plan(request)
-    if asked.only:
-        kept = matching([cell.id for cell in plans.whole.cells], asked.only)
-        plans = replace(plans, chosen=plans.whole.selected(kept))
+    plans = _blocks_to_run(asked, turns=running.TURNS)
     store = ResultsStore.open(results, create=True)
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]
@@ -196,11 +208,10 @@ def _confirmed(
     if not plan.interleaved:
         raise UsageError(f"--confirm runs more blocks, and {sweep} was not run with --interleave")
     blocks = max((cell.repeats for cell in plan.cells), default=0) + asked.confirm
-    console.note(
-        f"regressed; running {asked.confirm} more blocks of every cell before it is believed"
-    )
-    request = replace(_request(asked.sweep, asked.arms, blocks), interleave=True)
-    if running.run_sweep(request, running.Options(results)) == exit_codes.INTERRUPTED:
+    plans = _blocks_to_run(asked, blocks)
+    cells = f"{len(plans.chosen.cells)} of {len(plans.whole.cells)} cells"
+    console.note(f"regressed; running {asked.confirm} more blocks of {cells} before it is believed")
+    if running.run_plans(plans, store, running.Options(results)) == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     return _judged(store, sweep, asked, policy)
 

@@ -94,16 +94,17 @@ def run_sweep(request: Request, options: Options) -> int:
     _check_options(plans, options)
     store = ResultsStore.open(options.results, create=True)
     if plans.launcher != TORCHRUN:
-        return _make(plans, store, options)
+        return run_plans(plans, store, options)
     without_secrets(plans.chosen)
     return on_hosts(
         request.launcher,
         store.root,
-        lambda hosts: _make(replace(plans, hosts=hosts), store, options),
+        lambda hosts: run_plans(replace(plans, hosts=hosts), store, options),
     )
 
 
-def _make(plans: RequestedPlan, store: ResultsStore, options: Options) -> int:
+def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> int:
+    """Run what is missing of `plans.chosen`, say what came out, and return the exit code."""
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")

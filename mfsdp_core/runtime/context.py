@@ -24,6 +24,7 @@ from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoi
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
+from mfsdp_core.runtime.transforms import outside_of_transforms
 from mfsdp_core.runtime.units import Unit
 
 _NO_BACKWARD = -1
@@ -117,6 +118,7 @@ class ShardedContext:
         finally:
             self._sync_stack.pop()
 
+    @outside_of_transforms
     def before_forward(self, point: GatherPoint) -> None:
         """A module is about to run: its weights become ready and visible."""
         unit, recomputing = point.unit, inside_backward()
@@ -154,6 +156,7 @@ class ShardedContext:
         ends = point in point.unit.open[-1:]
         return self._calls.end_call(point.unit.index) if ends else self._calls.mark()
 
+    @outside_of_transforms
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
         unit, recomputing = point.unit, inside_backward()
@@ -179,12 +182,14 @@ class ShardedContext:
             self.params.release(unit)
         unit.show_sharded()
 
+    @outside_of_transforms
     def end_recomputation(self, point: GatherPoint) -> None:
         """A module has run again inside a backward pass, which now needs its own payload of it."""
         if inside_backward():
             with torch.no_grad():
                 self.gathering.backward(point)
 
+    @outside_of_transforms
     def before_backward(
         self, point: GatherPoint, call: Call | None, *, counts: bool, epoch: int
     ) -> None:
@@ -221,6 +226,7 @@ class ShardedContext:
         # three units at once.
         self._gather_ahead_of = point
 
+    @outside_of_transforms
     def before_backward_again(self, point: GatherPoint) -> None:
         """A gradient has reached what an earlier backward pass through a call has computed.
 
@@ -234,6 +240,7 @@ class ShardedContext:
         self.params.ready(unit, "backward")
         unit.show_raw()
 
+    @outside_of_transforms
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
         self._tell("leave", "backward", unit)
@@ -241,6 +248,7 @@ class ShardedContext:
         self._release_if_spent(unit)
         self._gather_ahead()
 
+    @outside_of_transforms
     def gradient_ready(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter
     ) -> None:
@@ -362,6 +370,12 @@ class ShardedContext:
         self.grads.reset(keeps_zeros=keeps_zeros)
 
     def _begin_pass(self) -> None:
+        if torch.jit._trace.is_tracing() or torch.compiler.is_exporting():
+            raise LifecycleError(
+                "torch.jit.trace, torch.export or torch.onnx records a forward pass of a sharded "
+                "model, whose weights are whole only while a unit runs; expected a module that is "
+                "not sharded. Export one of its class that has loaded export_state_dict(model)."
+            )
         self.recover()
         for unit in (self.root, *self.units):
             unit.open.clear()
@@ -420,6 +434,7 @@ class ShardedContext:
         if self.events.wants(kind):
             self.events.publish(Event(kind, operation, "", 0, "", 1, unit.name))
 
+    @outside_of_transforms
     def _end_backward(self) -> None:
         self._tell("leave", "backward", self.root)
         with torch.no_grad():

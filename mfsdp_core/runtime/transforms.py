@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def outside_of_transforms(body: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """`body`, whose tensors are plain ones also while a function of `torch.func` runs.
+
+    Inside, even `torch.empty` makes a wrapper, which dies with the transform: a weight that is
+    moved there is gone.
+    """
+
+    @wraps(body)
+    def outside(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return body(*args, **kwargs)
+        with temporarily_clear_interpreter_stack():
+            return body(*args, **kwargs)
+
+    return outside
 
 
 def levels(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -173,13 +174,15 @@ def _(world: World) -> int:
 def _(world: World) -> int:
     patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
     try:
-        file = world.file("name: gate\n")
+        file = world.file("name: gate\nmatrix: {product: {engine.strategy: [no_shard, optim]}}\n")
         assert world.run("run", file, *ARMS, "--interleave", "--repeat", "6") == 0
-        code = world.run("gate", file, *ARMS, "--confirm", "2")
+        code = world.run("gate", file, *ARMS, "--only", "optim", "--confirm", "2")
     finally:
         patch.undo()
-    assert "running 2 more blocks" in world.err
+    assert "running 2 more blocks of 1 of 2 cells" in world.err
     assert "8 blocks" in world.out
+    runs = Counter(record.status.cell for record in world.store.records())
+    assert runs == {"no_shard": 12, "optim": 16}
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
+import warnings
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Iterator
 from typing import Any
@@ -258,6 +259,27 @@ def other_threads(way: tuple[str, str]) -> float:
         thread.start()
         thread.join()
     return pair.worst_gradient()
+
+
+def recorded(way: tuple[str, str]) -> tuple[list[str], float]:
+    """Refusals of what records a forward pass, then the gradients of a step after them."""
+    pair = beside(Chain, way)
+    batch = (own_batch(1),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit
+        said = [
+            refusal(lambda: torch.jit.trace(pair.model, batch), LifecycleError),
+            refusal(lambda: torch.export.export(pair.model.module, batch), LifecycleError),
+        ]
+    for module in pair.both:
+        loss(module(own_batch(1))).backward()
+    return said, pair.worst_gradient()
+
+
+def test_recording_a_sharded_forward_pass_is_refused_and_training_goes_on(ranks: RankPool) -> None:
+    for said, error in ranks.run(recorded, WAYS[-1]):
+        assert all("expected a module that is not sharded" in words for words in said), said
+        assert error < 1e-12
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

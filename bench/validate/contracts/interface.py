@@ -427,7 +427,7 @@ def codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
 
 
 def weights_gathered_ahead_are_used() -> None:
-    """`start_param_sync` with and without waiting; `broadcast_params` where ranks hold wholes."""
+    """`start_param_sync` with and without waiting, also before a step; `broadcast_params`."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, **options)
         for force in (False, True):
@@ -436,6 +436,13 @@ def weights_gathered_ahead_are_used() -> None:
             assert model.wire_log.counts["all_gather"] >= 1, "nothing was gathered"
             model.synchronize_param_gather()
             close("loss", model(batch()).detach(), plain(batch()).detach())
+    model, plain = pair(3)
+    optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with model.streams.recording() as order:
+        model(batch()).backward()
+        model.start_param_sync()
+        optimizer.step()
+    same("gathers whose weights the step writes", [str(race) for race in order.races], [])
     for strategy in (0, 3):
         model, plain = pair(strategy)
         with torch.no_grad():

@@ -21,12 +21,13 @@ from bench.record import RunRecord
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore
+from bench.testing.load_clock import LoadClock, stretched
 from sweeps.block_resume import compare_blocks
 from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm, PlannedCell
 from sweeps.runner import RunOptions, SweepOutcome, run_sides
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.processes
 
 WORKERS = Path(__file__).parent / "workers"
 ARMS = ("base", "head")
@@ -82,7 +83,8 @@ class Arms:
 
     def folder(self, arm: str) -> Path:
         """Of the run of `arm`, as soon as its ranks train."""
-        for _ in range(400):
+        clock = LoadClock()
+        while clock.seconds() < 20:
             for status in self.store.root.glob("runs/*/*/status.json"):
                 if json.loads(status.read_text())["arm"] == arm and self.steps(status.parent):
                     return status.parent
@@ -98,7 +100,8 @@ class Arms:
         """As `folder`, once the other arm trains in the place of `arm`."""
         (other,) = set(ARMS) - {arm}
         here, there = self.folder(arm), self.folder(other)
-        for _ in range(400):
+        clock = LoadClock()
+        while clock.seconds() < 60:
             before = self.steps(here), self.steps(there)
             time.sleep(0.2)
             after = self.steps(here), self.steps(there)
@@ -154,7 +157,7 @@ def test_an_arm_that_is_killed_in_its_turn_ends_the_parked_one(arms: Arms) -> No
 
 @pytest.mark.nightly
 def test_an_arm_that_hangs_in_its_turn_is_a_hang_and_the_parked_one_is_not(arms: Arms) -> None:
-    records = arms.run(head={1: (5, "hang")}, hang_seconds=1.5)
+    records = arms.run(head={1: (5, "hang")}, hang_seconds=stretched(1.5))
     assert records["head"].status.state == "hang"
     assert records["head"].status.failed_rank == 1
     assert "arm head hang" in arms.lost("base", records)
@@ -163,7 +166,9 @@ def test_an_arm_that_hangs_in_its_turn_is_a_hang_and_the_parked_one_is_not(arms:
 @pytest.mark.nightly
 def test_time_in_which_an_arm_is_parked_is_no_hang(arms: Arms) -> None:
     # The last turn of head takes 3.6 s, longer than a hang of base may.
-    records = arms.run(head={0: (10, "slow down"), 1: (10, "slow down")}, hang_seconds=2.5)
+    records = arms.run(
+        head={0: (10, "slow down"), 1: (10, "slow down")}, hang_seconds=stretched(2.5)
+    )
     assert [records[arm].status.state for arm in ARMS] == ["ok", "ok"]
 
 
@@ -185,7 +190,7 @@ def test_an_arm_that_is_stopped_while_parked_is_a_hang_once_its_turn_comes(arms:
         folder = arms.parked("head")
         os.kill(int((folder / "pid.rank0").read_text()), signal.SIGSTOP)
 
-    records = arms.run(steps=400, during=freeze, hang_seconds=1.5)
+    records = arms.run(steps=400, during=freeze, hang_seconds=stretched(1.5))
     assert records["head"].status.state == "hang"
     assert "rank 0 is stopped (SIGSTOP)" in records["head"].status.reason
     assert "arm head hang" in arms.lost("base", records)
