@@ -69,10 +69,10 @@ def test_a_folder_of_many_small_files_is_one_job(tmp_path):
     assert len(audit_paths([tmp_path]).job.processes) == 300
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "/nonexistent"])
-def test_what_is_no_log_is_refused(path):
+@pytest.mark.parametrize("path", ["/dev/zero", "missing"])
+def test_what_is_no_log_is_refused(path, tmp_path):
     with pytest.raises(UsageError, match="expected a log"):
-        audit_paths([path])
+        audit_paths([tmp_path / path])
 
 
 def test_lines_not_understood_are_counted_and_shown(tmp_path):

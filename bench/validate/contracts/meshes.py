@@ -22,6 +22,7 @@ from bench.validate.contracts.small_model import (
     plain_backward,
     whole_weights,
 )
+from bench.validate.contracts.stateful import shared_folder
 from mfsdp_core.comm.agreement import from_first, together
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
@@ -342,11 +343,12 @@ def checkpoints_of_spread_experts_are_refused() -> None:
         if experts is dense:
             same("all", dist.get_process_group_ranks(model.checkpoint_group), [0, 1, 2, 3])
             continue
-        refuses(
-            CapabilityNotBuiltError,
-            "different experts go by equal names",
-            lambda m=model: mfsdp_core.save_checkpoint("/nonexistent/checkpoint", m),
-        )
+        with shared_folder() as folder:
+            refuses(
+                CapabilityNotBuiltError,
+                "different experts go by equal names",
+                lambda m=model, f=folder: mfsdp_core.save_checkpoint(f / "saved", m),
+            )
 
 
 def three_ranks_scale_by_a_third() -> None:

@@ -149,7 +149,8 @@ def test_arms_train_one_at_a_time_and_in_reversed_order_every_other_round(arms: 
 
 
 def test_an_arm_that_is_killed_in_its_turn_ends_the_parked_one(arms: Arms) -> None:
-    records = arms.run(head={1: (5, f"signal {signal.SIGKILL}")})
+    # base trains on as soon as head is dead, and would be through with a few steps.
+    records = arms.run(steps=400, head={1: (105, f"signal {signal.SIGKILL}")})
     assert records["head"].status.state == "crashed"
     assert "rank 1 was ended by SIGKILL" in records["head"].status.reason
     assert "its block was lost: arm head crashed: rank 1 was" in arms.lost("base", records)
