@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 
 from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
@@ -40,14 +41,21 @@ def headline(record: ValidationRecord) -> str:
             f"{counted['missed']} missed, {counted['not_applicable']} not applicable{ending}"
         )
     counts = record.counts()
-    seconds = sum(case.seconds for case in record.cases)
     work = sum(case.cpu_seconds for case in record.cases)
     return (
         f"{record.id}: {', '.join(record.engines)} ({record.wanted}) on {record.device}: "
         f"{len(record.cases)} cases: {counts['passed']} passed, {counts['failed']} failed, "
-        f"{counts['not_applicable']} not applicable, {seconds:.1f} s "
+        f"{counts['not_applicable']} not applicable{_took(record)} "
         f"({work:.1f} s of processor time in the ranks){ending}"
     )
+
+
+def _took(record: ValidationRecord) -> str:
+    """From the first case to the last; cases run side by side."""
+    if not (record.started_utc and record.ended_utc):
+        return ""
+    begun, ended = map(datetime.fromisoformat, (record.started_utc, record.ended_utc))
+    return f", in {(ended - begun).total_seconds():.1f} s"
 
 
 def check_table(record: ValidationRecord) -> Table:

@@ -28,7 +28,8 @@ RECORD = ValidationRecord(
     id="validation-20260101T000000Z-0001",
     engines=("mfsdp",),
     wanted="quick",
-    started_utc="2026-01-01T00:00:00Z",
+    started_utc="2026-01-01T00:00:00.000Z",
+    ended_utc="2026-01-01T00:00:49.500Z",
     cases=(
         CaseVerdict(case="mfsdp/a", engine="mfsdp", state="failed", checks=(FAILED,)),
         CaseVerdict(
@@ -65,12 +66,14 @@ def test_a_damaged_validation_is_named_and_hides_no_older_one(store: ResultsStor
 
 def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
     text = to_terminal(RECORD)
-    assert "3 cases: 1 passed, 1 failed, 1 not applicable" in text
+    assert "3 cases: 1 passed, 1 failed, 1 not applicable, in 49.5 s (" in text
     assert "gradients: blocks.0.up.weight, step 2, microbatch 1, rank 1" in text
     assert "expected  [0.5]" in text
     assert "found     [1.0]" in text
     assert "counts 1 times, expected 0.5" in text
     assert "no such axis" in text
+    unfinished = to_terminal(RECORD.model_copy(update={"ended_utc": None}))
+    assert "1 not applicable (0.0 s of processor time" in unfinished
 
 
 def test_bugs_put_back_are_a_table_of_outcomes() -> None:
