@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
+SOURCE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,6 +49,17 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
         assert file.exists(), f"{page.name}: {file}"
         if fragment:
             assert fragment in anchors(file), f"{page.name}: {file.name}#{fragment}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in documents() if page.parent.name != "decisions"],  # they tell what was
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
+    for name in SOURCE.findall(FENCE.sub("", page.read_text())):
+        places = (ROOT, ROOT / "mfsdp_core", page.parent)
+        assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
