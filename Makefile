@@ -6,6 +6,7 @@
 # VENV=path                 another environment than .venv
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
 # WORKERS=2                 processes that `make test` and `make nightly` spread the files over
+# DRAWS=1763877600          what `make nightly` draws its examples from; the time if not given
 # SEED=1 SAMPLE=30          mutants of `make mutation`: which, and how many per room of the core
 # MINUTES=600               after which `make mutation` ends; the next one goes on
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
@@ -22,6 +23,7 @@ PYTHON ?=
 TORCH ?=
 BLOCKS ?= 6
 WORKERS ?= 2
+DRAWS := $(or $(DRAWS),$(shell date +%s))
 SEED ?= 1
 SAMPLE ?= 30
 MINUTES ?= 600
@@ -41,7 +43,7 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
 .PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults clean
 
 help:
-	@sed -n '2,15s/^# \{0,1\}//p' Makefile
+	@sed -n '2,16s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -62,6 +64,9 @@ $(BIN)/python:
 	"$$chosen" -m venv "$(VENV)"
 
 # torch goes in first: as a mere dependency the default index would serve its CUDA build, several GB.
+# Tests compare with megatron-fsdp and with the Python files of Transformer Engine; what these depend
+# on would bring CUDA. Without its libraries Transformer Engine refuses to be imported, and
+# megatron-fsdp falls over that: its files lie in a folder of their own.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (about a minute the first time, besides downloads)"
 	@if [ -n "$(TORCH)" ]; then \
@@ -72,6 +77,10 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	    $(PIP) install -qq -c constraints.txt "torch==$(TORCH_VERSION)"; }; \
 	fi
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@for wanted in "megatron-fsdp einops" "--target=$(VENV)/sources --upgrade transformer_engine"; do \
+	  $(PIP) install -qq -c constraints.txt --no-deps $$wanted 2>/dev/null || \
+	    echo "pip cannot install $${wanted##*upgrade }: tests that compare with it will be skipped, and say so" >&2; \
+	done
 	@touch $(STAMP)
 
 demo: venv
@@ -87,8 +96,12 @@ check: venv
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# The long matrices, and every property with other draws than by day; DRAWS=N draws those of a night again.
 nightly: venv
-	@$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@echo "to draw the same again: make nightly DRAWS=$(DRAWS)"
+	@$(BIN)/python -m pytest -m "nightly or hypothesis" --hypothesis-profile nightly --hypothesis-seed $(DRAWS) \
+	  -n $(WORKERS) --dist loadfile --no-loadscope-reorder || \
+	  { code=$$?; echo "to draw the same again: make nightly DRAWS=$(DRAWS)" >&2; exit $$code; }
 
 # Goes on where the last one ended: 30 mutants per room take hours. MINUTES=60 ends it in time.
 mutation: venv
@@ -103,6 +116,7 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run gpu_one
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
+	@$(BIN)/python -m tools.own_costs
 	@$(BIN)/mfsdp-bench compare speed_memory
 	@$(BIN)/mfsdp-bench compare speed
 	@$(BIN)/python -m benchmarks.floor speed

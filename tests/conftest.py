@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,23 @@ import pytest
 
 if TYPE_CHECKING:
     from bench.testing.workers import ForkServer
+
+# A property that holds but is slow on a busy machine has not failed. Daily the same examples are
+# drawn every time; `make nightly` draws others and says how to draw them again.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("daily", deadline=None, derandomize=True)
+    settings.register_profile("nightly", deadline=None, print_blob=True)
+    settings.load_profile("daily")
+
+
+@pytest.fixture(autouse=True)
+def same_draws_every_time() -> None:
+    """What a test draws depends neither on the tests before it nor on the day."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -82,13 +100,3 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
-    _without_deadlines()
-
-
-def _without_deadlines() -> None:
-    """A property that holds but is slow on a busy machine has not failed."""
-    if importlib.util.find_spec("hypothesis") is not None:
-        from hypothesis import settings
-
-        settings.register_profile("without_deadlines", deadline=None)
-        settings.load_profile("without_deadlines")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from bench.resolve.import_path import locate
 from bench.resolve.machine import Machine
 from bench.resolve.rules import RULES
 from bench.validate.cases import Case
@@ -13,6 +14,13 @@ from bench.validate.toy_models import TOY_MODELS
 def needs_ranks(needed: int, there: int) -> str:
     """The reason of a case that is too large."""
     return f"needs {needed} ranks, and there are {there}"
+
+
+def not_installed(package: str) -> str | None:
+    """The reason of a case whose optional package is absent; None where it is here."""
+    if locate(package) is not None:
+        return None
+    return f"needs the package {package}, which is not installed here: pip install {package}"
 
 
 def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Machine) -> str | None:
@@ -32,4 +40,4 @@ def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Mac
         reason = rule.check(run, machine)
         if reason is not None:
             return reason
-    return None
+    return not_installed("safetensors") if case.scenario == "exported" else None

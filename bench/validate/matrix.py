@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -39,14 +38,10 @@ def cases(engine: str, *, full: bool) -> list[AnyCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
-    contracts = [one for one in CONTRACTS if (full or not one.full) and _is_here(one.needs)]
+    contracts = [one for one in CONTRACTS if (full or not one.full)]
     others: list[AnyCase] = [*FIXED, *contracts]
     others = [one for one in others if one.engine == engine]
     return sorted([*on_axes, *others], key=_ranks)
-
-
-def _is_here(package: str) -> bool:
-    return not package or importlib.util.find_spec(package) is not None
 
 
 def _ranks(case: AnyCase) -> int:

@@ -18,7 +18,7 @@ import torch
 from bench.errors import UsageError
 from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
-from bench.validate.applicability import needs_ranks, why_not
+from bench.validate.applicability import needs_ranks, not_installed, why_not
 from bench.validate.cases import Case
 from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz.fixed import ProgramCase
@@ -185,7 +185,10 @@ def _one_check(
 def _why_not_here(case: AnyCase, workers: WorkerSettings) -> str | None:
     if case.ranks > workers.ranks:
         return needs_ranks(case.ranks, workers.ranks)
-    return None if workers.device == "cpu" else "it runs on CPU ranks"
+    if workers.device != "cpu":
+        return "it runs on CPU ranks"
+    needed = case.needs if isinstance(case, ContractCase) else ""
+    return not_installed(needed) if needed else None
 
 
 def _not_applicable(case: AnyCase, reason: str, settings: dict[str, Any]) -> CaseVerdict:

@@ -13,8 +13,9 @@ A bucket of N slices over three tensors; `|` is a slice boundary, `.` padding:
 
 [Note: padding rule] Padding, relative to the elements used, may exceed what the largest member
 alone would need on that many ranks by at most `PADDING_BUDGET`; beyond it `split_by_padding` makes
-several buckets. Ten rows on four ranks cannot avoid 20 %, whereas a convolution next to a linear
-layer would multiply memory without the rule (R19).
+several buckets. Of equally large members the one that needs least counts, so that the order of the
+shapes changes nothing. Ten rows on four ranks cannot avoid 20 %, whereas a convolution next to a
+linear layer would multiply memory without the rule (R19).
 """
 
 from __future__ import annotations
@@ -174,8 +175,9 @@ def within_padding_budget(layout: Layout) -> bool:
     """Whether `layout` keeps [Note: padding rule]."""
     if len(layout.slots) <= 1:
         return True
-    largest = max(layout.slots, key=lambda slot: slot.elements).shape
-    alone = build_layout([largest], layout.slices).padding_fraction
+    most = max(slot.elements for slot in layout.slots)
+    largest = {slot.shape for slot in layout.slots if slot.elements == most}
+    alone = min(build_layout([one], layout.slices).padding_fraction for one in largest)
     return layout.padding_fraction <= alone + PADDING_BUDGET
 
 

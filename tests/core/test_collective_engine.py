@@ -222,8 +222,8 @@ def test_a_run_leaves_a_sample_per_step_and_rank_without_a_loss(
     assert sorted(steps) == [0, 1, 2, 3]
     for samples in steps.values():
         assert len(samples) == 8
-        assert all(0 < one.latency_milliseconds < 1000 for one in samples)
-        assert all(0 < one.milliseconds < 1000 for one in samples)
+        assert all(one.latency_milliseconds > 0 for one in samples)
+        assert all(one.milliseconds > 0 for one in samples)
     runtime = json.loads((tmp_path / "runtime.json").read_text())
     assert runtime["transports"] == {"world": "native"}
     assert runtime["buffer_registration"] is None

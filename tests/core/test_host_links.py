@@ -30,7 +30,6 @@ from oracle.ranks import RankPool, mesh
 from oracle.sharded import shard
 
 TAG, ELEMENTS = 7, 1000
-BACK_AT_ONCE_SECONDS = 5.0
 
 
 def links(own: int, pid: int, link: socket.socket, bell: bytes, seconds: float) -> HostLinks:
@@ -102,11 +101,10 @@ def fork_and_post(own: HostLinks) -> None:
     post_and_be_busy(own)
 
 
-def failure(exchange: Exchange) -> tuple[str, float]:
-    began = time.monotonic()
+def failure(exchange: Exchange) -> str:
     with pytest.raises(RuntimeError) as error:
         exchange.wait()
-    return str(error.value), time.monotonic() - began
+    return str(error.value)
 
 
 @pytest.mark.parametrize("act", [wait_and_stay, post_and_be_busy])
@@ -128,22 +126,21 @@ def test_a_killed_process_is_noticed_at_once(act: Callable[[HostLinks], None]) -
         os.kill(child, signal.SIGSTOP)  # so that it has posted, perhaps, and never reads
         exchange, _ = offer(own, 1.0)
         os.kill(child, signal.SIGKILL)
-        message, seconds = failure(exchange)
+        message = failure(exchange)
         assert Failure(0, {"message": message}).lost_a_peer, message
-        assert seconds < BACK_AT_ONCE_SECONDS
+        assert "timed out" not in message
 
 
 def test_a_silent_process_is_given_up_after_the_time_out() -> None:
     with other(say_nothing, seconds=0.3) as (own, _):
-        message, seconds = failure(offer(own, 1.0)[0])
+        message = failure(offer(own, 1.0)[0])
         assert "timed out waiting for rank 1 of the group, 0.3 s" in message
         assert Failure(0, {"message": message}).lost_a_peer
-        assert seconds < BACK_AT_ONCE_SECONDS
 
 
 def test_parts_of_another_size_are_refused() -> None:
     with other(post_and_be_busy) as (own, _):
-        message, _ = failure(offer(own, 1.0, elements=ELEMENTS - 1)[0])
+        message = failure(offer(own, 1.0, elements=ELEMENTS - 1)[0])
         assert "expected 3996 bytes of rank 1, it posted 4000" in message
 
 

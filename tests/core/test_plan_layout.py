@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mfsdp_core.errors import LayoutError
@@ -30,7 +30,7 @@ def least_padding(shape: tuple[int, ...], slices: int) -> float:
     return (-rows % slices) / rows
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(SHAPES, SLICES)
 def test_tensors_neither_overlap_nor_leave_the_buffer(shapes, slices):
     layout = build_layout(shapes, slices)
@@ -43,7 +43,7 @@ def test_tensors_neither_overlap_nor_leave_the_buffer(shapes, slices):
     assert cursor == layout.total_elements
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(SHAPES, SLICES)
 def test_no_slice_boundary_cuts_a_row(shapes, slices):
     layout = build_layout(shapes, slices)
@@ -56,7 +56,7 @@ def test_no_slice_boundary_cuts_a_row(shapes, slices):
                 assert (boundary - slot.offset) % row == 0
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(SHAPES, SLICES)
 def test_the_ranks_rows_put_together_are_the_tensor(shapes, slices):
     layout = build_layout(shapes, slices)
@@ -73,15 +73,17 @@ def test_the_ranks_rows_put_together_are_the_tensor(shapes, slices):
         assert next_row == (shape[0] if shape else 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
+@example([(30, 4, 24, 30), (10, 36, 8, 30)], 15)  # equally large; one of them needs no padding
 @given(SHAPES, SLICES)
 def test_a_split_is_a_partition_whose_parts_keep_the_padding_rule(shapes, slices):
     parts = split_by_padding(shapes, slices)
     assert sorted(index for part in parts for index in part) == list(range(len(shapes)))
     for part in parts:
         layout = build_layout([shapes[i] for i in part], slices)
-        largest = max(part, key=lambda i: prod(shapes[i]))
-        bound = least_padding(shapes[largest], slices) + PADDING_BUDGET
+        most = max(prod(shapes[i]) for i in part)
+        alone = min(least_padding(shapes[i], slices) for i in part if prod(shapes[i]) == most)
+        bound = alone + PADDING_BUDGET
         assert len(part) == 1 or layout.padding_fraction <= bound + 1e-9
 
 

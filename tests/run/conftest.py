@@ -80,7 +80,7 @@ def run_cells(
 
 def _free_port() -> int:
     """One that the kernel gives to no connection of its own accord: it may be used much later."""
-    for port in random.sample(range(20000, 32000), 100):
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

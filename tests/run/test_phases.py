@@ -41,7 +41,7 @@ def test_parts_of_the_same_name_add_up_and_nothing_is_read_inside_of_the_step():
         assert device.waits % 3 == 0
     assert device.waits == 0
     assert meter.milliseconds() == {"microbatch": 12.0, "update": 2.0}
-    assert 0 < meter.host_milliseconds < 1000
+    assert meter.host_milliseconds > 0
 
 
 def test_a_watched_model_tells_its_forward_from_its_backward_pass():
@@ -104,7 +104,9 @@ def test_a_part_takes_as_long_as_its_kernels_though_the_host_has_gone_on():
     torch.cuda._sleep(200_000_000)
     meter.mark("quick")
     meter.end()
-    assert meter.host_milliseconds < 20
+    behind = torch.cuda.Event()
+    behind.record()
+    assert not behind.query()
     torch.cuda.synchronize()
     found = meter.milliseconds()
-    assert found["slow"] > 50 > found["quick"]
+    assert found["slow"] > found["quick"]

@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 RANKS = 4
 #: Rows of five FP64 numbers: a sum reads each quarter in several stretches.
 WIDE = 70_000
-BACK_SECONDS = 30.0
 
 
 class DeliberateError(Exception):
@@ -166,11 +165,9 @@ def test_hundreds_of_steps_are_those_of_plain_torch(fork_server: ForkServer, see
 
 @pytest.mark.parametrize("seed", range(6))
 def test_who_waits_for_a_killed_rank_is_told(fork_server: ForkServer, seed: int) -> None:
-    began = time.monotonic()
     with fork_server.workers(RANKS) as workers, pytest.raises(WorkersError) as error:
         workers.run(until_killed, seed, seed % RANKS, 3 + 5 * seed, seconds=120)
     kinds = {failure.rank: failure.kind for failure in error.value.failures}
     others = {kind for rank, kind in kinds.items() if rank != seed % RANKS}
     assert kinds[seed % RANKS] == "died", kinds
     assert others == {"raised"}, error.value
-    assert time.monotonic() - began < BACK_SECONDS

@@ -58,9 +58,7 @@ def test_a_caller_that_leaves_ends_what_works_ahead() -> None:
     ranks = sets(2)
     found = side_by_side(ranks, range(100), until_killed)
     assert next(found) == (0, None)
-    begun = time.monotonic()
     found.close()
-    assert time.monotonic() - begun < 10
     assert all(one.killed.is_set() for one in ranks)
 
 

@@ -49,7 +49,7 @@ CONTRACTS = (
     ContractCase("upstream_names"),
     ContractCase("optimizers"),
     ContractCase("checkpoints"),
-    ContractCase("copies"),
+    ContractCase("copies", needs="safetensors"),
     ContractCase("shards"),
     ContractCase("refusals"),
     ContractCase("graphs_of_calls"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -85,7 +86,11 @@ def enter_world() -> None:
 
 
 def call_once(call: Call) -> _Returned:
-    """In a rank: what the function returns, unless another rank does the same."""
+    """In a rank: what the function returns, unless another rank does the same.
+
+    It draws the same numbers whatever ran on this rank before.
+    """
+    torch.manual_seed(0)
     value, repeats = None, WORLD
     try:
         value = call.run()

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -128,17 +127,16 @@ def test_an_agent_that_is_ended_is_named_and_not_a_rank(scripted) -> None:
 
 def test_a_rank_that_is_stopped_is_a_hang_and_is_named_with_stacks_of_the_others(scripted) -> None:
     run = scripted(steps=ENDLESS, hang_seconds=1.5)
-    stopped_at: list[float] = []
+    stopped: list[int] = []
 
     def stop_rank_1(steps: int) -> None:
-        if steps >= 3 and not stopped_at:
+        if steps >= 3 and not stopped:
             os.kill(run.pid("rank1"), signal.SIGSTOP)
-            stopped_at.append(time.monotonic())
+            stopped.append(steps)
 
     status = run.run(on_step=stop_rank_1)
     assert (status.state, status.failed_rank) == ("hang", 1)
     assert "rank 1 is stopped (SIGSTOP)" in status.reason
-    assert time.monotonic() - stopped_at[0] < 10
     assert 'File "' in run.log("rank0.log")
     assert "scripted_worker" in run.log("rank0.log")
 
@@ -178,11 +176,9 @@ def test_a_rank_that_never_starts_stepping_has_its_own_allowance(scripted) -> No
 
 def test_a_run_that_takes_too_long_is_a_timeout(scripted) -> None:
     run = scripted(steps=ENDLESS, timeout_seconds=4.0)
-    start = time.monotonic()
     status = run.run()
     assert status.state == "timeout"
     assert "launch.timeout_seconds = 4" in status.reason
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.nightly

@@ -1,0 +1,1 @@
+"""Programs of the developers, run as `python -m tools.NAME`; they are not installed."""
