@@ -19,6 +19,7 @@ from scipy.stats import t
 from bench.store import ResultsStore
 
 _REPEATS = 8
+_LEAST = 6
 _PLAN = """
 from bench.resolve import Machine
 from sweeps.definition import parse_sweep
@@ -61,7 +62,7 @@ def told(what: str, values: Sequence[float], text: Callable[[float], str]) -> st
     if not values:
         return f"{what}: nothing recorded"
     line = f"{what}: median {text(median(values))}"
-    if len(values) < 6:
+    if len(values) < _LEAST:
         return f"{line}, n={len(values)}, too few for an interval"
     half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
     low, high = text(mean(values) - half), text(mean(values) + half)
