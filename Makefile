@@ -1,6 +1,7 @@
 # Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
 #
 #   make demo | test | check | bench | gpu-check | gpu-wheels | nightly | mutation | faults | venv | clean
+#   make oldest-torch         a step, checkpoints and shards on the oldest torch (4 GB are kept in ~/.cache)
 #
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
@@ -31,6 +32,7 @@ DEVICE ?= cuda
 PARTS ?=
 GPU_PYTHON ?= python3
 WHEELS_FOR ?= 3.12
+OLDEST_TORCH := $(shell sed -n 's/^  "torch>=\([0-9.]*\)",/\1.0/p' pyproject.toml)
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -40,10 +42,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
-.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults clean
+.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch clean
 
 help:
-	@sed -n '2,16s/^# \{0,1\}//p' Makefile
+	@sed -n '2,17s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -95,6 +97,17 @@ check: venv
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# Where pip serves no such torch, or not in time, that is said, and is no failure.
+OLDEST_TESTS := $(addprefix tests/core/test_,oracle_training.py hybrid_sharding.py checkpoint_reshard.py \
+  right_or_refused_shards.py)
+oldest-torch: venv
+	@code=0; python="$$($(BIN)/python -m benchmarks.torch_build $(OLDEST_TORCH))" || code=$$?; \
+	case $$code in \
+	  0) PYTHONPATH=. "$$python" -m pytest -p no:cacheprovider $(OLDEST_TESTS) ;; \
+	  3) echo "not tried on torch $(OLDEST_TORCH)" >&2 ;; \
+	  *) exit $$code ;; \
+	esac
 
 # The long matrices, and every property with other draws than by day; DRAWS=N draws those of a night again.
 nightly: venv

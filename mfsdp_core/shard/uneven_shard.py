@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
 from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor, without_offset
+from mfsdp_core.shard.subclass_dispatch import asked_for_operations
 
 _CUT = "_mfsdp_cut"
 _VIEW = "_mfsdp_is_gathered_view"
@@ -54,6 +55,7 @@ _REDUCTIONS = frozenset(
 )
 
 
+@asked_for_operations
 class UnevenShard(DTensor):
     """See [Note: computing with uneven shards]. Without a cut it is a plain DTensor."""
 
