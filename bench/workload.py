@@ -7,14 +7,15 @@ never zero and never a default.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from bench.spec import Frozen, ResolvedRun
 
 OURS = "mfsdp-bench"
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Workload(Frozen):
@@ -30,24 +31,24 @@ class Workload(Frozen):
     engine: str | None = None
     strategy: str | None = None
     model: str | None = None
-    parameters: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    vocab: int | None = None
+    parameters: Count | None = None
+    layers: Count | None = None
+    hidden: Count | None = None
+    vocab: Count | None = None
     compute_dtype: str | None = None
     main_params_dtype: str | None = None
     main_grads_dtype: str | None = None
     grad_comm_dtype: str | None = None
-    ranks: int | None = None
-    data_parallel: int | None = None
-    tensor_parallel: int | None = None
-    expert_parallel: int | None = None
-    pipeline_parallel: int | None = None
+    ranks: Count | None = None
+    data_parallel: Count | None = None
+    tensor_parallel: Count | None = None
+    expert_parallel: Count | None = None
+    pipeline_parallel: Count | None = None
     device: str | None = None
-    steps: int | None = None
-    global_batch: int | None = None
-    micro_batch: int | None = None
-    seq_len: int | None = None
+    steps: Count | None = None
+    global_batch: Count | None = None
+    micro_batch: Count | None = None
+    seq_len: Count | None = None
     optimizer: str | None = None
     settings: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
 
@@ -105,8 +106,10 @@ class Provenance(Frozen):
 
     kind: `measured` by this harness, in the folder that holds the record; or `imported`. source:
     the name of the log, without a path. sha256: of its content. importer: what read it, with its
-    version. absent: what the importer looked for and did not find, in words. remarks: what a reader
-    must know of the log, as that steps stand in it twice.
+    version. label: what the text above the run calls it, "" where nothing does; stated: what that
+    label says in brackets. lines: the first and the last line of the run in the log, from 1.
+    absent: what the importer looked for and did not find, in words. remarks: what a reader must
+    know of the log, as that steps stand in it twice.
     """
 
     kind: Literal["measured", "imported"] = "measured"
@@ -114,6 +117,9 @@ class Provenance(Frozen):
     sha256: str = ""
     importer: str = ""
     imported_utc: str = ""
+    label: str = ""
+    stated: tuple[str, ...] = ()
+    lines: tuple[int, int] | None = None
     absent: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -123,8 +129,9 @@ class ImportedStep:
     """One step as a log tells it; one line of `steps.jsonl`. None: the log does not say.
 
     step: as the source counts. milliseconds: per step. loss, grad_norm: as printed. Peaks: of one
-    device, what tensors held and what the allocator held. teraflops_per_device: as the source
-    computes them.
+    device, what tensors held and what the allocator held; without `peak`, at that moment.
+    teraflops_per_device: as the source computes them. extra: whatever else the line says, under the
+    source's own names. lines: where in the log it is said, from 1.
     """
 
     step: int
@@ -137,3 +144,7 @@ class ImportedStep:
     device_reserved_peak_bytes: int | None = None
     tokens_per_second_per_device: float | None = None
     teraflops_per_device: float | None = None
+    device_allocated_bytes: int | None = None
+    device_reserved_bytes: int | None = None
+    extra: dict[str, float | str] = field(default_factory=dict)
+    lines: tuple[int, ...] = ()

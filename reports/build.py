@@ -87,6 +87,7 @@ class ReportPaths:
     figures: tuple[Path, ...]
     measured_cells: int
     planned_cells: int
+    imported_runs: int = 0
 
 
 def write_report(
@@ -102,7 +103,7 @@ def write_report(
 
     Args:
         store: the results folder.
-        sweep_ids: sweeps to put into one report.
+        sweep_ids: sweeps to put into one report; none for one on the imported runs alone.
         out_dir: made if it is missing; older files of these names are replaced.
         reference: name of the cell to compare with; None chooses one by a stated rule.
 
@@ -111,7 +112,7 @@ def write_report(
         StoreFullError: no space.
     """
     out = _made_folder(Path(out_dir).expanduser().absolute())
-    views = load_sweeps(store, sweep_ids)
+    views = load_sweeps(store, sweep_ids) if sweep_ids else []
     findings = find(views, reference, targets_of(store, views), store)
     document = build_document(findings)
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
@@ -126,6 +127,7 @@ def write_report(
         figures=figures,
         measured_cells=len(findings.measured),
         planned_cells=findings.planned,
+        imported_runs=len(store.imports.ids()),
     )
 
 
@@ -143,9 +145,10 @@ def _made_folder(out: Path) -> Path:
 
 def build_document(findings: Findings) -> Document:
     """All of `SECTIONS` that have something to say."""
-    names = ", ".join(sweep.id for sweep in findings.sweeps)
+    names = ", ".join(sweep.id for sweep in findings.sweeps) or "imported runs"
     sources = ", ".join(sweep.source for sweep in findings.sweeps if sweep.source)
-    found = (section(findings) for section in SECTIONS)
+    chosen = SECTIONS if findings.sweeps else [imported_section]
+    found = (section(findings) for section in chosen)
     return Document(
         title=f"mfsdp-bench report: {names}",
         subtitle=f"from {sources}" if sources else "",

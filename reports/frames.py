@@ -10,6 +10,7 @@ are left out and named in `problems`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunSummary
 from bench.redaction import redact
-from bench.store import ResultsStore
+from bench.store import DamagedRecordError, ResultsStore
+from bench.store.imports import ImportedRun
+from reports.comparisons.imported import of_import
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,6 +45,8 @@ _SECTIONS = ("data", "engine", "dtypes", "train", "launch", "measure")
 @dataclass(frozen=True)
 class Frames:
     """`runs`: one row per run. `steps`: one row per step of a rank, `run_id` and `rank` first.
+
+    Imported runs have the state `imported`, and no rank.
 
     problems: a sentence for every run that could not be read as a whole.
     """
@@ -66,8 +71,10 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
     records = _chosen(store, sweeps)
     problems = [f"{run.run_id}: {run.problem}" for run in store.damaged()]
     problems += [f"{one.run_id}: {text}" for one in records for text in one.problems]
-    runs = pd.DataFrame([_run_row(record) for record in records])
-    steps = pd.DataFrame([row for record in records for row in _step_rows(record)])
+    imported = _imported(store, sweeps, problems)
+    runs = pd.DataFrame([*map(_run_row, records), *map(_imported_row, imported)])
+    rows = [row for record in records for row in _step_rows(record)]
+    steps = pd.DataFrame([*rows, *(row for run in imported for row in _imported_steps(run))])
     for column in _TIMES:
         if column in runs:
             runs[column] = pd.to_datetime(runs[column], utc=True, errors="coerce")
@@ -80,12 +87,56 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
 
 def _chosen(store: ResultsStore, sweeps: Sequence[str]) -> list[RunRecord]:
     records = list(store.records())
-    known = {one.status.sweep for one in records} | set(store.sweeps())
+    known = {one.status.sweep for one in records} | {*store.sweeps(), *store.imports.ids()}
     for sweep in sweeps:
         if sweep not in known:
             names = ", ".join(sorted(name for name in known if name)) or "none"
             raise UsageError(f"no sweep {sweep!r} in {store.root}; it holds: {names}")
     return [one for one in records if not sweeps or one.status.sweep in sweeps]
+
+
+def _imported(store: ResultsStore, names: Sequence[str], problems: list[str]) -> list[ImportedRun]:
+    found = []
+    for one in store.imports.ids():
+        if not names or one in names:
+            try:
+                found.append(store.imports.read(one))
+            except DamagedRecordError as error:
+                problems.append(f"{one}: {error}")
+    return found
+
+
+def _imported_row(run: ImportedRun) -> dict[str, Any]:
+    """What a log says, under the names that measured runs have."""
+    shown, work = of_import(run), run.workload
+    return {
+        "run_id": run.id,
+        "cell": run.provenance.label or run.id,
+        "state": "imported",
+        "reason": run.provenance.source,
+        "notes": "; ".join(run.provenance.remarks),
+        "step_milliseconds_median": shown.milliseconds,
+        "tokens_per_second": shown.tokens_per_second,
+        "final_loss": shown.loss,
+        "device_peak_bytes": shown.peak_bytes,
+        "engine.name": work.engine or work.framework,
+        "model": work.model,
+        "parameters": work.parameters,
+        "strategy": work.strategy,
+        "tokens_per_step": work.tokens_per_step,
+        "train.global_batch": work.global_batch,
+        "train.seq_len": work.seq_len,
+        "launch.ranks": work.ranks,
+    }
+
+
+def _imported_steps(run: ImportedRun) -> Iterator[dict[str, Any]]:
+    for step in run.steps:
+        row = asdict(step)
+        # Under names of others there is no end of columns.
+        others = row.pop("extra")
+        del row["lines"]
+        yield {"run_id": run.id, **row, "extra": json.dumps(others) if others else None}
 
 
 def _run_row(record: RunRecord) -> dict[str, Any]:

@@ -36,6 +36,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
         (
             "import base.log --set device=H100 --set seq_len=8192",
             "import head.log && mfsdp-bench compare base head --format md",
+            "import - --name pr3067 < page.txt",
         ),
     ),
     (read.export, ("export --to csv", "export speed --to parquet --out /tmp/speed")),

@@ -2,44 +2,112 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.cli import console, exit_codes
-from bench.errors import UsageError
-from bench.importers.table import read_log
+from bench.errors import NothingMeasuredError, UsageError
+from bench.importers.table import ReadRun, read_text
 from bench.store import ResultsStore
 from bench.store.imports import ImportedRun
 from reports.comparisons.imported import absences, of_import, side_by_side, to_data
+from reports.nccl.source import Source, StoppedError, find_sources, read_blocks
 from reports.renderers import terminal
 
+STANDARD_INPUT = "pasted"
+_PACKED = (".gz", ".zst", ".zstd")
 
-def import_log(
+
+def import_logs(
     results: Path,
-    log: Path | None,
+    logs: Sequence[str],
     *,
     form: str | None,
     name: str | None,
     facts: list[str],
     as_json: bool,
 ) -> int:
-    """Keep a log with `facts` (FIELD=VALUE), or list what was kept.
+    """Keep the runs of logs with `facts` (FIELD=VALUE), or list what was kept.
 
     Raises:
         UsageError: a log that cannot be read, a name that is taken, or a fact that is none.
-        NothingMeasuredError: no training step is found in the log.
+        NothingMeasuredError: no training step is found in any of the logs.
     """
-    if log is None:
+    if not logs:
         if name or form or facts:
             raise UsageError("--from, --name and --set say what a log is; name the log")
         kept = list(ResultsStore.open(results, create=False).imports.all())
         return _show(kept, results, as_json=as_json)
-    workload, provenance, steps = read_log(log, form, dict(map(_fact, facts)))
+    read = read_logs(logs, form, dict(map(_fact, facts)))
+    if name is not None and len(read) > 1:
+        raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)
-    name = name or log.name.removesuffix(log.suffix)
-    if name in store.sweeps():
-        raise UsageError(f"{name} is the name of a sweep in {results}; choose one by --name")
-    run = store.imports.write(name, workload, provenance, steps)
-    return _show([run], results, as_json=as_json)
+    named = [(run_name, run) for stem, runs in read for run_name, run in _named(name or stem, runs)]
+    for run_name, _ in named:
+        if run_name in store.sweeps():
+            raise UsageError(f"{run_name} is the name of a sweep in {results}; choose by --name")
+    kept = [
+        store.imports.write(run_name, run.workload, run.provenance, run.steps, run.nccl)
+        for run_name, run in named
+    ]
+    return _show(kept, results, as_json=as_json)
+
+
+def read_logs(
+    logs: Sequence[str], form: str | None, facts: dict[str, str]
+) -> list[tuple[str, list[ReadRun]]]:
+    """Of files, folders and standard input: what each is called, and its runs.
+
+    A text without a run is left out with a remark, as long as another has one.
+
+    Raises:
+        UsageError: a log that cannot be read, or a fact that is none.
+        NothingMeasuredError: none of them has a run.
+    """
+    sources, remarks = find_sources(logs)
+    for remark in remarks:
+        console.note(remark)
+    found: list[tuple[str, list[ReadRun]]] = []
+    without: list[str] = []
+    for source in sources:
+        shown = source.path.name if source.path else source.name
+        try:
+            found.append((_stem(source), read_text(shown, blocks(source), form, facts)))
+        except NothingMeasuredError as error:
+            without.append(str(error))
+    if not found:
+        raise NothingMeasuredError("; ".join(without) or f"{', '.join(logs)} holds no text")
+    for text in without:
+        console.note(text)
+    return found
+
+
+def blocks(source: Source) -> Iterator[bytes]:
+    """The bytes of a source, unpacked.
+
+    Raises:
+        UsageError: damaged or cut off data.
+    """
+    try:
+        yield from read_blocks(source)
+    except StoppedError as error:
+        raise UsageError(f"{source.name} cannot be read to its end: {error}") from error
+
+
+def _stem(source: Source) -> str:
+    if source.path is None or not source.path.name.strip("0123456789"):
+        return STANDARD_INPUT
+    path = source.path
+    while path.suffix in _PACKED:
+        path = path.with_suffix("")
+    return path.stem
+
+
+def _named(stem: str, runs: list[ReadRun]) -> list[tuple[str, ReadRun]]:
+    if len(runs) == 1:
+        return [(stem, runs[0])]
+    return [(f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)}.{run.name}", run) for run in runs]
 
 
 def _fact(text: str) -> tuple[str, str]:

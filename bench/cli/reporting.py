@@ -20,7 +20,7 @@ def write_reports(
     """
     store = ResultsStore.open(results, create=False)
     names = sweeps or store.sweeps()
-    if not names:
+    if not names and not store.imports.ids():
         raise UsageError(f"{results} holds no sweep yet; `mfsdp-bench run` makes one")
     paths = write_report(
         store, names, out or default_report_folder(store, names), reference=reference
@@ -32,6 +32,7 @@ def write_reports(
                 "markdown": str(paths.markdown),
                 "measured_cells": paths.measured_cells,
                 "planned_cells": paths.planned_cells,
+                "imported_runs": paths.imported_runs,
             }
         )
     else:
@@ -41,14 +42,16 @@ def write_reports(
 
 def report_code(paths: ReportPaths) -> int:
     """3 and a remark where no cell was measured, else 0."""
-    if paths.measured_cells:
+    if paths.measured_cells or (not paths.planned_cells and paths.imported_runs):
         return exit_codes.OK
     console.note(f"nothing was measured in any of {paths.planned_cells} cells; the report says why")
     return exit_codes.NOTHING_MEASURED
 
 
 def default_report_folder(store: ResultsStore, sweeps: list[str]) -> Path:
-    """`RESULTS/reports/<sweep>`, or `<sweep>-and-<n>-more`."""
+    """`RESULTS/reports/<sweep>`, `<sweep>-and-<n>-more`, or `imported` where there is no sweep."""
+    if not sweeps:
+        return store.root / "reports" / "imported"
     more = f"-and-{len(sweeps) - 1}-more" if len(sweeps) > 1 else ""
     return store.root / "reports" / f"{sweeps[0]}{more}"
 

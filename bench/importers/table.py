@@ -1,28 +1,28 @@
-"""The importers, and what of a log is absent. To add one: a module with `read`, and a row here."""
+"""The importers, and what of a text is absent. To add one: a module with `line`, and a row here."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from bench.errors import NothingMeasuredError, UsageError
-from bench.importers import csv_table, megatron, torchtitan
-from bench.importers.parsed import Parsed
+from bench.importers import deepspeed, labels, megatron, nemo, text, torchtitan, trainer
+from bench.importers.parsed import Line, Parsed
 from bench.workload import ImportedStep, Provenance, Workload
 
-Reader = Callable[[Iterable[str]], Parsed]
-
-IMPORTERS: dict[str, Reader] = {
-    "megatron": megatron.read,
-    "torchtitan": torchtitan.read,
-    "csv": csv_table.read,
+_READERS: dict[str, Line] = {
+    "megatron": megatron.line,
+    "torchtitan": torchtitan.line,
+    "nemo": nemo.line,
+    "deepspeed": deepspeed.line,
+    text.STATE: trainer.line,
 }
+IMPORTERS = (*_READERS, text.TABLE)
 # In words, and the fields of which one at least must be there.
 _OF_STEPS = {
     "step times": ("milliseconds", "tokens_per_second_per_device"),
@@ -38,53 +38,88 @@ _OF_WORKLOAD = {
     "global batch": "global_batch",
     "sequence length": "seq_len",
 }
+_LONGEST_UNBROKEN = 1 << 28
 
 
-def read_log(
-    log: Path, form: str | None, facts: dict[str, str]
-) -> tuple[Workload, Provenance, tuple[ImportedStep, ...]]:
-    """What a log tells. facts: fields of `Workload` that the caller knows better, as text.
+@dataclass(frozen=True)
+class ReadRun:
+    """One run of a text, and what it can be called; nccl: its lines of NCCL as they stand."""
+
+    name: str
+    workload: Workload
+    provenance: Provenance
+    steps: tuple[ImportedStep, ...]
+    nccl: tuple[str, ...] = ()
+
+
+def read_text(
+    source: str, blocks: Iterable[bytes], form: str | None, facts: dict[str, str]
+) -> list[ReadRun]:
+    """The runs of a text, in its order.
+
+    Args:
+        source: what the text is called.
+        blocks: the text.
+        form: which importer, None for all.
+        facts: fields of `Workload` that the caller knows better, as text.
 
     Raises:
-        UsageError: no file that can be read, an unknown importer, or a fact that is none.
+        UsageError: an unknown importer, or a fact that is none.
         NothingMeasuredError: no importer finds a step in it.
     """
     if form is not None and form not in IMPORTERS:
         raise UsageError(f"--from: expected one of {', '.join(IMPORTERS)}, found {form!r}")
-    if not log.is_file():
-        raise UsageError(f"{log}: expected a log file, found nothing or no file")
-    try:
-        sha256 = hashlib.sha256(log.read_bytes()).hexdigest()
-        name, parsed = _read(log, [form] if form else [*IMPORTERS])
-    except OSError as error:
-        raise UsageError(f"{log} cannot be read: {error.strerror}") from error
-    except csv.Error as error:
-        raise UsageError(f"{log} is no table as CSV: {error}") from error
-    steps = tuple(parsed.steps[number] for number in sorted(parsed.steps))
-    workload = _workload(parsed, facts)
-    provenance = Provenance(
-        kind="imported",
-        source=log.name,
-        sha256=sha256,
-        importer=name,
-        imported_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        absent=_absent(workload, steps),
-        remarks=(*parsed.remarks, *_about_steps(parsed)),
-    )
-    return workload, provenance, steps
+    digest = hashlib.sha256()
+    readers = {name: read for name, read in _READERS.items() if form in (None, name)}
+    parsed = text.runs_of(_lines(blocks, digest.update), readers, tables=form in (None, text.TABLE))
+    if not parsed:
+        raise NothingMeasuredError(
+            f"{source} holds no run: no training step that {form or ', '.join(IMPORTERS)} prints."
+            " Is it the log of the rank that prints? A table of steps can be imported from any"
+            " framework: step,loss,milliseconds"
+        )
+    found: list[ReadRun] = []
+    for run in parsed:
+        steps = run.steps()
+        workload = _workload(run, facts)
+        provenance = Provenance(
+            kind="imported",
+            source=source,
+            sha256=digest.hexdigest(),
+            importer=run.importer or "nccl",
+            imported_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+            label=run.label,
+            stated=run.stated,
+            lines=(run.first_line, run.last_line) if run.last_line else None,
+            absent=_absent(workload, steps),
+            remarks=tuple(run.remarks),
+        )
+        name = _unused(run.label, [one.name for one in found])
+        found.append(ReadRun(name, workload, provenance, steps, tuple(run.nccl)))
+    return found
 
 
-def _read(log: Path, names: Sequence[str]) -> tuple[str, Parsed]:
-    for name in names:
-        with log.open(errors="replace", newline="") as lines:
-            parsed = IMPORTERS[name](lines)
-        if parsed.steps:
-            return name, parsed
-    raise NothingMeasuredError(
-        f"{log} has no training step that {' or '.join(names)} prints. Is it the log of the rank"
-        " that prints? A table of steps as CSV can be imported from any framework:"
-        f" {','.join(csv_table.COLUMNS)}"
-    )
+def _lines(blocks: Iterable[bytes], seen: Callable[[bytes], None]) -> Iterator[str]:
+    rest = b""
+    for block in blocks:
+        seen(block)
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+        if len(rest) > _LONGEST_UNBROKEN:
+            raise UsageError("a line of more than 256 MiB; expected a text")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _unused(label: str, taken: Sequence[str]) -> str:
+    """A short name; where that is taken, with the words in brackets, then with a number."""
+    short = labels.as_name(labels.without_brackets(label)) or "run"
+    if short not in taken:
+        return short
+    long = labels.as_name(label) or short
+    numbered = (f"{long}-{count}" for count in itertools.count(2))
+    return next(one for one in itertools.chain((long,), numbered) if one not in taken)
 
 
 def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
@@ -92,27 +127,20 @@ def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
     if unknown:
         known = ", ".join(name for name in Workload.model_fields if name != "settings")
         raise UsageError(f"--set {unknown[0]}: expected one of {known}")
+    said = {name: one for name, one in parsed.workload.items() if name in Workload.model_fields}
     try:
-        return Workload.model_validate({"framework": "unknown"} | parsed.workload | facts)
+        return Workload.model_validate({"framework": "unknown"} | said | facts)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"--set {field}: {first['msg']}, found {first['input']!r}") from error
-
-
-def _about_steps(parsed: Parsed) -> tuple[str, ...]:
-    told = (step for step in parsed.steps.values() if step.loss or step.milliseconds)
-    numbers = sorted(step.step for step in told)
-    found = []
-    if parsed.repeated:
-        found.append(
-            f"{len(parsed.repeated)} steps stand more than once with other numbers, as step"
-            f" {min(parsed.repeated)}: the last line counts"
-        )
-    gaps = {after - before for before, after in itertools.pairwise(numbers)}
-    if gaps and gaps != {1}:
-        found.append("not every step has a line, so that a line may be a mean over several steps")
-    return tuple(found)
+        wrong = {str(one["loc"][0]) for one in error.errors()}
+        if wrong & facts.keys():
+            first = next(one for one in error.errors() if str(one["loc"][0]) in facts)
+            raise UsageError(
+                f"--set {first['loc'][0]}: {first['msg']}, found {first['input']!r}"
+            ) from error
+        # What the text says there is of another kind than we take it for.
+        parsed.remarks.append(f"not understood: {', '.join(sorted(wrong))}")
+        kept = {name: one for name, one in said.items() if name not in wrong}
+        return Workload.model_validate({"framework": "unknown"} | kept | facts)
 
 
 def _absent(workload: Workload, steps: Sequence[ImportedStep]) -> tuple[str, ...]:

@@ -1,40 +1,35 @@
-"""Logs of torchtitan: its lines of step, loss, memory and throughput, with colours or without.
+"""Logs of torchtitan: its lines of step, loss, memory and throughput.
 
-`memory` there is the peak that the allocator reserved, in GiB; `tps` is tokens per second and
-device (`MetricsProcessor.log`).
+`memory` there is the peak that the allocator reserved since the last line, in GiB; `tps`, `wps`
+before 2024-11, is tokens per second and device (`MetricsProcessor.log`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from bench.importers.parsed import Parsed, number_after
-from bench.workload import ImportedStep
+from bench.importers.parsed import NUMBER, Said, Value, renamed, value
 
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Validation prints `validate step:`, which is no step of training.
-_STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+loss:")
-_GIBIBYTE = 2**30
+_STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+(loss:.*)")
+_FIELD = re.compile(rf"(\w+):\s*({NUMBER})(?:GiB\(({NUMBER})%\))?(?=%|\s|$)", re.IGNORECASE)
+_NAMES: Mapping[str, tuple[str, float]] = {
+    "memory": ("device_reserved_peak_bytes", 2.0**30),
+    "tps": ("tokens_per_second_per_device", 1.0),
+    "wps": ("tokens_per_second_per_device", 1.0),
+    "tflops": ("teraflops_per_device", 1.0),
+}
 
 
-def read(lines: Iterable[str]) -> Parsed:
-    """What a log of torchtitan tells; no step where it is not one."""
-    parsed = Parsed({"framework": "torchtitan"})
-    for coloured in lines:
-        line = _COLOUR.sub("", coloured)
-        if found := _STEP.search(line):
-            reserved = number_after(line, "memory")
-            parsed.add(
-                ImportedStep(
-                    int(found[1]),
-                    loss=number_after(line, " loss"),
-                    grad_norm=number_after(line, "grad_norm"),
-                    device_reserved_peak_bytes=None
-                    if reserved is None
-                    else round(reserved * _GIBIBYTE),
-                    tokens_per_second_per_device=number_after(line, "tps"),
-                    teraflops_per_device=number_after(line, "tflops"),
-                )
-            )
-    return parsed
+def line(text: str) -> Said | None:
+    """What a line of torchtitan says; None for any other."""
+    found = _STEP.search(text)
+    if found is None:
+        return None
+    said: dict[str, Value] = {}
+    for name, one, share in _FIELD.findall(found[2]):
+        said[name] = value(one)
+        if share:
+            said[f"{name} %"] = value(share)
+    return Said(int(found[1]), renamed(said, _NAMES), {"framework": "torchtitan"})

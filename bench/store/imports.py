@@ -2,6 +2,7 @@
 
 imports/<name>/workload.json   workload and provenance
 steps.jsonl       one `ImportedStep` per line
+nccl.log          lines of NCCL that stood among them, for `mfsdp-bench nccl`
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bench.workload import ImportedStep, Provenance, Workload
 
 _WORKLOAD = "workload.json"
 _STEPS = "steps.jsonl"
+_NCCL = "nccl.log"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP: TypeAdapter[ImportedStep] = TypeAdapter(ImportedStep)
 
@@ -35,6 +37,7 @@ class ImportedRun:
     workload: Workload
     provenance: Provenance
     steps: tuple[ImportedStep, ...]
+    nccl: tuple[str, ...] = ()
 
 
 class Imports:
@@ -49,6 +52,7 @@ class Imports:
         workload: Workload,
         provenance: Provenance,
         steps: Sequence[ImportedStep],
+        nccl: Sequence[str] = (),
     ) -> ImportedRun:
         """Keep a run under a name; nothing happens where it was imported before.
 
@@ -66,10 +70,10 @@ class Imports:
             raise UsageError(
                 f"--name: expected letters, digits, dots, dashes and underscores, found {name!r}"
             )
-        run = ImportedRun(name, workload, provenance, tuple(steps))
+        run = ImportedRun(name, workload, provenance, tuple(steps), tuple(nccl))
         if name in self.ids():
             before = self.read(name)
-            if (before.workload, before.provenance.sha256) == (workload, provenance.sha256):
+            if _identity(before) == _identity(run):
                 return before
             raise UsageError(
                 f"{name} is already the name of an import, of {before.provenance.source}; choose"
@@ -78,13 +82,18 @@ class Imports:
         folder = self.folder / run.id
         with reporting_failed_writes(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(dataclasses.asdict(step)) + "\n" for step in steps)
+        lines = (json.dumps(dataclasses.asdict(step), allow_nan=False) for step in steps)
+        text = "".join(f"{line}\n" for line in lines)
         write_text_atomically(folder / _STEPS, text)
+        shown = "".join(f"{line}\n" for line in nccl)
+        if shown:
+            write_text_atomically(folder / _NCCL, shown)
         # Last: a run without it was never finished, and is not listed.
         document = {
             "workload": workload.model_dump(mode="json"),
             "provenance": provenance.model_dump(mode="json"),
             "steps_sha256": _hash(text),
+            "nccl_sha256": _hash(shown),
         }
         write_json_atomically(folder / _WORKLOAD, document)
         return run
@@ -111,11 +120,14 @@ class Imports:
             workload = Workload.model_validate(document["workload"])
             provenance = Provenance.model_validate(document["provenance"])
             kept = document["steps_sha256"]
+            nccl = (folder / _NCCL).read_text() if (folder / _NCCL).is_file() else ""
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise DamagedRecordError(f"{folder} cannot be understood: {error}") from error
         if kept != _hash(text):
             raise DamagedRecordError(f"{folder / _STEPS} was changed after it was imported")
-        return ImportedRun(wanted, workload, provenance, steps)
+        if document.get("nccl_sha256", _hash("")) != _hash(nccl):
+            raise DamagedRecordError(f"{folder / _NCCL} was changed after it was imported")
+        return ImportedRun(wanted, workload, provenance, steps, tuple(nccl.splitlines()))
 
     def all(self) -> Iterator[ImportedRun]:
         """Every readable one."""
@@ -124,6 +136,10 @@ class Imports:
                 yield self.read(one)
             except DamagedRecordError:
                 continue
+
+
+def _identity(run: ImportedRun) -> tuple[object, ...]:
+    return run.workload, run.provenance.sha256, run.provenance.label, run.provenance.lines
 
 
 def _hash(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +11,7 @@ from typing import Any
 
 from bench.store.imports import ImportedRun
 from bench.workload import ImportedStep
+from reports.comparisons.imported import counted
 from reports.renderers import quantity
 from reports.renderers.table import Table
 
@@ -86,10 +88,11 @@ def differences(base: ImportedRun, head: ImportedRun) -> list[Difference]:
 def changes(base: ImportedRun, head: ImportedRun) -> list[Change]:
     """Medians and peaks that both logs tell."""
     found = []
-    for rows, of_all in ((_MEDIANS, median), (_PEAKS, max)):
+    every = operator.attrgetter("steps")
+    for rows, of_all, steps in ((_MEDIANS, median, counted), (_PEAKS, max, every)):
         for name, unit, value in rows:
             before, after = (
-                [of for step in run.steps if (of := value(step)) is not None]
+                [of for step in steps(run) if (of := value(step)) is not None]
                 for run in (base, head)
             )
             if before and after:

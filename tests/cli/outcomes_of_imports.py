@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import zstandard
 from outcome_scenarios import World, scenario
 
 from bench.workload import ImportedStep, Provenance, Workload
@@ -53,7 +56,46 @@ def _(world: World) -> int:
 @scenario("import", "a log without any training step")
 def _(world: World) -> int:
     (world.folder / "a.log").write_text("hello\n")
-    return world.run("import", world.folder / "a.log")
+    code = world.run("import", world.folder / "a.log")
+    assert "a.log holds no run" in world.err
+    return code
+
+
+_PAGE = """\
+# base (fp32)
+iteration 100/ 500 | elapsed time per iteration (ms): 5.0 | lm loss: 2.0 |
+# head (bf16)
+iteration 100/ 500 | elapsed time per iteration (ms): -4.0 | lm loss: 2.0 |
+"""
+
+
+@scenario("import", "several labelled runs in one text")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text(_PAGE)
+    code = world.run("import", world.folder / "page.txt", "--json")
+    base, head = json.loads(world.out)["imports"]
+    assert (base["name"], head["label"]) == ("page.base", "head (bf16)")
+    assert head["remarks"] == ["1 values that cannot be were dropped: milliseconds -4 (line 4)"]
+    return code
+
+
+@scenario("import", "a folder or packed files, some without a run")
+def _(world: World) -> int:
+    logs = world.folder / "logs"
+    logs.mkdir()
+    (logs / "a.txt").write_text("hello\n")
+    (logs / "b.log.zst").write_bytes(zstandard.compress(_PAGE.encode()))
+    code = world.run("import", logs)
+    assert "a.txt holds no run" in world.err
+    assert "b.base" in world.out
+    return code
+
+
+@scenario("report", "imported runs alone")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text(_PAGE)
+    assert world.run("import", world.folder / "page.txt") == 0
+    return world.run("report")
 
 
 @scenario("import", "a file that is not there, a name that is taken, or a fact that is none")

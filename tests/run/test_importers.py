@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from pathlib import Path
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import BenchError, NothingMeasuredError, UsageError
-from bench.importers.table import read_log
+from bench.importers.table import ReadRun, read_text
 
 # As Megatron-LM prints them; the numbers are made up.
 ITERATION = (
@@ -57,14 +56,17 @@ TITAN = (
 )
 
 
-def read(tmp_path: Path, text: str | bytes, form: str | None = None, **facts: str):
-    log = tmp_path / "train.log"
-    log.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_log(log, form, facts)
+def runs_of(text: str | bytes, form: str | None = None, **facts: str) -> list[ReadRun]:
+    return read_text("train.log", [text.encode() if isinstance(text, str) else text], form, facts)
 
 
-def test_a_log_of_megatron_tells_its_run(tmp_path: Path) -> None:
-    workload, provenance, steps = read(tmp_path, MEGATRON)
+def read(text: str | bytes, form: str | None = None, **facts: str):
+    (run,) = runs_of(text, form, **facts)
+    return run.workload, run.provenance, run.steps
+
+
+def test_a_log_of_megatron_tells_its_run() -> None:
+    workload, provenance, steps = read(MEGATRON)
     assert (workload.framework, workload.engine) == ("megatron-lm", "megatron-fsdp")
     assert (workload.strategy, workload.grad_comm_dtype) == ("optim_grads_params", "bf16")
     assert (workload.compute_dtype, workload.parameters) == ("bf16", 8030261248)
@@ -78,91 +80,302 @@ def test_a_log_of_megatron_tells_its_run(tmp_path: Path) -> None:
     assert steps[0].device_peak_bytes is None
     assert (provenance.importer, provenance.source) == ("megatron", "train.log")
     assert provenance.absent == ("model", "device")
-    assert provenance.remarks == ("1 iterations were skipped",)
+    assert provenance.remarks == ("1 iterations were skipped (step 2)",)
 
 
-def test_parameters_of_one_part_of_a_model_are_not_those_of_the_model(tmp_path: Path) -> None:
+def test_every_field_of_a_line_is_kept_with_its_lines() -> None:
+    line = ITERATION.format(2, "1.0", "2.0", 1).replace(" |\n", " | params norm: 7.5 |\n")
+    (step,) = read(MEMORY.format(0, "20.00") + line)[2]
+    assert step.extra == {
+        "timestamp": "2026-01-29 09:54:18",
+        "consumed samples": 12800.0,
+        "loss scale": 1.0,
+        "num zeros": 0.0,
+        "params norm": 7.5,
+        "number of skipped iterations": 1.0,
+        "number of nan iterations": 0.0,
+    }
+    assert (step.device_allocated_bytes, step.device_peak_bytes) == (10 * 2**20, 20 * 2**20)
+    assert (step.device_reserved_bytes, step.device_reserved_peak_bytes) == (30 << 20, 40 << 20)
+    assert step.lines == (1, 2)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_memory_belongs_to_the_line_that_follows_or_precedes_it(after: bool) -> None:
+    parts = [MEMORY.format(0, "20.00"), ITERATION.format(100, "1.0", "2.0", 0)]
+    (step,) = read("".join(parts[:: -1 if after else 1]))[2]
+    assert (step.step, step.device_peak_bytes) == (100, 20 << 20)
+    assert step.extra["memory after iterations"] == 2
+
+
+def test_parameters_of_one_part_of_a_model_are_not_those_of_the_model() -> None:
     cut = MEGATRON.replace(
         "tensor_model_parallel_size ...................... 1",
         "tensor_model_parallel_size ...................... 2",
     )
-    assert read(tmp_path, cut)[0].parameters is None
+    assert read(cut)[0].parameters is None
 
 
-def test_a_log_without_arguments_leaves_them_absent(tmp_path: Path) -> None:
-    workload, provenance, _ = read(tmp_path, ITERATION.format(7, "1.0", "2.0", 0))
+def test_a_log_without_arguments_leaves_them_absent() -> None:
+    workload, provenance, _ = read(ITERATION.format(7, "1.0", "2.0", 0))
     assert (workload.engine, workload.compute_dtype, workload.ranks) == (None, None, None)
     assert "engine" in provenance.absent
     assert "peak memory" in provenance.absent
 
 
-def test_what_the_caller_knows_stands_beside_what_the_log_says(tmp_path: Path) -> None:
-    workload = read(tmp_path, MEGATRON, device="H100", ranks="64")[0]
+def test_what_the_caller_knows_stands_beside_what_the_log_says() -> None:
+    workload = read(MEGATRON, device="H100", ranks="64")[0]
     assert (workload.device, workload.ranks, workload.layers) == ("H100", 64, 32)
 
 
 @pytest.mark.parametrize(
     ("facts", "says"),
-    [({"rank": "1"}, "--set rank: expected one of"), ({"ranks": "x"}, "--set ranks: .* found 'x'")],
+    [
+        ({"rank": "1"}, "--set rank: expected one of"),
+        ({"ranks": "x"}, "--set ranks: .* found 'x'"),
+        ({"ranks": "-1"}, "--set ranks: .* found '-1'"),
+        ({"seq_len": "9" * 300}, "--set seq_len: "),
+    ],
 )
-def test_a_fact_that_is_none_is_refused(tmp_path: Path, facts: dict[str, str], says: str) -> None:
+def test_a_fact_that_is_none_is_refused(facts: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        read(tmp_path, MEGATRON, **facts)
+        read(MEGATRON, **facts)
 
 
-def test_of_a_resumed_run_the_last_lines_count_and_it_is_said(tmp_path: Path) -> None:
+def test_of_a_resumed_run_the_last_lines_count_and_it_is_said() -> None:
     again = MEGATRON + ITERATION.format(2, "700.0", "1.05E+01", 0)
-    _, provenance, steps = read(tmp_path, again)
+    _, provenance, steps = read(again)
     assert steps[1].milliseconds == 700.0
     assert any("1 steps stand more than once" in remark for remark in provenance.remarks)
 
 
-def test_lines_that_are_means_over_several_steps_are_said_to_be(tmp_path: Path) -> None:
+def test_a_repeated_line_without_a_loss_does_not_keep_the_loss_of_the_first() -> None:
+    bad = ITERATION.format(2, "700.0", "1.0", 0).replace("lm loss: 1.0 |", "")
+    bad = bad.replace("nan iterations:   0", "nan iterations:   1")
+    _, provenance, steps = read(MEGATRON + bad)
+    assert (steps[1].loss, steps[1].device_peak_bytes) == (None, 21 << 20)
+    said = "1 iterations gave not-a-number (step 2); 1 of these steps have no loss"
+    assert said in provenance.remarks
+
+
+def test_lines_that_are_means_over_several_steps_are_said_to_be() -> None:
     text = "".join(ITERATION.format(step, "1.0", "2.0", 0) for step in (10, 20, 30))
-    assert any("a mean over several steps" in said for said in read(tmp_path, text)[1].remarks)
+    assert any("a mean over several" in said for said in read(text)[1].remarks)
 
 
-def test_a_loss_that_is_not_finite_stays_so(tmp_path: Path) -> None:
-    (step,) = read(tmp_path, ITERATION.format(1, "1.0", "NAN", 0))[2]
-    assert step.loss is not None
-    assert math.isnan(step.loss)
+@pytest.mark.parametrize(
+    ("milliseconds", "loss", "says"),
+    [
+        ("1.0", "NAN", "loss nan (line 1)"),
+        ("-5.0", "2.0", "milliseconds -5 (line 1)"),
+        ("inf", "2.0", "milliseconds inf (line 1)"),
+        ("1e308", "2.0", "milliseconds 1e+308 (line 1)"),
+        ("0.0", "2.0", "milliseconds 0 (line 1)"),
+        ("1.0", "-1e308", "loss -1e+308 (line 1)"),
+    ],
+)
+def test_a_value_that_cannot_be_is_dropped_with_its_line(milliseconds, loss, says) -> None:
+    _, provenance, (step,) = read(ITERATION.format(1, milliseconds, loss, 0))
+    assert None in (step.milliseconds, step.loss)
+    assert f"1 values that cannot be were dropped: {says}" in provenance.remarks
 
 
-def test_a_log_of_torchtitan_tells_its_steps_without_its_colours(tmp_path: Path) -> None:
-    workload, provenance, (step,) = read(tmp_path, TITAN)
+def test_of_many_values_that_cannot_be_the_first_are_shown_and_all_are_counted() -> None:
+    text = "".join(ITERATION.format(step, "-1.0", "2.0", 0) for step in range(1, 9))
+    (said,) = read(text)[1].remarks
+    assert said.startswith("8 values that cannot be were dropped: milliseconds -1 (line 1), ")
+    assert said.endswith("(line 5) and 3 more")
+
+
+def test_a_log_of_torchtitan_tells_its_steps_without_its_colours() -> None:
+    workload, provenance, (step,) = read(TITAN)
     assert (workload.framework, provenance.importer) == ("torchtitan", "torchtitan")
     assert (step.step, step.loss, step.grad_norm) == (1, 12.2721, 3.21)
     assert (step.tokens_per_second_per_device, step.teraflops_per_device) == (1524.0, 80.1)
     assert step.device_reserved_peak_bytes == 47.5 * 2**30
     assert (step.device_peak_bytes, step.milliseconds) == (None, None)
+    assert step.extra == {"memory %": 59.62, "mfu": 8.09}
 
 
-def test_a_table_of_steps_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
-    workload, _, steps = read(tmp_path, "step,loss,milliseconds\n1,2.5,\n2,2.25,10\n", engine="x")
+def test_older_torchtitan_says_words_for_tokens_and_no_gradient_norm() -> None:
+    line = "step: 10  loss:  7.1234  memory: 10.00GiB(10.00%)  wps: 2,048  mfu: N/A\n"
+    (step,) = read(line)[2]
+    assert (step.tokens_per_second_per_device, step.grad_norm) == (2048.0, None)
+
+
+def test_a_table_of_steps_is_read_by_the_names_of_its_columns() -> None:
+    workload, _, steps = read("step,loss,milliseconds\n1,2.5,\n2,2.25,10\n", engine="x")
     assert (workload.framework, workload.engine) == ("unknown", "x")
     assert [(step.loss, step.milliseconds) for step in steps] == [(2.5, None), (2.25, 10.0)]
+
+
+MARKDOWN = """\
+Some text above.
+
+| Step | Step time (s) | **Loss** | Peak memory (GiB) | my own |
+|-----:|--------------:|---------:|------------------:|--------|
+| 1 | 1.5 | 2.5 | 10 | a |
+| 2 | 1,000.25 | ~2.25 | 10.5[^1] | b |
+| 3 | - | n/a | 11 | |
+
+Text below.
+"""
+
+
+@pytest.mark.parametrize("form", ["markdown", "tsv", "csv"])
+def test_tables_of_all_three_forms_say_the_same(form: str) -> None:
+    text = MARKDOWN
+    if form != "markdown":
+        rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+        cells = [[cell.strip() for cell in row] for row in rows]
+        quoted = [[f'"{cell}"' if "," in cell else cell for cell in row] for row in cells]
+        text = "\n".join(("\t" if form == "tsv" else ",").join(row) for row in quoted)
+    _, provenance, steps = read(text)
+    assert provenance.importer == "table"
+    assert [step.milliseconds for step in steps] == [1500.0, 1000250.0, None]
+    assert [step.loss for step in steps] == [2.5, 2.25, None]
+    assert steps[1].device_peak_bytes == 10.5 * 2**30
+    assert [step.extra for step in steps] == [{"my own": "a"}, {"my own": "b"}, {}]
+
+
+def test_rows_without_a_step_are_runs_of_their_own() -> None:
+    first, second = runs_of(
+        "| Model | #-GPUs | GBS | Sequence Length | Precision | Tokens / sec / GPU | Model TFLOP /"
+        " sec / GPU |\n|---|---|---|---|---|---|---|\n"
+        "| LLAMA3_8B | 8 | 128 | 8192 | FP8-CS (FP8-MX) | 31508 (29789) | 1622 (1533) |\n"
+        "| LLAMA3_8B | 8 | 4096 | FP8-MX | 3 | 1 |\n"
+        "| LLAMA3_8B | 8 | 128 | 8192 | BF16 | 10000 | 500 |\n"
+    )
+    assert (first.provenance.label, second.provenance.label) == (
+        "LLAMA3_8B FP8-CS (FP8-MX)", "LLAMA3_8B BF16",
+    )  # fmt: skip
+    assert (first.workload.model, first.workload.ranks) == ("LLAMA3_8B", 8)
+    assert first.workload.tokens_per_step == 128 * 8192
+    (step,) = first.steps
+    assert (step.tokens_per_second_per_device, step.teraflops_per_device) == (31508, 1622)
+    assert step.extra["Tokens / sec / GPU in brackets"] == 29789
+    # A row that lacks a cell would move every number into another column.
+    assert any("row of cells 6 (line 4)" in said for said in first.provenance.remarks)
+
+
+def test_a_unit_that_a_column_does_not_name_is_not_guessed() -> None:
+    (step,) = read("step,step time,loss\n1,250,2.5\n")[2]
+    assert (step.milliseconds, step.extra) == (None, {"step time": 250.0})
+
+
+def test_columns_that_are_not_understood_are_kept_up_to_a_bound() -> None:
+    names = [f"c{at}" for at in range(300)]
+    text = ",".join(["step", "loss", *names]) + "\n1,2.5" + ",7" * 300 + "\n"
+    _, provenance, (step,) = read(text)
+    assert len(step.extra) == 64
+    assert step.extra["c63"] == 7.0
+    assert any("236 columns beyond 64" in said for said in provenance.remarks)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("step,los\n1,2\n", "column 'los': expected one of step, milliseconds"),
-        ("step,loss\n1,two\n", "line 2, column loss: expected a number, found 'two'"),
-        ("step,loss\n1.5,2\n", "line 2, column step: expected a whole number, found '1.5'"),
+        ("step,loss\n1,2\n2,two\n", "loss two (line 3)"),
+        ("step,loss\n1,2\n1.5,2\n", "step 1.5 (line 3)"),
+        ("step,loss\n1,2\n2,nan\n", "loss nan (line 3)"),
     ],
 )
-def test_a_table_that_cannot_be_understood_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        read(tmp_path, text)
+def test_a_cell_that_cannot_be_understood_is_dropped_with_its_line(text: str, says: str) -> None:
+    assert any(says in said for said in read(text)[1].remarks)
 
 
-def test_a_log_without_steps_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_prose_with_commas_is_no_table() -> None:
+    with pytest.raises(NothingMeasuredError, match="holds no run"):
+        read("loss, step time, and memory\nare all equal, I think, here\n")
+
+
+BRIDGE = """\
+Step Time : 20.29s GPU utilization: 512.5MODEL_TFLOP/s/GPU
+[2025-12-19 10:49:15] iteration        1/       1 | consumed samples:          128 |\
+ elapsed time per iteration (ms): 20289.1 | learning rate: 3.000000E-05 | global batch size:   128\
+ | lm loss: 1.258695E+01 | loss scale: 1.0 | grad norm: 10.275 | max attention logit: 3.500 |\
+ number of skipped iterations:   0 | number of nan iterations:   0 |Number of parameters: 6.98
+[Rank 0] (after 1 iterations) memory (GB) | mem-allocated-gigabytes: 51.072 |\
+ mem-reserved-gigabytes: 216.89 | mem-max-allocated-gigabytes: 194.41 |\
+ mem-max-reserved-gigabytes: 216.89 | mem-alloc-retires: 0
+"""
+
+
+def test_bridge_prints_gigabytes_of_1e9_and_a_step_time_above_the_line() -> None:
+    workload, _, (step,) = read(BRIDGE)
+    assert workload.framework == "megatron-bridge"
+    assert (step.milliseconds, step.teraflops_per_device) == (20289.1, 512.5)
+    assert (step.device_peak_bytes, step.device_allocated_bytes) == (194410000000, 51072000000)
+    assert (step.extra["mem-alloc-retires"], step.extra["max attention logit"]) == (0.0, 3.5)
+    assert step.lines == (1, 2, 3)
+
+
+def test_step_times_of_bridge_alone_are_numbered_as_they_stand() -> None:
+    text = "".join(f"Step Time : {s}s GPU utilization: 4.0TFLOP/s/GPU\n" for s in (3, 2))
+    _, provenance, steps = read(text)
+    assert [(step.step, step.milliseconds) for step in steps] == [(1, 3000.0), (2, 2000.0)]
+    assert any("numbered as they stand" in said for said in provenance.remarks)
+
+
+def test_nemo_counts_from_nought_and_over_epochs() -> None:
+    text = (
+        "Training epoch 1, iteration 2/9 | lr: 0.0006 | global_batch_size: 32 | global_step: 12 |"
+        " reduced_train_loss: 9.21 | train_step_timing in s: 0.03146\n"
+        "Training epoch 0, iteration 4/9 | lr: 0.0006 | reduced_train_loss: 9.5\n"
+    )
+    workload, _, steps = read(text)
+    assert (workload.framework, workload.global_batch) == ("nemo", 32)
+    assert [step.step for step in steps] == [5, 13]
+    assert steps[1].milliseconds == pytest.approx(31.46)
+
+
+def test_deepspeed_says_one_step_on_two_lines() -> None:
+    text = (
+        "[2022] [INFO] [Rank 0] step=40, skipped=2, lr=[5e-05], mom=[[0.9, 0.999]]\n"
+        "[2022] epoch=0/micro_step=80/global_step=40, RunningAvgSamplesPerSec=83.5,"
+        " CurrSamplesPerSec=84.5, MemAllocated=0.5GB, MaxMemAllocated=9.0GB\n"
+        "steps: 41 loss: 2.5000 iter time (s): 1.250 samples/sec: 25.6\n"
+    )
+    workload, provenance, (first, second) = read(text)
+    assert (workload.framework, provenance.importer) == ("deepspeed", "deepspeed")
+    assert (first.learning_rate, first.device_peak_bytes) == (5e-05, 9 << 30)
+    assert (first.extra["CurrSamplesPerSec"], first.extra["skipped in total"]) == (84.5, 2.0)
+    assert (second.loss, second.milliseconds) == (2.5, 1250.0)
+
+
+STATE = {
+    "global_step": 100,
+    "max_steps": 100,
+    "log_history": [
+        {"epoch": 0.3, "grad_norm": 1.5, "learning_rate": 7.9e-06, "loss": 1.387, "step": 50},
+        {"epoch": 0.3, "eval_loss": 9.9, "eval_runtime": 92.0, "step": 50},
+        {"epoch": 0.6, "grad_norm": float("nan"), "loss": 0.0, "step": 100},
+        {"train_loss": 1.2, "train_runtime": 50.0, "step": 100},
+    ],
+}
+
+
+def test_a_state_of_the_trainer_keeps_losses_apart_from_evaluations() -> None:
+    workload, provenance, steps = read(json.dumps(STATE, indent=1))
+    assert (workload.framework, workload.steps) == ("transformers", 100)
+    assert [(step.step, step.loss) for step in steps] == [(50, 1.387), (100, 0.0)]
+    assert steps[0].extra["eval_loss"] == 9.9
+    assert steps[1].grad_norm is None
+    assert any("grad_norm nan" in said for said in provenance.remarks)
+
+
+def test_json_that_is_no_state_of_a_trainer_is_no_run() -> None:
+    with pytest.raises(NothingMeasuredError):
+        read('{"log_history": 7}')
+
+
+def test_a_log_without_steps_says_what_was_looked_for() -> None:
     with pytest.raises(NothingMeasuredError, match="no training step that megatron prints"):
-        read(tmp_path, TITAN, form="megatron")
+        read(TITAN, form="megatron")
 
 
 @given(st.integers(0, len(MEGATRON)), st.integers(0, 200), st.binary(max_size=20))
-def test_a_damaged_log_is_read_or_refused(tmp_path_factory, at, length, junk) -> None:
-    whole = (MEGATRON + TITAN + "step,loss\n1,2\n").encode()
+def test_a_damaged_log_is_read_or_refused(at, length, junk) -> None:
+    whole = (MEGATRON + TITAN + BRIDGE + MARKDOWN + "step,loss\n1,2\n").encode()
     with contextlib.suppress(BenchError):
-        read(tmp_path_factory.mktemp("log"), whole[:at] + junk + whole[at + length :])
+        runs_of(whole[:at] + junk + whole[at + length :])

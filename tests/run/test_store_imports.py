@@ -64,3 +64,17 @@ def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> Non
 def test_an_import_that_is_not_there_is_refused(store: ResultsStore) -> None:
     with pytest.raises(UsageError, match="no imported run 'x'"):
         store.imports.read("x")
+
+
+def test_lines_of_nccl_are_kept_beside_the_steps_and_sealed(store: ResultsStore) -> None:
+    run = store.imports.write("theirs", THEIRS, LOG, STEPS, ["a line", "another"])
+    assert store.imports.read("theirs").nccl == ("a line", "another")
+    (store.imports.folder / run.id / "nccl.log").write_text("edited\n")
+    with pytest.raises(DamagedRecordError, match=r"nccl\.log was changed"):
+        store.imports.read("theirs")
+
+
+def test_no_file_holds_a_number_that_json_has_not(store: ResultsStore) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.imports.write("theirs", THEIRS, LOG, [ImportedStep(1, loss=float("nan"))])
+    assert store.imports.ids() == []

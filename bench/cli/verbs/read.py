@@ -79,18 +79,29 @@ def report(
 
 
 def import_(
-    log: Annotated[
-        Path | None, typer.Argument(metavar="[LOG]", help="The log; the list if left out.")
+    logs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LOG]...",
+            help="Files, folders, or - for standard input; the list of imports if left out.",
+        ),
     ] = None,
     *,
     form: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="[megatron|torchtitan|csv]", help="What wrote it; found if left out."
+            "--from",
+            metavar="[megatron|torchtitan|nemo|deepspeed|trainer|table]",
+            help="What wrote it; found if left out.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="That of the file if left out.")
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="That of the file if left out; before the labels of several runs in it.",
+        ),
     ] = None,
     facts: Annotated[
         list[str] | None,
@@ -101,10 +112,12 @@ def import_(
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
-    """Keep what a log of another framework says, to compare it."""
+    """Keep the runs that a log or a pasted text of another framework holds."""
     from bench.cli import importing
 
-    return importing.import_log(results, log, form=form, name=name, facts=facts or [], as_json=json)
+    return importing.import_logs(
+        results, logs or [], form=form, name=name, facts=facts or [], as_json=json
+    )
 
 
 def export(

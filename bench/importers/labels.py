@@ -1,0 +1,62 @@
+"""What a text calls a run: the comment, bullet or heading above its lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_COMMENT = re.compile(r"^\s{0,8}#{1,6}\s+(?P<text>\S.*?)\s*#*\s*$")
+_BULLET = re.compile(r"^\s*(?:[-*+•◦▪‣·○]|\d{1,2}[.)])\s+(?P<text>\S.*?)\s*$")
+_BOLD = re.compile(r"^\s*\*\*(?P<text>[^*]+)\*\*:?\s*$")
+# A heading of a page that was pasted has lost its mark, and stands alone between empty lines.
+_PLAIN = re.compile(r"^(?P<text>[A-Z][^|=\[\]{}]{2,98}[^|=\[\]{}.,;])$")
+_LETTER = re.compile(r"[^\W\d_]{2}")
+_BRACKETS = re.compile(r"\(([^()]+)\)")
+_QUOTE = re.compile(r"^\s*(?:>\s?)+")
+_MARKS = re.compile(r"[`*]+")
+
+_MODEL = re.compile(r"\b(llama[\s-]?(?:3(?:\.\d)?[\s-]?)?\d+(?:\.\d+)?\s?b)\b", re.IGNORECASE)
+_SEQUENCE = re.compile(
+    r"(?:seq(?:uence)?[\s_-]?len(?:gth)?[\s=:]*(?P<a>\d+)\s?(?P<ak>k)?\b)"
+    r"|(?:\b(?P<b>\d+)\s?(?P<bk>k)?\s*seq(?:uence)?[\s_-]?len)",
+    re.IGNORECASE,
+)
+
+
+def label_of(line: str, *, alone: bool = False) -> str | None:
+    """The label that the line is, None if it is none. alone: between empty lines."""
+    bare = _QUOTE.sub("", line)
+    forms = (_COMMENT, _BULLET, _BOLD, _PLAIN) if alone else (_COMMENT, _BULLET, _BOLD)
+    for form in forms:
+        found = form.match(bare)
+        if found is not None and _LETTER.search(found["text"]):
+            return _MARKS.sub("", found["text"])[:300]
+    return None
+
+
+def stated_in(label: str) -> tuple[str, ...]:
+    """What the label says in brackets."""
+    return tuple(text.strip() for text in _BRACKETS.findall(label))
+
+
+def without_brackets(label: str) -> str:
+    """The label without what it says in brackets; all of it where nothing else is there."""
+    short = re.sub(r"\s+", " ", _BRACKETS.sub("", label)).strip(" :-")
+    return short or label
+
+
+def facts_of(label: str) -> dict[str, Any]:
+    """Fields of `Workload` that a label states: `Llama 8B @ SeqLen 1K`."""
+    found: dict[str, Any] = {}
+    if model := _MODEL.search(label):
+        found["model"] = model[1]
+    if sequence := _SEQUENCE.search(label):
+        text, thousand = (sequence["a"] or sequence["b"]), (sequence["ak"] or sequence["bk"])
+        found["seq_len"] = int(text) * (1024 if thousand else 1)
+    return found
+
+
+def as_name(label: str, most: int = 48) -> str:
+    """The label as part of a name: `HFSDP 4-Node` is `hfsdp-4-node`."""
+    words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    return words if len(words) <= most else words[:most].rpartition("-")[0] or words[:most]

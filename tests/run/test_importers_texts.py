@@ -1,0 +1,195 @@
+"""Texts that hold several runs, and what the lines above a run call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import NothingMeasuredError
+from bench.importers.labels import facts_of, label_of
+from bench.importers.table import ReadRun, read_text
+
+LOGS = Path(__file__).parent / "logs"
+LINE = "iteration {:4d}/ 500 | elapsed time per iteration (ms): {} | lm loss: 2.0 |\n"
+NCCL = (
+    "n1:7:8 [4] NCCL INFO ReduceScatter: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}\n"
+)
+
+
+def read(text: str | bytes) -> list[ReadRun]:
+    return read_text("page", [text.encode() if isinstance(text, str) else text], None, {})
+
+
+def labels(text: str) -> list[tuple[str, list[int]]]:
+    return [(run.provenance.label, [step.step for step in run.steps]) for run in read(text)]
+
+
+def file(name: str) -> list[ReadRun]:
+    return read((LOGS / name).read_bytes())
+
+
+def test_every_line_of_the_pull_requests_is_imported_under_its_label() -> None:
+    runs = [*file("pr3067.txt"), *file("pr4133.txt")]
+    told = [
+        (
+            run.provenance.label.partition(" (")[0].partition(",")[0],
+            *(
+                (step.step, step.milliseconds, round((step.device_peak_bytes or 0) / 2**20, 2))
+                for step in run.steps
+            ),
+            len(run.nccl),
+        )
+        for run in runs
+    ]
+    assert told == [
+        ("Main Branch", (100, 10925.4, 0), 0),
+        ("Mixed-Precision", (100, 10893.1, 60039.38), 0),
+        ("Mixed Precision", (100, 10424.1, 60646.15), 0),
+        ("Llama 70B Main Branch", (100, 3300.5, 0), 0),
+        ("Llama 70B Mixed Precision", (100, 2559.1, 0), 0),
+        ("HFSDP 4-Node", (100, 2845.5, 0), 0),
+        ("Main", (100, 2793.4, 0), 0),
+        ("Optim Bug-Fix", (100, 2776.0, 0), 0),
+        ("A loss that moved under HFSDP with BF16", 13),
+        ("FP32 Activations", (100, 19961.1, 0), 0),
+        ("Main Branch FSDP", (100, 3789.9, 33573.09), 0),
+        ("Mixed-Precision HFSDP", (100, 3779.1, 33573.09), 0),
+        ("Mixed-Precision HFSDP", (100, 3685.9, 0), 0),
+        ("HFSDP BF16 Comm + FP32 Reduce / Accum + NCCL UBR", (100, 3482.6, 0), 0),
+        ("NaN check of all gradients", (6, 11512.2, 0), 0),
+        ("No FusedAdam Master Weights", (100, 3263.1, 27022.17), 0),
+        ("FusedAdam Master Weights", (100, 3149.4, 30852.31), 0),
+    ]
+
+
+def test_the_words_in_brackets_are_the_stated_configuration() -> None:
+    runs = {run.name: run for run in file("pr3067.txt")}
+    four = runs["hfsdp-4-node-bf16-comm-fp32-reduce-accum-nccl"]
+    assert four.provenance.stated == ("DP-Outer=2, DP-Shard=16",)
+    assert (runs["main"].workload.model, runs["main"].workload.seq_len) == ("Llama 8B", 1024)
+    assert len(runs) == len(file("pr3067.txt")), "every run has a name of its own"
+
+
+def test_the_nearest_label_names_the_run() -> None:
+    text = "## Heading\n\n- a bullet\n\n# base (x)\n" + LINE.format(1, 5.0)
+    assert labels(text) == [("base (x)", [1])]
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["# base", "### base", "* base", "• base", "1. base", "**base**:", "> - base", "  - `base`"],
+)
+def test_comments_bullets_headings_and_quotes_name_runs(label: str) -> None:
+    fenced = f"{label}\n```\n{LINE.format(3, 5.0)}```\n"
+    assert labels(fenced + fenced.replace("base", "head")) == [("base", [3]), ("head", [3])]
+
+
+def test_a_heading_that_lost_its_mark_in_a_browser_names_a_run() -> None:
+    text = f"Base branch\n\n{LINE.format(1, 5.0)}\nHead branch\n\n{LINE.format(1, 4.0)}"
+    assert [name for name, _ in labels(text)] == ["Base branch", "Head branch"]
+
+
+def test_lines_without_a_label_between_them_are_one_run() -> None:
+    noise = "warning: something\n" * 20
+    text = LINE.format(1, 5.0) + noise + LINE.format(2, 4.0) + "----- end -----\n"
+    assert labels(text + LINE.format(3, 4.0)) == [("", [1, 2, 3])]
+
+
+def test_a_bullet_far_above_a_line_does_not_cut_a_log() -> None:
+    text = LINE.format(1, 5.0) + "- a note\n" + "other output\n" * 9 + LINE.format(2, 4.0)
+    assert labels(text) == [("", [1, 2])]
+
+
+def test_a_bullet_can_be_the_line_itself() -> None:
+    assert labels("- " + LINE.format(1, 5.0) + "- " + LINE.format(2, 5.0)) == [("", [1, 2])]
+
+
+def test_lines_of_nccl_belong_to_the_run_that_their_label_opens() -> None:
+    first, second = read("# base\n" + LINE.format(1, 5.0) + NCCL + "# head\n" + NCCL * 2)
+    assert (len(first.nccl), len(second.nccl), second.steps) == (1, 2, ())
+
+
+def test_a_page_of_several_frameworks_is_read_run_by_run() -> None:
+    titan = "step: 1  loss: 2.5  grad_norm: 1.0  memory: 1.00GiB(1.00%)  tps: 10\n"
+    runs = read("# one\n" + LINE.format(1, 5.0) + "# two\n" + titan)
+    assert [run.provenance.importer for run in runs] == ["megatron", "torchtitan"]
+    assert runs[1].provenance.lines == (4, 4)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# a heading\n\n- a bullet\n", NCCL, "a ... b\n"])
+def test_a_text_without_a_run_says_so(text: str) -> None:
+    with pytest.raises(NothingMeasuredError, match="page holds no run"):
+        read(text)
+
+
+@pytest.mark.parametrize("line", ["-----", "* * *", "- 3.5", "plain words", "#define X"])
+def test_what_is_no_label(line: str) -> None:
+    assert label_of(line) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "facts"),
+    [
+        ("Llama 70B @ 1K SeqLen", {"model": "Llama 70B", "seq_len": 1024}),
+        ("Llama-3.1-8B, seq_len=4096", {"model": "Llama-3.1-8B", "seq_len": 4096}),
+        ("BF16 comm", {}),
+    ],
+)
+def test_a_label_states_model_and_sequence(label: str, facts: dict[str, object]) -> None:
+    assert facts_of(label) == facts
+
+
+def test_carriage_returns_colours_and_bad_bytes_are_passed_over() -> None:
+    text = b"\xef\xbb\xbf\x1b[32m# base\x1b[0m\r\n\xff\xfe bar\r" + LINE.format(1, 5.0).encode()
+    (run,) = read(text)
+    assert [step.milliseconds for step in run.steps] == [5.0]
+
+
+def public(name: str) -> list[ReadRun]:
+    return read((LOGS / "public" / name).read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "steps"),
+    [
+        ("torchtitan_2389.log", "torchtitan", [4, 5]),
+        ("torchtitan_1287.log", "torchtitan", [200, 210]),
+        ("deepspeed_1825.log", "deepspeed", [40, 50]),
+        ("deepspeed_2629.log", "deepspeed", [17, 18]),
+        ("nemo_740.log", "nemo", [121, 122]),
+        ("nemo_bar_55.log", "nemo", [795]),
+        ("trainer_89.log", "transformers", [1]),
+        ("trainer_state.json", "transformers", [50, 100]),
+    ],
+)
+def test_public_logs_are_read(name: str, framework: str, steps: list[int]) -> None:
+    (run,) = public(name)
+    assert (run.workload.framework, [step.step for step in run.steps]) == (framework, steps)
+
+
+def test_numbers_of_public_logs_are_those_that_stand_there() -> None:
+    def last(name: str):
+        return public(name)[0].steps[-1]
+
+    titan = last("torchtitan_2389.log")
+    assert (titan.loss, titan.grad_norm, titan.teraflops_per_device) == (7.07623, 46.5, 313.36)
+    assert last("torchtitan_1287.log").tokens_per_second_per_device == 5593
+    speed = last("deepspeed_1825.log")
+    assert (speed.learning_rate, speed.device_peak_bytes) == (5e-05, round(9.02 * 2**30))
+    assert last("deepspeed_2629.log").extra["CurrSamplesPerSec"] == 145.0889530760849
+    nemo = last("nemo_740.log")
+    assert (nemo.loss, nemo.milliseconds) == (1.288, pytest.approx(31.63))
+    assert last("nemo_bar_55.log").loss == 3.09
+    assert last("trainer_89.log").device_peak_bytes == round(6.32 * 2**30)
+    assert last("trainer_state.json").loss == 1.3879
+
+
+def test_the_performance_summary_of_bridge_is_a_run_per_row() -> None:
+    runs = public("bridge_summary.md")
+    assert [run.provenance.label for run in runs] == [
+        "System: DGX-H100: LLAMA3_8B FP8-CS", "System: DGX-H100: LLAMA3_70B FP8-CS",
+    ]  # fmt: skip
+    assert [run.workload.ranks for run in runs] == [8, 64]
+    assert [run.steps[0].teraflops_per_device for run in runs] == [744, 719]
+    assert any("row of cells 14" in said for said in runs[1].provenance.remarks)
