@@ -130,8 +130,8 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
 	@$(BIN)/python -m tools.own_costs
-	@$(BIN)/mfsdp-bench compare speed_memory
-	@$(BIN)/mfsdp-bench compare speed
+	@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
+	@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
 	@$(BIN)/python -m benchmarks.floor speed
 	@for pair in $(PROFILED); do \
 	  $(BIN)/python -m benchmarks.step_profile --steps 8 --out results/profile-$${pair#*:}.json \

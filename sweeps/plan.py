@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -13,6 +15,7 @@ from bench.errors import UnsupportedError, UsageError, first_problem
 from bench.launch.arm.request import ArmRequest
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
+from bench.store.layout import IDENTITY_DIGITS
 from sweeps.definition import SweepDefinition
 from sweeps.matrix import ARM, Cell, expand, pinned
 from sweeps.prune import judge
@@ -72,7 +75,8 @@ class PlannedArm:
     """One side of a comparison, as prepared for this plan; no path in it.
 
     commit and dirty_hash: of its checkout, None where git cannot say, or nothing was changed.
-    codes: cell -> identity of the code that the arm's runs of it measure.
+    codes: cell -> identity of the code that the arm's runs of it measure. settings: of its runs,
+    on top of their cell's.
     """
 
     name: str
@@ -83,6 +87,18 @@ class PlannedArm:
     python: str
     packages: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def identity(arms: Sequence[PlannedArm]) -> str:
+    """What the arms are, in hex digits: their names, settings and code, and not who calls it how.
+
+    More cells of the same engines, or fewer, change nothing.
+    """
+    facts = [
+        (arm.name, sorted(arm.settings.items()), sorted({*arm.codes.values()})) for arm in arms
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,14 @@ from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
 from bench.store import ResultsStore
 from sweeps.execution import Side, Sides
-from sweeps.plan import Plan, PlannedArm
+from sweeps.plan import Plan, PlannedArm, identity
+from sweeps.settings import Settings
 
 ARMS_FOLDER = "arms"
 
 
 def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[RequestedPlan, Sides]:
-    """The plans with their arms, and how each arm's runs are started.
+    """The plans with their arms, under the id that these give, and how each arm's runs are started.
 
     Raises:
         UsageError: an arm cannot be what it is asked to be; nothing has been run.
@@ -31,27 +32,33 @@ def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[Requested
         arm.name: {cell.id: cell.of(arm.name) for cell in plans.chosen.cells} for arm in plans.arms
     }
     prepared = prepare_arms(plans.arms, cells, store.root / ARMS_FOLDER)
-    arms = tuple(_planned(arm, plans.whole) for arm in prepared)
+    settings = {arm.name: arm.settings for arm in plans.arms}
+    arms = tuple(_planned(arm, settings[arm.name], plans.whole) for arm in prepared)
     for arm in arms:
         console.note(arm_line(arm))
     _remark_on_equal_arms(arms)
     sides: Sides = {arm.name: _side(arm, launcher) for arm in prepared}
+    named = f"{plans.whole.id}-{identity(arms)}" if plans.named_by_code else plans.whole.id
     with_arms = replace(
         plans,
-        whole=replace(plans.whole, arms=arms),
-        chosen=replace(plans.chosen, arms=arms),
+        whole=replace(plans.whole, arms=arms, id=named),
+        chosen=replace(plans.chosen, arms=arms, id=named),
     )
     return with_arms, sides
 
 
 def arm_line(arm: PlannedArm) -> str:
     """One arm for people."""
-    commit = f", commit {arm.commit[:12]}" if arm.commit else ""
-    changed = f" with uncommitted changes ({arm.dirty_hash})" if arm.dirty_hash else ""
-    return f"arm {arm.name}: {arm.description}{commit}{changed}, torch {arm.torch}"
+    return f"arm {arm.name}: {arm.description}, {commit_text(arm)}, torch {arm.torch}"
 
 
-def _planned(arm: PreparedArm, plan: Plan) -> PlannedArm:
+def commit_text(arm: PlannedArm) -> str:
+    """The commit of an arm for people, and what was changed in it."""
+    commit = f"commit {arm.commit[:12]}" if arm.commit else "no commit"
+    return commit + (f" with uncommitted changes ({arm.dirty_hash})" if arm.dirty_hash else "")
+
+
+def _planned(arm: PreparedArm, settings: Settings, plan: Plan) -> PlannedArm:
     torch, python = arm.code.versions()
     pinned = arm.code.pinned
     installed = pinned.distributions if pinned is not None else {}
@@ -64,6 +71,7 @@ def _planned(arm: PreparedArm, plan: Plan) -> PlannedArm:
         python=python,
         packages={name: str(found["version"]) for name, found in sorted(installed.items())},
         codes={cell.id: code_identity(cell.of(arm.name), code=arm.code) for cell in plan.cells},
+        settings=settings,
     )
 
 

@@ -30,6 +30,8 @@ def save(results: Path, name: str, sweep: str, *, arm: str | None, as_json: bool
             f"baseline {name!r} exists and is not overwritten: save under another name, then "
             f"`mfsdp-bench baseline promote OTHER {name}`"
         )
+    called = store.sweeps_called(sweep)
+    sweep = called[0] if len(called) == 1 else sweep
     cells = [cell_samples(cell) for cell in cells_of(store, sweep, arm) if cell.finished]
     baseline = make_baseline(name, sweep, utc_now(), cells)
     return _write(store, baseline, as_json=as_json)

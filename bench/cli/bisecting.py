@@ -246,7 +246,7 @@ class _Looker:
         whole = replace(plans.whole, interleaved=interleaved)
         whole = replace(whole, id=f"{whole.id}-bisect-{commit}{'-blocks' if interleaved else ''}")
         wanted = [cell.id for cell in plans.chosen.cells if self.cell in ("", cell.id)]
-        return RequestedPlan(whole, whole.selected(wanted), arms)
+        return RequestedPlan(whole, whole.selected(wanted), arms, named_by_code=True)
 
 
 def _size(judged: Judgement) -> float:

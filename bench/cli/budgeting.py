@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -26,7 +26,7 @@ from reports.gates.budget import (
 )
 from reports.gates.gate import Calibrations, case_of
 from reports.gates.noise import CellNoise, NoiseCalibration
-from reports.gates.pairing import Pair, pair_of_arms
+from reports.gates.pairing import Codes, Pair, pair_of_arms
 from reports.gates.policy import Policy
 from reports.gates.spread import spread_of, spread_text
 from reports.renderers import quantity
@@ -39,7 +39,10 @@ _STARTS_BEFORE_A_FORECAST = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be decided. arms: (base, head) of every comparison."""
+    """What is to be decided.
+
+    arms: (base, head) of every comparison. codes: cell and arm -> the code whose blocks count.
+    """
 
     sweep: str
     cells: tuple[PlannedCell, ...]
@@ -47,6 +50,7 @@ class Asked:
     policy: Policy
     calibrations: Calibrations
     budget_seconds: float
+    codes: Codes = field(default_factory=dict)
 
 
 class BlockBudget:
@@ -65,8 +69,10 @@ class BlockBudget:
         self._cells = {cell.id: cell for cell in asked.cells}
         self._records: dict[str, list[RunRecord]] = {cell: [] for cell in self._cells}
         for record in store.records(sweep=asked.sweep):
-            if record.status.cell in self._records:
-                self._records[record.status.cell].append(record)
+            status = record.status
+            of_today = asked.codes.get((status.cell or "", status.arm), status.code) == status.code
+            if status.cell in self._records and of_today:
+                self._records[status.cell].append(record)
         self._pairs = {cell: self._paired(cell) for cell in self._cells}
         self._took: dict[str, list[float]] = {}
         self._given_up: list[str] = []

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.judged_sweep import JudgedSweep, judged_sweep
 from bench.cli.policies import read_policy
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
@@ -16,9 +17,10 @@ from reports.comparisons.comparison_text import to_data, to_markdown, to_termina
 from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
 from reports.comparisons.imported import to_data as to_data_beside
 from reports.gates import gate_text
+from reports.gates.expected import checked
 from reports.gates.gate import gate
 from reports.gates.noise import calibrations
-from reports.gates.pairing import sides_of_arms, sides_of_sweeps
+from reports.gates.pairing import arms_of_sweep, sides_of_arms, sides_of_sweeps
 from reports.gates.policy import Policy
 from reports.gates.target_verdicts import judge_targets, target_table
 from reports.gates.target_verdicts import to_data as targets_to_data
@@ -37,10 +39,11 @@ def show_comparison(
     policy: Path | None,
     form: str,
     as_json: bool,
+    arms: Sequence[str] = (),
 ) -> int:
     """Print a comparison; of the arms of `base` where there is no head.
 
-    `ignore` are settings to set aside when cells are matched.
+    `ignore` are settings to set aside when cells are matched. `arms`: of the sweep file `base`.
 
     Raises:
         UsageError: an unknown name or format.
@@ -55,7 +58,11 @@ def show_comparison(
     rules = read_policy(policy)
     store = ResultsStore.open(results, create=False)
     if head is None:
-        return _show_arms(store, base, rules, form=form, as_json=as_json)
+        found = judged_sweep(store, base, arms)
+        return _show_arms(store, found, rules, form=form, as_json=as_json)
+    if arms:
+        raise UsageError("--arm compares the arms of one sweep file; leave HEAD out")
+    base, head = (_called(store, name) for name in (base, head))
     if {base, head} & {*store.imports.ids()}:
         return _show_beside(store, base, head, form=form, as_json=as_json)
     comparison = compare(store, base, head, ignore=ignore)
@@ -69,6 +76,12 @@ def show_comparison(
         console.data(_FORMATS[form](comparison).rstrip("\n"))
         console.data("\n" + gate_text.verdicts(judged, now, form=form).rstrip("\n"))
     return exit_codes.OK
+
+
+def _called(store: ResultsStore, name: str) -> str:
+    """The only sweep of this name, where its arms are left out of it; else the name as it is."""
+    found = store.sweeps_called(name)
+    return found[0] if len(found) == 1 else name
 
 
 def _show_beside(store: ResultsStore, base: str, head: str, *, form: str, as_json: bool) -> int:
@@ -106,8 +119,14 @@ def _show_beside(store: ResultsStore, base: str, head: str, *, form: str, as_jso
     return exit_codes.OK
 
 
-def _show_arms(store: ResultsStore, sweep: str, policy: Policy, *, form: str, as_json: bool) -> int:
-    sides = sides_of_arms(store, sweep, None, None)
+def _show_arms(
+    store: ResultsStore, judged_one: JudgedSweep, policy: Policy, *, form: str, as_json: bool
+) -> int:
+    sweep, expected = judged_one.id, judged_one.expected
+    arms = arms_of_sweep(store, sweep, None, None)
+    sides = sides_of_arms(store, sweep, *arms, None if expected is None else expected.codes)
+    if expected is not None:
+        sides = checked(sides, expected, arms)
     if not sides.pairs:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in sides.failed[:5])
         raise NothingMeasuredError(f"{sweep} has nothing to compare: {reasons}")

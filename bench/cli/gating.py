@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.cli import console, exit_codes, running
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.budgeting import BlockBudget
+from bench.cli.judged_sweep import JudgedSweep, Resolved, judged_sweep
 from bench.cli.planning import (
     Request,
     RequestedPlan,
@@ -23,11 +24,12 @@ from bench.store import ResultsStore
 from bench.store.documents import read_document
 from reports.gates import gate_text, github
 from reports.gates.baseline import Baseline, read_baseline
+from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
 from reports.gates.junit import to_junit
 from reports.gates.noise import calibrations
 from reports.gates.pairing import (
-    Sides,
+    arms_of_sweep,
     matching,
     sides_of_arms,
     sides_of_baseline,
@@ -36,7 +38,6 @@ from reports.gates.pairing import (
 )
 from reports.gates.policy import Policy
 from sweeps.plan import Plan
-from sweeps.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,15 @@ def run_gate(results: Path, asked: Gating) -> int:
     if asked.confirm and (asked.against or asked.baseline):
         raise UsageError("--confirm runs more blocks of two arms; it needs a sweep with arms")
     policy = read_policy(asked.policy)
-    budget = None if asked.budget_seconds is None else _measured(results, asked, policy)
-    store = ResultsStore.open(results, create=False, times_of_packed=asked.packed)
-    sweep = sweep_id(store, asked.sweep, asked.arms)
+    if asked.budget_seconds is None:
+        store = ResultsStore.open(results, create=False, times_of_packed=asked.packed)
+        sweep, budget = judged_sweep(store, asked.sweep, asked.arms), None
+    else:
+        sweep, budget = _measured(results, asked, policy)
+        store = ResultsStore.open(results, create=False, times_of_packed=asked.packed)
     result = _judged(store, sweep, asked, policy)
     if asked.confirm and result.regressed:
-        result = _confirmed(results, store, sweep, asked, policy)
+        result = _confirmed(results, store, sweep, asked, result)
     now = datetime.now(UTC)
     if asked.as_json:
         code = gate_code(result, strict=asked.strict)
@@ -107,23 +111,6 @@ def gate_code(result: GateResult, *, strict: bool) -> int:
     return exit_codes.worst(codes)
 
 
-def sweep_id(store: ResultsStore, named: str, arms: tuple[str, ...]) -> str:
-    """The id that `named` (an id or a sweep file) and its arms have in the results folder.
-
-    Raises:
-        UsageError: neither.
-    """
-    if not arms and (named in store.sweeps() or any(store.records(sweep=named))):
-        return named
-    if find_sweep_file(Path(named)) is None:
-        known = store.sweeps()
-        raise UsageError(
-            f"{named!r} is neither a sweep file nor a sweep in {store.root} "
-            f"({', '.join(known) or 'none'}){did_you_mean(named, known)}"
-        )
-    return requested_plan(_request(named, arms)).whole.id
-
-
 def load_baseline(store: ResultsStore, named: str) -> Baseline:
     """A baseline by its name, or from a JSON file of any place.
 
@@ -137,22 +124,25 @@ def load_baseline(store: ResultsStore, named: str) -> Baseline:
     return read_baseline(store.baselines.read(named), f"baseline {named}")
 
 
-def _judged(store: ResultsStore, sweep: str, asked: Gating, policy: Policy) -> GateResult:
-    sides = _sides(store, sweep, asked)
-    if sweep != asked.sweep:  # a file was named: annotations can point at it
-        sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
-    if asked.only:
-        sides = sides.selected(asked.only)
-    return gate(sides, policy, calibrations(store), any_nodes=asked.any_nodes)
-
-
-def _sides(store: ResultsStore, sweep: str, asked: Gating) -> Sides:
+def _judged(store: ResultsStore, sweep: JudgedSweep, asked: Gating, policy: Policy) -> GateResult:
+    arms: tuple[str | None, ...] = (asked.head_arm,)
+    codes = None if sweep.expected is None else sweep.expected.codes
     if asked.baseline is not None:
         kept = load_baseline(store, asked.baseline)
-        return sides_of_baseline(store, kept.name, kept.cells, sweep, asked.head_arm)
-    if asked.against is not None:
-        return sides_of_sweeps(store, asked.against, sweep, arms=(asked.base_arm, asked.head_arm))
-    return sides_of_arms(store, sweep, asked.base_arm, asked.head_arm)
+        named = store, kept.name, kept.cells, sweep.id, asked.head_arm
+        sides = sides_of_baseline(*named, codes=codes)
+    elif asked.against is not None:
+        both = (asked.base_arm, asked.head_arm)
+        sides = sides_of_sweeps(store, asked.against, sweep.id, arms=both, codes=codes)
+    else:
+        arms = arms_of_sweep(store, sweep.id, asked.base_arm, asked.head_arm)
+        sides = sides_of_arms(store, sweep.id, *arms, codes)
+    if asked.only:
+        sides = sides.selected(asked.only)
+    if sweep.expected is not None:  # a file was named: annotations can point at it
+        sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
+        sides = checked(sides, sweep.expected, arms, asked.only)
+    return gate(sides, policy, calibrations(store), any_nodes=asked.any_nodes)
 
 
 def _request(named: str, arms: tuple[str, ...]) -> Request:
@@ -169,7 +159,7 @@ def _blocks_to_run(asked: Gating, repeat: int | None = None, turns: int = 1) -> 
     return replace(plans, chosen=plans.whole.selected(kept))
 
 
-def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
+def _measured(results: Path, asked: Gating, policy: Policy) -> tuple[JudgedSweep, BlockBudget]:
     """Add blocks of the arms until every required comparison is decided, or the time is spent."""
     if asked.against or asked.baseline or asked.confirm:
         raise UsageError(
@@ -192,28 +182,35 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> BlockBudget:
     )
     if outcome.interrupted:
         raise KeyboardInterrupt
-    return budget
+    stored = Plan.from_document(store.read_plan(plans.chosen.id))
+    return JudgedSweep(stored.id, Resolved(plans, sides).expected(stored)), budget
 
 
 def _confirmed(
-    results: Path, store: ResultsStore, sweep: str, asked: Gating, policy: Policy
+    results: Path, store: ResultsStore, sweep: JudgedSweep, asked: Gating, result: GateResult
 ) -> GateResult:
-    """Run `asked.confirm` more blocks and judge all blocks together."""
+    """Run `asked.confirm` more blocks and judge all blocks together; `result` if one is lost."""
     if find_sweep_file(Path(asked.sweep)) is None:
         raise UsageError(
             f"--confirm runs more blocks, so it needs the sweep file and its arms, found the id "
             f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --confirm N"
         )
-    plan = Plan.from_document(store.read_plan(sweep))
+    plan = Plan.from_document(store.read_plan(sweep.id))
     if not plan.interleaved:
-        raise UsageError(f"--confirm runs more blocks, and {sweep} was not run with --interleave")
+        raise UsageError(
+            f"--confirm runs more blocks, and {sweep.id} was not run with --interleave"
+        )
     blocks = max((cell.repeats for cell in plan.cells), default=0) + asked.confirm
     plans = _blocks_to_run(asked, blocks)
     cells = f"{len(plans.chosen.cells)} of {len(plans.whole.cells)} cells"
     console.note(f"regressed; running {asked.confirm} more blocks of {cells} before it is believed")
-    if running.run_plans(plans, store, running.Options(results)) == exit_codes.INTERRUPTED:
+    code = running.run_plans(plans, store, running.Options(results))
+    if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
-    return _judged(store, sweep, asked, policy)
+    if code != exit_codes.OK:
+        console.note("not every block of these has finished, so the regression stays as it was")
+        return result
+    return _judged(store, sweep, asked, result.policy)
 
 
 def _write_files(result: GateResult, asked: Gating, now: datetime) -> None:

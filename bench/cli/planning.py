@@ -24,7 +24,10 @@ from sweeps.suggest import did_you_mean
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line says about a sweep. turns: where the file says nothing of them."""
+    """What the command line says about a sweep.
+
+    turns: where the file says nothing of them. to_run: False to look at what was run.
+    """
 
     sweep: Path
     assignments: list[str]
@@ -35,13 +38,15 @@ class Request:
     interleave: bool = False
     launcher: LauncherRequest = field(default_factory=LauncherRequest)
     turns: int = 1
+    to_run: bool = True
 
 
 @dataclass(frozen=True)
 class RequestedPlan:
     """The plan of the whole sweep, and the part of it that was selected.
 
-    `arms` are what is asked for; the plans name them only once they are prepared. slurm: settings
+    `arms` are what is asked for; the plans name them only once they are prepared. named_by_code:
+    the id then ends with what the arms are, `asked_id` being what it begins with. slurm: settings
     of the jobs that make the runs, None where this machine does. hosts: what starts the runs
     on hosts of one's own, once they have met.
     """
@@ -52,6 +57,8 @@ class RequestedPlan:
     launcher: str = LOCAL
     slurm: SlurmSettings | None = None
     hosts: Leader | None = None
+    named_by_code: bool = False
+    asked_id: str = ""
 
 
 def requested_plan(request: Request) -> RequestedPlan:
@@ -71,7 +78,7 @@ def requested_plan(request: Request) -> RequestedPlan:
     fixed = parse_assignments(request.assignments)
     cells = sweep_cells(definition, fixed)
     selection = parse_selection(request.only, request.skip, cells)
-    if any(arm.settings for arm in arms) and not interleave:
+    if request.to_run and any(arm.settings for arm in arms) and not interleave:
         raise UsageError(
             "arms that differ in their settings are compared block by block; add `interleave: true`"
             " to the file, or --interleave"
@@ -92,7 +99,17 @@ def requested_plan(request: Request) -> RequestedPlan:
     turns = turns if request.launcher.name == LOCAL else 1
     whole = replace(whole, interleaved=interleave, pack=pack, turns=turns)
     chosen = whole.selected(c.id for c in cells if selection.keeps(c))
-    return RequestedPlan(whole, chosen, arms, request.launcher.name, slurm)
+    # Arms of a file that all run this checkout are known by the file, as any sweep is.
+    named_by_code = bool(request.arms) or any(arm.has_own_code for arm in arms)
+    return RequestedPlan(
+        whole,
+        chosen,
+        arms,
+        request.launcher.name,
+        slurm,
+        named_by_code=named_by_code,
+        asked_id=whole.id,
+    )
 
 
 def sweep_file(named: Path) -> Path:

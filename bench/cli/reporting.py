@@ -19,7 +19,8 @@ def write_reports(
     says so.
     """
     store = ResultsStore.open(results, create=False)
-    names = sweeps or store.sweeps()
+    names = [one for name in sweeps for one in store.sweeps_called(name) or [name]]
+    names = names or store.sweeps()
     if not names and not store.imports.ids():
         raise UsageError(f"{results} holds no sweep yet; `mfsdp-bench run` makes one")
     paths = write_report(

@@ -221,6 +221,7 @@ def run_within(
         policy,
         calibrations(store),
         options.budget_seconds or 0.0,
+        {(cell, arm.name): code for arm in chosen.arms for cell, code in arm.codes.items()},
     )
     budget = BlockBudget(asked, store)
     for line in budget.opening_lines():

@@ -79,10 +79,11 @@ def _with_job(line: RunLine, seen: JobsSeen) -> RunLine:
 
 
 def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
-    """Print the state of one sweep, or a line for each sweep there is."""
+    """Print the state of one sweep, or a line for each sweep there is, or of that name."""
     store = ResultsStore.open(results, create=False)
-    names = [sweep] if sweep is not None else store.sweeps()
-    plans = [_readable_plan(store, name, strict=sweep is not None) for name in names]
+    names = store.sweeps() if sweep is None else store.sweeps_called(sweep) or [sweep]
+    one = sweep is not None and len(names) == 1
+    plans = [_readable_plan(store, name, strict=one) for name in names]
     records, damaged = store.outlines()
     lines = {
         plan.id: with_jobs(
@@ -107,10 +108,10 @@ def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
                 "damaged": [asdict(run) for run in damaged],
             }
         )
-    elif sweep is None:
-        console.data(_overview(readable, lines))
+    elif one:
+        console.data(_details(readable[0], lines[readable[0].id]))
     else:
-        console.data(_details(readable[0], lines[sweep]))
+        console.data(_overview(readable, lines))
     return exit_codes.OK
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 from bench.resolve.engine_rules import codec_of, core_settings
 from bench.resolve.machine import Machine
 from bench.resolve.parameter_facts import TORCH_NAMES
-from bench.resolve.state_bytes import bucket_plans
-from bench.spec import ResolvedRun
+from bench.resolve.state_bytes import bucket_plans, counted_layers
+from bench.spec import ModelShape, ResolvedRun
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 from mfsdp_core.plan.recipes import QuantisedWeights
 
@@ -25,9 +25,13 @@ def gather_bytes(run: ResolvedRun) -> dict[str, int]:
         return {}
     if run.linear.quantised_weights:  # layers of others encode them
         return {}
+    return counted_layers(run.shape, run.engine, lambda shape: _gather_bytes(run, shape))
+
+
+def _gather_bytes(run: ResolvedRun, shape: ModelShape) -> dict[str, int]:
     codec = codec_of(run.engine)
     found: Counter[str] = Counter()
-    for plan in bucket_plans(run):
+    for plan in bucket_plans(run, shape):
         if codec is None or not plan.is_encoded:
             compute = TORCH_NAMES[run.dtypes.compute]
             found[compute] += plan.layout.total_elements * ELEMENT_BYTES[compute]

@@ -46,6 +46,9 @@ from mfsdp_core.plan.strategy import INNER, parse_strategy
 _CODES: Final = {"adamw_8bit": MomentCodes(table=256), "adamw_fp8": MomentCodes()}
 
 
+_LISTED_LAYERS: Final = 64
+
+
 class _Facts(NamedTuple):
     """What the bytes depend on: cells of a sweep that agree in it share one answer."""
 
@@ -91,7 +94,27 @@ def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
 
 
 def _by_category(facts: _Facts, rank: int) -> dict[str, int]:
-    return _MODELS[known_engine(facts.engine.name).state](facts, rank)
+    model = _MODELS[known_engine(facts.engine.name).state]
+    return counted_layers(
+        facts.shape, facts.engine, lambda shape: model(facts._replace(shape=shape), rank)
+    )
+
+
+def counted_layers(
+    shape: ModelShape, engine: EngineSpec, account: Callable[[ModelShape], dict[str, int]]
+) -> dict[str, int]:
+    """`account(shape)` of any number of layers, of which some are listed and the others counted.
+
+    The layers of a Llama are alike, and each has buckets of its own. So every further one adds as
+    much as the one before, once there are more of them than slots of a pool.
+    """
+    settings = core_settings(engine) or MfsdpSettings()
+    few = max(_LISTED_LAYERS, settings.pool_slots + 1)
+    if shape.hybrid is not None or shape.layers <= few + 1:
+        return account(shape)
+    some, one_more = (account(shape.model_copy(update={"layers": n})) for n in (few, few + 1))
+    more = shape.layers - few
+    return {name: size + more * (one_more[name] - size) for name, size in some.items()}
 
 
 def _optimizer(train: TrainSpec) -> OptimizerFacts:
@@ -148,11 +171,9 @@ def _expert_coordinate(engine: EngineSpec, ranks: int, rank: int) -> Coordinate:
     return _coordinate(engine, ranks // size, rank // size)
 
 
-def bucket_plans(run: ResolvedRun) -> tuple[BucketPlan, ...]:
-    """The buckets of the core; none for a model of the user's own."""
-    if run.shape is None:
-        return ()
-    return _bucket_plans(run.shape, run.dtypes.compute, run.engine, run.data_parallel)
+def bucket_plans(run: ResolvedRun, shape: ModelShape) -> tuple[BucketPlan, ...]:
+    """The buckets of the core for a model of this shape, with all else as in `run`."""
+    return _bucket_plans(shape, run.dtypes.compute, run.engine, run.data_parallel)
 
 
 @lru_cache(maxsize=128)

@@ -49,7 +49,7 @@ class MfsdpSettings(EngineSettings):
     transport: TransportName = "auto"
     decoupled_grad: bool = False
     separate_gather_group: bool = False
-    pool_slots: int = Field(default=2, ge=2)
+    pool_slots: int = Field(default=2, ge=2, le=1024)
     fine_grained_gather: bool | None = None
     recipe: RecipeName = "none"
     gather_precision: GatherPrecisionName = "recipe"

@@ -26,7 +26,7 @@ class ModelSpec(Frozen):
     kv_heads: int | None = Field(default=None, ge=1)
     vocab: int | None = Field(default=None, ge=2)
     tie_embeddings: bool | None = None
-    pattern: str | None = None
+    pattern: str | None = Field(default=None, max_length=1000)
     experts: int | None = Field(default=None, ge=1)
     experts_per_token: int | None = Field(default=None, ge=1)
     recompute: Recompute = "none"

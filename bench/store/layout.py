@@ -16,7 +16,7 @@ results/
     logs/                agent.log, agent.json, rank<N>.log,
                          expected_code.json, code_proof.node<K>.jsonl
     nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
-  sweeps/<id>/plan.json
+  sweeps/<id>/plan.json  of arms with code of their own, <id> ends with what they are
   sweeps/<id>/jobs/      <name>.json: an array of jobs of a cluster; its script and what it printed
   arms/                  worktrees and packages of arms; may be removed, it is made again
   baselines/<name>.json  noise/<hardware-key>.json
@@ -57,6 +57,9 @@ OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"
 FAILURE_GLOB = "failure.rank*.json"
 
+IDENTITY_DIGITS = 8
+"""Hex digits that say what the arms of a sweep are, at the end of its id."""
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _RANK = re.compile(r"\.rank(\d+)\.")
 
@@ -74,6 +77,11 @@ def trace_name(rank: int) -> str:
 def failure_name(rank: int) -> str:
     """File in which a rank says why it ends."""
     return f"failure.rank{rank}.json"
+
+
+def is_of_arms(sweep_id: str, name: str) -> bool:
+    """Whether the sweep is `name` with what its arms are behind it: `two-base-vs-head-0a1b2c3d`."""
+    return bool(re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{{IDENTITY_DIGITS}}}", sweep_id))
 
 
 def rank_of(path: Path) -> int | None:

@@ -261,6 +261,14 @@ class ResultsStore:
             file.parent.name for file in self.root.glob(f"{layout.SWEEPS}/*/{layout.PLAN}")
         )
 
+    def sweeps_of_arms(self, name: str) -> list[str]:
+        """The sweeps of this name whose ids end with what their arms are."""
+        return [one for one in self.sweeps() if layout.is_of_arms(one, name)]
+
+    def sweeps_called(self, name: str) -> list[str]:
+        """The sweep of this id; where there is none, those of this name with any arms."""
+        return [name] if name in self.sweeps() else self.sweeps_of_arms(name)
+
     def _folders(self) -> list[tuple[str, Path]]:
         """(run id, folder) of every run, oldest first."""
         folders = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.derive.hardware import hardware_key
@@ -87,14 +87,16 @@ def compare(store: ResultsStore, base: str, head: str, *, ignore: Sequence[str] 
     )
 
 
-def load_side(store: ResultsStore, name: str) -> list[Cell]:
-    """The cells that `name` stands for.
+def load_side(
+    store: ResultsStore, name: str, codes: Mapping[tuple[str, str | None], str] | None = None
+) -> list[Cell]:
+    """The cells that `name` stands for; of a whole sweep, those of `codes` as in `load_sweeps`.
 
     Raises:
         UsageError: no sweep, cell or run has this name, or several runs do.
     """
     if name in store.sweeps() or any(store.records(sweep=name)):
-        return list(load_sweeps(store, [name])[0].cells)
+        return list(load_sweeps(store, [name], codes)[0].cells)
     sweep, colon, cell_name = name.partition(":")
     if colon and (sweep in store.sweeps() or any(store.records(sweep=sweep))):
         cells = load_sweeps(store, [sweep])[0].cells

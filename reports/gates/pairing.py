@@ -18,7 +18,11 @@ from reports.views.cells import Cell, Run
 from reports.views.matching import match
 from reports.views.sweep_view import SweepView, load_sweeps
 
-_NOT_RUN = "it was planned and has not run"
+NOT_RUN = "it was planned and has not run"
+
+
+Codes = Mapping[tuple[str, str | None], str]
+"""Cell and arm -> the code that its runs are to have measured."""
 
 
 @dataclass(frozen=True)
@@ -94,23 +98,34 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     return found
 
 
-def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str | None) -> Sides:
+def sides_of_arms(
+    store: ResultsStore,
+    sweep: str,
+    base: str | None,
+    head: str | None,
+    codes: Codes | None = None,
+) -> Sides:
     """The two arms of a sweep, cell by cell, in complete blocks only.
+
+    A cell with a block that a failed run cost, and that was not repeated since, has failed too.
 
     Args:
         store: the results folder.
         sweep: id of a sweep that was run with arms.
         base: name of the reference arm; None takes `base`, or the first one.
         head: name of the arm to judge; None takes `head`, or the second one.
+        codes: code of the runs that count; None is what the plan was last made for.
 
     Raises:
         UsageError: an unknown sweep or arm, or a sweep without arms.
     """
     view = load_sweeps(store, [sweep])[0]
     records = [record for record in store.records(sweep=sweep) if record.status.arm]
-    before, after = _chosen_arms(store, sweep, records, base, head)
-    blocks = complete_blocks(records, [before, after])
+    before, after = arms_of_sweep(store, sweep, base, head)
     plan = _plan(store, sweep)
+    wanted = _planned_codes(plan) if codes is None else codes
+    records = [record for record in records if _is_of(wanted, record)]
+    blocks = complete_blocks(records, [before, after])
     names = list(dict.fromkeys([*_texts(plan.get("cells"), "id"), *blocks]))
     sequential = bool(plan.get("until_decided"))
     pairs, failed, notes = [], [], []
@@ -121,6 +136,8 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
             lost = len({r.status.repeat for r in members}) - len(blocks[name])
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
+            why = _lost_to_a_failure(members, blocks[name][-1])
+            failed += [(name, why)] if why else []
         else:
             failed.append((name, _why_no_block(members, before, after)))
     return Sides(
@@ -134,13 +151,17 @@ def sides_of_arms(store: ResultsStore, sweep: str, base: str | None, head: str |
     )
 
 
-def cells_of(store: ResultsStore, name: str, arm: str | None) -> list[Cell]:
+def cells_of(
+    store: ResultsStore, name: str, arm: str | None, codes: Codes | None = None
+) -> list[Cell]:
     """The cells that `name` stands for; of a sweep with arms those of one arm.
+
+    codes: of the runs that count, where there are any; else the newest code of each cell counts.
 
     Raises:
         UsageError: a name that is nothing, or arms and none of them chosen.
     """
-    cells = load_side(store, name)
+    cells = load_side(store, name, codes)
     arms = list(dict.fromkeys(cell.runs[0].record.status.arm for cell in cells))
     if arm is None and len(arms) <= 1:  # no arms, or a single cell of one
         return cells
@@ -159,6 +180,8 @@ def sides_of_sweeps(
     head: str,
     ignore: Sequence[str] = (),
     arms: tuple[str | None, str | None] = (None, None),
+    *,
+    codes: Codes | None = None,
 ) -> Sides:
     """Two sweeps, cells or runs made one after the other: never paired.
 
@@ -168,11 +191,12 @@ def sides_of_sweeps(
         head: the same.
         ignore: settings to set aside when cells are matched.
         arms: which arm of base and of head, where they have arms.
+        codes: as for `cells_of`, of head.
 
     Raises:
         UsageError: a name that is nothing, or arms and none of them chosen.
     """
-    before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1])
+    before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1], codes)
     matching = match(before, after, ignore)
     found = [_sweep_pair(one, other) for one, other in matching.pairs]
     refused = [
@@ -183,6 +207,9 @@ def sides_of_sweeps(
     ]
     pairs = tuple(item for item in found if isinstance(item, Pair))
     failed = tuple(item for item in found if not isinstance(item, Pair))
+    failed += tuple(
+        (cell.name, why) for cell in after if cell.finished and (why := _lost_repeat(cell))
+    )
     sides = Sides(base, head, pairs, failed, not_comparable=tuple(refused))
     return _with_plan_of_head(store, sides)
 
@@ -193,15 +220,19 @@ def sides_of_baseline(
     kept: Sequence[CellSamples],
     head: str,
     arm: str | None = None,
+    *,
+    codes: Codes | None = None,
 ) -> Sides:
     """A sweep against the cells of a baseline, matched by configuration.
+
+    codes: as for `cells_of`.
 
     Raises:
         UsageError: `head` is nothing.
     """
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
-    for cell in cells_of(store, head, arm):
+    for cell in cells_of(store, head, arm, codes):
         names = (cell.resolved.config_hash, former_config_hash(cell.resolved))
         base = next((by_config.pop(name) for name in names if name in by_config), None)
         if not cell.finished:
@@ -210,22 +241,25 @@ def sides_of_baseline(
             refused.append((cell.name, _no_such_config(cell, kept)))
         else:
             pairs.append(Pair(cell.name, base, cell_samples(cell), paired=False))
+            why = _lost_repeat(cell)
+            failed += [(cell.name, why)] if why else []
     refused += [(c.name, f"only in baseline {name}") for c in by_config.values()]
     base_name = f"baseline {name}"
     sides = Sides(base_name, head, tuple(pairs), tuple(failed), not_comparable=tuple(refused))
     return _with_plan_of_head(store, sides)
 
 
-def _chosen_arms(
-    store: ResultsStore,
-    sweep: str,
-    records: Sequence[RunRecord],
-    base: str | None,
-    head: str | None,
+def arms_of_sweep(
+    store: ResultsStore, sweep: str, base: str | None, head: str | None
 ) -> tuple[str, str]:
+    """The two arms of a sweep that are compared, as `two_arms`.
+
+    Raises:
+        UsageError: as `two_arms`.
+    """
     planned = _texts(_plan(store, sweep).get("arms"), "name")
-    known = list(dict.fromkeys([*planned, *(str(record.status.arm) for record in records)]))
-    return two_arms(sweep, known, base, head)
+    found = [status.arm for _, _, status in store.statuses(sweep) if status.arm]
+    return two_arms(sweep, list(dict.fromkeys([*planned, *found])), base, head)
 
 
 def two_arms(
@@ -280,16 +314,29 @@ def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
     return Pair(label, cell_samples(base), cell_samples(head), paired=False)
 
 
+def _state(run: Run) -> str:
+    status = run.record.status
+    return f"{status.state}: {status.reason}".rstrip(": ")
+
+
+def _failed(run: Run) -> bool:
+    return run.kind in ("failed", "damaged")
+
+
+def _lost_repeat(cell: Cell) -> str:
+    """The first repeat that ended with a failed run; empty if none did."""
+    lost = [f"repeat {r.record.status.repeat}: {_state(r)}" for r in cell.runs if _failed(r)]
+    return lost[0] if lost else ""
+
+
 def _states(cell: Cell) -> str:
-    found = {
-        f"{run.record.status.state}: {run.record.status.reason}".rstrip(": ") for run in cell.runs
-    }
+    found = {_state(run) for run in cell.runs}
     return f"no finished run ({'; '.join(sorted(found))})"
 
 
 def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
     if not members:
-        return _NOT_RUN
+        return NOT_RUN
     parts = []
     for arm in (base, head):
         runs = [record for record in members if record.status.arm == arm]
@@ -301,12 +348,44 @@ def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
     return "no complete block (" + ("; ".join(parts) or "the arms never finished together") + ")"
 
 
+def _is_of(codes: Codes, record: RunRecord) -> bool:
+    """Of the code that counts for its cell and arm, or of a cell that nothing is said about."""
+    status = record.status
+    return codes.get((status.cell or "", status.arm), status.code) == status.code
+
+
+def _planned_codes(plan: Mapping[str, object]) -> Codes:
+    """What the arms of a plan were when it was made; empty for plans that do not say."""
+    arms = plan.get("arms")
+    return {
+        (cell, str(arm.get("name"))): str(code)
+        for arm in (arms if isinstance(arms, list) else [])
+        if isinstance(arm, Mapping)
+        for cell, code in dict(arm.get("codes") or {}).items()
+    }
+
+
+def _lost_to_a_failure(members: Sequence[RunRecord], like: Block) -> str:
+    """The first block that ends with a failed run of an arm of `like`; empty if none does.
+
+    One that somebody interrupted is not there, and says nothing about the code.
+    """
+    configs = {arm: record.resolved.config_hash for arm, record in like.items()}
+    last = {
+        (record.status.repeat, str(record.status.arm)): Run.of(record)
+        for record in members  # oldest first
+        if configs.get(str(record.status.arm)) == record.resolved.config_hash
+    }
+    lost = [f"block {n}: {arm}: {_state(run)}" for (n, arm), run in last.items() if _failed(run)]
+    return lost[0] if lost else ""
+
+
 def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
     """What the sweep of the head had planned and not run, or pruned; a cell or run has no plan."""
     if sides.head not in store.sweeps():
         return sides
     view = load_sweeps(store, [sides.head])[0]
-    not_run = tuple((name, _NOT_RUN) for name in view.not_run)
+    not_run = tuple((name, NOT_RUN) for name in view.not_run)
     return replace(sides, failed=sides.failed + not_run, pruned=_pruned(view), source=view.source)
 
 

@@ -152,14 +152,16 @@ def dtype_policy(resolved: ResolvedRun) -> str:
     return ", ".join(words)
 
 
-def make_cell(name: str, members: Iterable[RunRecord]) -> Cell:
+def make_cell(name: str, members: Iterable[RunRecord], code: str | None = None) -> Cell:
     """The cell made of `members` (at least one), all of one sweep, cell and arm.
 
-    The newest configuration and code counts; of each repeat the newest run that finished, or the
-    newest if none did. Everything else is counted as superseded.
+    The newest configuration and code counts, or `code` where there is a run of it; of each repeat
+    the newest run that finished, or the newest if none did. Everything else is counted as
+    superseded.
     """
     ordered = sorted(members, key=_started)
-    newest = next((r for r in reversed(ordered) if r.status.code), ordered[-1])
+    asked = [r for r in ordered if r.status.code == code] if code else []
+    newest = next((r for r in reversed(asked or ordered) if r.status.code), ordered[-1])
     by_repeat: dict[int, Run] = {}
     for record in ordered:
         if _identity(record) != _identity(newest):

@@ -48,8 +48,14 @@ def base_arm(arms: Sequence[str]) -> str:
     return "base" if "base" in arms else arms[0]
 
 
-def load_sweeps(store: ResultsStore, sweep_ids: Sequence[str]) -> list[SweepView]:
+def load_sweeps(
+    store: ResultsStore,
+    sweep_ids: Sequence[str],
+    codes: Mapping[tuple[str, str | None], str] | None = None,
+) -> list[SweepView]:
     """Read the sweeps. Cell names get the sweep's id in front where there are several sweeps.
+
+    codes: cell and arm -> the code whose runs count, where there are any of it.
 
     Raises:
         UsageError: no sweep named, or one that has neither a plan nor a run.
@@ -60,13 +66,17 @@ def load_sweeps(store: ResultsStore, sweep_ids: Sequence[str]) -> list[SweepView
     records = list(store.records())
     several = len(set(sweep_ids)) > 1
     return [
-        _load(store, sweep_id, records, prefix=f"{sweep_id}: " if several else "")
+        _load(store, sweep_id, records, f"{sweep_id}: " if several else "", codes or {})
         for sweep_id in dict.fromkeys(sweep_ids)
     ]
 
 
 def _load(
-    store: ResultsStore, sweep_id: str, records: Sequence[RunRecord], prefix: str
+    store: ResultsStore,
+    sweep_id: str,
+    records: Sequence[RunRecord],
+    prefix: str,
+    codes: Mapping[tuple[str, str | None], str],
 ) -> SweepView:
     own = [record for record in records if record.status.sweep == sweep_id]
     problems: list[str] = []
@@ -83,7 +93,9 @@ def _load(
     arms = _arms(planned_arms, own)
     by_cell = _with_arms_in_order(by_cell, arms)
     cells = [
-        make_cell(prefix + cell + (f" [{arm}]" if arm else ""), members)
+        make_cell(
+            prefix + cell + (f" [{arm}]" if arm else ""), members, codes.get((cell, arm or None))
+        )
         for (cell, arm), members in by_cell.items()
     ]
     shown = {record.run_id for members in by_cell.values() for record in members}

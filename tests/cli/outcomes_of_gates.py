@@ -240,7 +240,8 @@ def _(world: World) -> int:
         patch.undo()
     assert "PASSED" in world.out
     assert world.run("status", "two-base-vs-head") == 0
-    asked = json.loads((world.folder / "results/sweeps/two-base-vs-head/plan.json").read_text())
+    (name,) = world.store.sweeps()
+    asked = json.loads((world.folder / f"results/sweeps/{name}/plan.json").read_text())
     assert asked["until_decided"]
     repeats = [cell["repeats"] for cell in asked["cells"]]
     assert world.run("status", "two-base-vs-head") == 0

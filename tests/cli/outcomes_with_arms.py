@@ -37,7 +37,8 @@ def _(world: World) -> int:
     assert '"more_starts": 0.0' in world.out
     # Blocks of a fixed number that are added later do not undo that they were looked at.
     assert world.run("run", file, *SAME, "--interleave", "--repeat", "1") == 0
-    assert world.store.read_plan("two-base-vs-head")["until_decided"]
+    (name,) = world.store.sweeps()
+    assert world.store.read_plan(name)["until_decided"]
     return code
 
 

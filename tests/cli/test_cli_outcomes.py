@@ -16,6 +16,7 @@ from typing import Any
 import outcomes_of_gates  # noqa: F401 - its scenarios register themselves
 import outcomes_of_imports  # noqa: F401 - its scenarios register themselves
 import outcomes_of_jobs  # noqa: F401 - its scenarios register themselves
+import outcomes_of_other_code  # noqa: F401 - its scenarios register themselves
 import outcomes_of_reading  # noqa: F401 - its scenarios register themselves
 import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves

@@ -198,7 +198,7 @@ def test_two_arms_prove_different_cores_and_a_killed_sweep_resumes_by_blocks(
     assert {block[arm].status.code_proof for block in blocks for arm in block} == {"proven"}
     assert [len(block[arm].environment["runtime"]["code_proof"]) for block in blocks
             for arm in block] == [2] * 4  # fmt: skip
-    plan = Plan.from_document(store.read_plan("two-base-vs-head"))
+    plan = Plan.from_document(store.read_plan(store.sweeps()[0]))
     assert (plan.seed, plan.interleaved) == (3, True)
     assert [arm.dirty_hash is None for arm in plan.arms] == [True, False]
     assert str(tmp_path) not in str(plan.to_document()["arms"])

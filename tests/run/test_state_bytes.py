@@ -10,6 +10,7 @@ from torch import nn
 
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
 from bench.models.build import empty_model
+from bench.resolve import state_bytes
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.parameter_facts import parameter_facts
 from bench.resolve.presets import PRESETS
@@ -224,3 +225,47 @@ def test_a_plan_predicts_no_bytes_of_codes_that_layers_of_others_keep() -> None:
 def test_names_of_recipes_are_those_of_the_core() -> None:
     assert get_args(RecipeName) == ("none", *RECIPES)
     assert get_args(GatherPrecisionName) == get_args(GatherPrecision)
+
+
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp1", "fsdp2", "mfsdp"])
+def test_a_model_of_a_billion_layers_is_counted(engine):
+    strategy = {"single": None, "ddp": "no_shard"}.get(engine, "optim_grads_params")
+    run = run_of(EngineSpec(name=engine, strategy=strategy), 1 if engine == "single" else 2)
+    layer = run.shape.model_copy(update={"layers": 1}).parameters
+    layer -= run.shape.model_copy(update={"layers": 0}).parameters
+    tall = run.model_copy(update={"shape": run.shape.model_copy(update={"layers": 999_999_999})})
+    # FP32 weights, gradients and two moments of every layer.
+    least = 999_999_999 * layer * 16
+    assert least < state_bytes_of_all_ranks(tall) < 2.1 * least
+    assert (sum(gather_bytes(tall).values()) > least // 8) == (engine == "mfsdp")
+
+
+@pytest.mark.parametrize("settings", [
+    {"strategy": "no_shard"},
+    {"strategy": "optim"},
+    {"strategy": "optim_grads"},
+    {},
+    {"allocator": "fixed_pool"},
+    {"allocator": "fixed_pool", "pool_slots": 7},
+    {"allocator": "max_pool", "pool_slots": 30},
+    {"recipe": "mxfp8"},
+    {"recipe": "block", "allocator": "fixed_pool"},
+])  # fmt: skip
+@pytest.mark.parametrize("layers", [3, 6, 9, 24])
+def test_layers_that_are_counted_take_what_layers_take_that_are_listed(
+    monkeypatch, settings, layers
+):
+    engine = EngineSpec(**{"name": "mfsdp", "strategy": "optim_grads_params", **settings})
+    run = run_of(engine, 2)
+    run = run.model_copy(update={"shape": run.shape.model_copy(update={"layers": layers})})
+    listed = state_bytes_by_category(run), state_bytes_by_category(run, 1), gather_bytes(run)
+    assert any(listed)
+    monkeypatch.setattr(state_bytes, "_LISTED_LAYERS", 2)
+    assert listed == (
+        state_bytes_by_category(run), state_bytes_by_category(run, 1), gather_bytes(run)
+    )  # fmt: skip
+
+
+def test_a_pattern_of_more_blocks_than_anybody_trains_is_refused():
+    with pytest.raises(ValueError, match="at most 1000 characters"):
+        ModelSpec(preset="hybrid-tiny", pattern="M*" * 501)

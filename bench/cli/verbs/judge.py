@@ -22,7 +22,10 @@ from bench.cli.options import (
 
 
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="A sweep or cell to compare with.")],
+    base: Annotated[
+        str,
+        typer.Argument(metavar="BASE", help="A sweep or cell to compare with, or a sweep file."),
+    ],
     head: Annotated[
         str | None,
         typer.Argument(
@@ -30,6 +33,7 @@ def compare(
         ),
     ] = None,
     *,
+    arm: ArmOption = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option("--ignore", metavar="PATH", help="A setting or section to set aside."),
@@ -41,12 +45,20 @@ def compare(
 ) -> int:
     """Compare two sweeps, cells or runs, or the arms of one sweep.
 
-    A cell is written SWEEP:CELL.
+    A cell is written SWEEP:CELL. Of a sweep file, what is asked for now must be what was measured:
+    3 if nothing was, 5 if an arm was other code.
     """
     from bench.cli import comparing
 
     return comparing.show_comparison(
-        results, base, head, ignore=ignore or (), policy=policy, form=form, as_json=json
+        results,
+        base,
+        head,
+        ignore=ignore or (),
+        policy=policy,
+        form=form,
+        as_json=json,
+        arms=tuple(arm or ()),
     )
 
 
@@ -98,7 +110,8 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
     """Judge a sweep; the exit code is the verdict.
 
     It is compared with its other arm, with another sweep or with a baseline. With --budget, blocks
-    of both arms are run until every required comparison is decided. Exit codes: 0 passed,
+    of both arms are run until every required comparison is decided. A sweep file and its arms are
+    looked up as `run` does: what was measured must be what they are now. Exit codes: 0 passed,
     1 regressed, 3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
     from bench.cli import gating

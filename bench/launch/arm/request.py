@@ -25,6 +25,11 @@ class ArmRequest:
     packages: tuple[str, ...] = ()
     settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
+    @property
+    def has_own_code(self) -> bool:
+        """Whether its ranks run other code than the working tree, or may."""
+        return bool(self.git or self.checkout or self.python or self.packages)
+
     def described(self) -> str:
         """The arm in a few words, without any path."""
         parts = []

@@ -1,0 +1,106 @@
+"""What a comparison is asked to compare, and whether that is what was measured.
+
+A name says little: `head` may be one commit today and another tomorrow. So whoever names a sweep
+file gets numbers of its configurations and of the code that its arms are now, or none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from bench.errors import NotComparableError
+from reports.gates.cell_samples import CellSamples
+from reports.gates.pairing import NOT_RUN, Sides
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ExpectedRun:
+    """One cell of one arm. config_hash: None where the cell cannot be planned on this machine."""
+
+    config_hash: str | None
+    code: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is asked for. runs: by cell and arm. described: arm -> what it is now, in words."""
+
+    runs: Mapping[tuple[str, str | None], ExpectedRun]
+    described: Mapping[str | None, str]
+
+    @property
+    def codes(self) -> dict[tuple[str, str | None], str]:
+        """Code by cell and arm."""
+        return {where: run.code for where, run in self.runs.items()}
+
+
+def checked(
+    sides: Sides, expected: Expected, arms: tuple[str | None, ...], only: Sequence[str] = ()
+) -> Sides:
+    """`sides`, with expected cells that nobody has measured among those that failed.
+
+    Args:
+        sides: the cells that are judged.
+        expected: what they are to be.
+        arms: of head, and of base before it where base is of the same sweep.
+        only: patterns of the cells that are judged, none for all.
+
+    Raises:
+        NotComparableError: a cell has another configuration or measured other code.
+    """
+    wrong = []
+    for pair in sides.pairs:
+        samples = (pair.base, pair.head)[-len(arms) :]
+        for arm, side in zip(arms, samples, strict=True):
+            found = _difference(side, arm, expected)
+            wrong += [found] if found else []
+    if wrong:
+        hidden = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        raise NotComparableError(
+            f"what was measured is not what is asked for: {'; '.join(wrong[:_MOST_NAMED])}{hidden}."
+            f" {WHAT_TO_DO}"
+        )
+    known = {_cell(pair.head, arms[-1]) for pair in sides.pairs}
+    known |= {name for name, _ in (*sides.failed, *sides.pruned, *sides.not_comparable)}
+    missing = _cells(expected, arms) - known
+    if only:
+        missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
+    return replace(sides, failed=sides.failed + tuple((cell, NOT_RUN) for cell in sorted(missing)))
+
+
+WHAT_TO_DO = (
+    "Run the sweep again to measure what is asked for, or name the sweep by its id to judge what is"
+    " there"
+)
+
+
+def _difference(samples: CellSamples, arm: str | None, expected: Expected) -> str:
+    cell = _cell(samples, arm)
+    wanted = expected.runs.get((cell, arm))
+    if wanted is None:
+        return ""
+    who = f"{cell} [{arm}]" if arm else cell
+    if wanted.code != samples.code:
+        commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
+        return (
+            f"{who} was measured at {commit} (code {samples.code or 'unknown'}), asked for is"
+            f" {expected.described[arm]} (code {wanted.code})"
+        )
+    if wanted.config_hash not in (None, samples.config_hash):
+        return (
+            f"{who} was measured with configuration {samples.config_hash}, the sweep file now says"
+            f" {wanted.config_hash}"
+        )
+    return ""
+
+
+def _cell(samples: CellSamples, arm: str | None) -> str:
+    return samples.name.removesuffix(f" [{arm}]")
+
+
+def _cells(expected: Expected, arms: Iterable[str | None]) -> set[str]:
+    return {cell for cell, arm in expected.runs if arm in arms}
