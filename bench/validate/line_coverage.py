@@ -8,7 +8,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from bench.testing.call import Call
@@ -29,11 +29,21 @@ class LineTracer:
     """Notes lines of mfsdp_core that this process executes, in all threads of Python."""
 
     def __init__(self) -> None:
-        self.lines: Lines = {}
+        #: By code that was entered: lines that were not, or None for code of others.
+        self._left: dict[CodeType, set[int] | None] = {}
+
+    @property
+    def lines(self) -> Lines:
+        """By file below mfsdp_core."""
+        found: Lines = {}
+        for code, left in list(self._left.items()):
+            if left is not None:
+                found.setdefault(_file(code), set()).update(_lines(code) - left)
+        return found
 
     def start(self) -> None:
         """Lines count from now on, and none so far."""
-        self.lines = {}
+        self._left = {}
         threading.settrace(self._enter)
         sys.settrace(self._enter)
 
@@ -43,18 +53,27 @@ class LineTracer:
         threading.settrace(None)
 
     def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
-        _, found, file = frame.f_code.co_filename.partition("/mfsdp_core/")
-        if not found:
-            return None
-        lines = self.lines.setdefault(file, set())
-        lines.add(frame.f_lineno)
+        code = frame.f_code
+        if code not in self._left:
+            self._left[code] = _lines(code) - {frame.f_lineno} if _file(code) else None
+        # Code of which every line was executed is not looked at again: this is most of the time.
+        return self._step if self._left[code] else None
 
-        def step(frame: FrameType, event: str, _argument: object) -> Any:
-            if event == "line":
-                lines.add(frame.f_lineno)
-            return step
+    def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
+        left = self._left.get(frame.f_code)
+        if event == "line" and left:
+            left.discard(frame.f_lineno)
+        return self._step
 
-        return step
+
+@cache
+def _file(code: CodeType) -> str:
+    return code.co_filename.partition("/mfsdp_core/")[2]
+
+
+@cache
+def _lines(code: CodeType) -> frozenset[int]:
+    return frozenset(line for _, _, line in code.co_lines() if line)
 
 
 def traced(call: Call) -> Lines:

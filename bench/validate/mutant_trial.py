@@ -25,7 +25,7 @@ from bench.validate.fuzz.script import script
 from bench.validate.injection import Control
 from bench.validate.line_coverage import CoverageFile, Lines, joined, traced
 from bench.validate.matrix import AnyCase
-from bench.validate.mutants import Mutant, write
+from bench.validate.mutants import Mutant
 from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
 
@@ -143,7 +143,7 @@ class Trials:
         """Case, check and finding; empty where nothing fails that passes without the change."""
         with tempfile.TemporaryDirectory(prefix="core-") as folder:
             copy_of_core(Path(folder))
-            write(mutant, Path(folder) / CORE.name)
+            mutant.write(Path(folder) / CORE.name)
             for are_few in (True, False):
                 cases = [case for case in chosen if (case.ranks <= _FEW_RANKS) == are_few]
                 told = self._failure_on(Path(folder), cases) if cases else {}

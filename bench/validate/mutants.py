@@ -102,6 +102,11 @@ class Mutant:
         data = original.encode()
         return (data[: self.start] + self.text.encode() + data[self.end :]).decode()
 
+    def write(self, core: Path) -> None:
+        """Make the change in a copy of the core."""
+        path = core / self.file
+        path.write_text(self.source(path.read_text()))
+
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
     """All mutants of a file, in order of their places; a few may not compile."""
@@ -124,12 +129,6 @@ def sample(seed: int, per_room: int, rooms: tuple[str, ...] = ()) -> list[Mutant
             drawn[room] = list(islice(filter(_compiles, mutants), per_room))
     longest = max(map(len, drawn.values()), default=0)
     return [m for index in range(longest) for ms in drawn.values() for m in ms[index : index + 1]]
-
-
-def write(mutant: Mutant, core: Path) -> None:
-    """Make the change in a copy of the core."""
-    path = core / mutant.file
-    path.write_text(mutant.source(path.read_text()))
 
 
 def _compiles(mutant: Mutant) -> bool:

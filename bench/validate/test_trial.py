@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate.line_coverage import Lines, state_of_the_core
-from bench.validate.mutants import Mutant, write
+from bench.validate.mutants import Mutant
 from bench.validate.mutation import copy_of_core
 from bench.validate.pytest_run import ROOT, Ran, run_pytest
 
@@ -95,7 +95,7 @@ class TestTrials:
         """What came of it, as plain data."""
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="core-") as name:
-            write(mutant, copy_of_core(Path(name)))
+            mutant.write(copy_of_core(Path(name)))
             told = self._first_failure(Path(name), list(tests))
         seconds = round(time.monotonic() - start, 1)
         return {"outcome": "caught" if told else "survived", **told, "seconds": seconds}

@@ -13,7 +13,7 @@ from bench.validate.cases import Case
 from bench.validate.line_coverage import CoverageFile
 from bench.validate.matrix import AnyCase, cases
 from bench.validate.mutant_trial import executing, spread
-from bench.validate.mutants import Mutant, mutants_of, sample, write
+from bench.validate.mutants import Mutant, mutants_of, sample
 from bench.validate.mutation import CORE, copy_of_core
 from bench.validate.mutation_score import key, table
 from bench.validate.pytest_run import Ran
@@ -66,7 +66,7 @@ def test_a_sample_has_mutants_of_every_room_and_depends_on_the_seed_alone() -> N
 def test_a_mutant_changes_one_file_of_a_copy(tmp_path: Path) -> None:
     mutant: Mutant = sample(seed=3, per_room=1, rooms=("plan",))[0]
     core = copy_of_core(tmp_path)
-    write(mutant, core)
+    mutant.write(core)
     differing = [
         str(file.relative_to(core))
         for file in sorted(core.rglob("*.py"))
