@@ -55,7 +55,7 @@ class LineTracer:
     def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
         code = frame.f_code
         if code not in self._left:
-            self._left[code] = _lines(code) - {frame.f_lineno} if _file(code) else None
+            self._left[code] = {*_lines(code)} - {frame.f_lineno} if _file(code) else None
         # Code of which every line was executed is not looked at again: this is most of the time.
         return self._step if self._left[code] else None
 
