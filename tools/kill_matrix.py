@@ -2,8 +2,9 @@
 
 Changes are the patches of `validate` first, then fresh mutants. Detectors, each asked separately:
 
-    contracts   of `validate`        cases      of `validate`, quick, with their checks
-    programs    of `validate`        tests      of tests/core, without the nightly ones
+    cases      of `validate`, quick, with their checks
+    programs   of `validate`
+    tests      of tests/core, without the nightly ones
 
 Each is asked only with what executes a changed statement, up to the first failure that does not
 occur without the change. Answers are lines of FOLDER/answers.jsonl, so that a run goes on where
@@ -35,7 +36,6 @@ from bench.testing.workers import ForkServer
 from bench.validate import test_trial
 from bench.validate.bugs import BUGS, UNLISTED, Bug
 from bench.validate.cases import Case
-from bench.validate.contracts.contract_case import ContractCase
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.line_coverage import CoverageFile, Lines
 from bench.validate.matrix import AnyCase, cases
@@ -45,7 +45,6 @@ from bench.validate.mutation import CORE, apply, copy_of_core
 from bench.validate.session import MODULES
 
 KINDS: dict[str, type[AnyCase]] = {
-    "contracts": ContractCase,
     "cases": Case,
     "programs": ProgramCase,
 }
@@ -200,34 +199,35 @@ def answers(folder: Path) -> Answers:
 
 
 def table(known: Answers, wanted: Sequence[Mutant]) -> str:
-    """Who notices what; `-` was asked and did not, empty was not asked, 0 had nothing to ask."""
-    lines = ["| change | " + " | ".join(DETECTORS) + " |", "|---" * (len(DETECTORS) + 1) + "|"]
-    for change in wanted:
-        cells = [_cell(known.get((change.id, name))) for name in DETECTORS]
-        lines.append(f"| {change.id} | " + " | ".join(cells) + " |")
-    return "\n".join([*summary(known, wanted), "", *lines])
+    """Who notices what; `-` was asked and did not, empty was not asked, 0 had nothing to ask.
+
+    Detectors are those of the answers, so that a file of an older tree can be told as well.
+    """
+    names = [*dict.fromkeys(name for _, name in known)]
+    lines = [_row("change", names), "|---" * (len(names) + 1) + "|"]
+    lines += [_row(one.id, [_cell(known.get((one.id, name))) for name in names]) for one in wanted]
+    return "\n".join([*summary(known, wanted, names), "", *lines])
 
 
-def summary(known: Answers, wanted: Sequence[Mutant]) -> list[str]:
+def summary(known: Answers, wanted: Sequence[Mutant], names: Sequence[str]) -> list[str]:
     """Counts: of patches and mutants, what each detector notices, and notices alone."""
-    lines = ["| | asked | " + " | ".join(DETECTORS) + " |", "|---" * (len(DETECTORS) + 2) + "|"]
+    lines = [_row("", ["asked", *names]), "|---" * (len(names) + 2) + "|"]
     for what, is_patch in (("patches", True), ("mutants", False)):
         ids = [one.id for one in wanted if isinstance(one, Patched) == is_patch]
         by_change = {
-            one: {name: known[one, name] for name in DETECTORS if (one, name) in known}
-            for one in ids
+            one: {name: known[one, name] for name in names if (one, name) in known} for one in ids
         }
-        whole = {one: found for one, found in by_change.items() if len(found) == len(DETECTORS)}
+        whole = {one: found for one, found in by_change.items() if len(found) == len(names)}
         caught = {
             one: {name for name, answer in found.items() if answer["outcome"] == "caught"}
             for one, found in whole.items()
         }
-        counts = [sum(name in found for found in caught.values()) for name in DETECTORS]
-        alone = [sum(found == {name} for found in caught.values()) for name in DETECTORS]
+        counts = [sum(name in found for found in caught.values()) for name in names]
+        alone = [sum(found == {name} for found in caught.values()) for name in names]
         lines.append(_row(f"{what} noticed", [f"{len(whole)} of {len(ids)}", *counts]))
         lines.append(_row(f"{what} noticed by this one alone", ["", *alone]))
         nobody = sum(not found for found in caught.values())
-        lines.append(_row(f"{what} that nobody noticed", [nobody, *("" for _ in DETECTORS)]))
+        lines.append(_row(f"{what} that nobody noticed", [nobody, *("" for _ in names)]))
     return lines
 
 

@@ -99,7 +99,7 @@ def joined(of_ranks: list[Lines]) -> Lines:
 class CoverageFile:
     """Lines that each case executes, kept in a file of JSON lines: a run adds what lacks.
 
-    A line counts for one state of the core and one content of the case.
+    A line counts for one state of the core.
     """
 
     def __init__(self, file: Path) -> None:
@@ -126,5 +126,4 @@ class CoverageFile:
             out.write(json.dumps(line) + "\n")
 
     def _key(self, what: object) -> str:
-        content = getattr(what, "content", "")
-        return hashlib.sha256(f"{self._core} {what!r} {content}".encode()).hexdigest()[:24]
+        return hashlib.sha256(f"{self._core} {what!r}".encode()).hexdigest()[:24]

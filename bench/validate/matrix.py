@@ -16,11 +16,10 @@ from bench.validate.cases import (
     TENSOR_PARALLEL,
     Case,
 )
-from bench.validate.contracts.contract_case import CONTRACTS, ContractCase
 from bench.validate.fuzz.fixed import FIXED, ProgramCase
 from bench.validate.toy_models import TOY_MODELS
 
-AnyCase = Case | ProgramCase | ContractCase
+AnyCase = Case | ProgramCase
 
 #: Toy models that were cut over meshes of their own.
 PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
@@ -38,10 +37,8 @@ def cases(engine: str, *, full: bool) -> list[AnyCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
-    contracts = [one for one in CONTRACTS if (full or not one.full)]
-    others: list[AnyCase] = [*FIXED, *contracts]
-    others = [one for one in others if one.engine == engine]
-    return sorted([*on_axes, *others], key=_ranks)
+    programs = [one for one in FIXED if one.engine == engine]
+    return sorted([*on_axes, *programs], key=_ranks)
 
 
 def _ranks(case: AnyCase) -> int:

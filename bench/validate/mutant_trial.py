@@ -18,7 +18,6 @@ from bench.testing.call import Call
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
 from bench.validate.cases import Case
-from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.script import script
@@ -35,8 +34,6 @@ _TRACED_SECONDS = 60.0
 #: What a case takes beside its own seconds.
 _START_SECONDS = 0.5
 _FEW_RANKS = 2
-#: Contracts about the changed file that meet a mutant though they do not execute its line.
-_BESIDE = 3
 
 
 def cover(
@@ -52,8 +49,6 @@ def cover(
             call = Call.of(rank.run, (case, "cpu"))
             if isinstance(case, ProgramCase):
                 call = Call.of(program_rank.run, (script(case.program), case.engine))
-            elif isinstance(case, ContractCase):
-                call = Call.of(check, (case.module,))
             start = time.monotonic()
             try:
                 lines = workers.run(traced, call, seconds=_TRACED_SECONDS, ranks=case.ranks)
@@ -66,20 +61,15 @@ def cover(
 def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> list[AnyCase]:
     """Cases that execute the changed statement, all if an import does; unlike ones come first.
 
-    Behind them come contracts that execute other lines of the file: they may look at a default, or
-    at what a profiler calls, whose lines nobody traces.
-
-    Contracts and programs take turns with the rest. Of the former those come first of whose lines
-    the largest share lies in the changed file, since they are about it. Of the rest each next one
-    is the case with most properties that no case before it had, for its seconds.
+    Programs take turns with the rest. Of the former those come first of whose lines the largest
+    share lies in the changed file. Of the rest each next one is the case with most properties that
+    no case before it had, for its seconds.
     """
-    left, beside = {}, []
+    left = {}
     for case in cases:
         found = known.of(case)
         if found is None:
             continue
-        if isinstance(case, ContractCase) and mutant.file in found[1]:
-            beside.append(case)
         if not mutant.function or mutant.is_on(found[1]):
             left[case.id] = case, found[0] + _START_SECONDS, set(_properties(case))
     about = [case for case, _, _ in left.values() if not isinstance(case, Case)]
@@ -87,9 +77,7 @@ def executing(mutant: Mutant, cases: Sequence[AnyCase], known: CoverageFile) -> 
     for case in about:
         del left[case.id]
     turns = (case for turn in zip_longest(about, _unlike(left)) for case in turn)
-    chosen = [case for case in turns if case is not None]
-    beside.sort(key=lambda case: _share(known.of(case), mutant.file), reverse=True)
-    return [*chosen, *(case for case in beside[:_BESIDE] if case not in chosen)]
+    return [case for case in turns if case is not None]
 
 
 def spread(cases: Sequence[AnyCase]) -> Iterator[AnyCase]:
@@ -118,9 +106,9 @@ def _properties(case: AnyCase) -> dict[tuple[str, object], None]:
     return dict.fromkeys(dataclasses.asdict(case).items()) if isinstance(case, Case) else {}
 
 
-def _cost(case: AnyCase) -> tuple[int, bool]:
+def _cost(case: AnyCase) -> int:
     """Few ranks come first: going back to fewer confuses the names that torch gives to groups."""
-    return case.ranks, isinstance(case, ContractCase)
+    return case.ranks
 
 
 class Trials:

@@ -18,16 +18,15 @@ import torch
 from bench.errors import UsageError
 from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
-from bench.validate.applicability import needs_ranks, not_installed, why_not
+from bench.validate.applicability import needs_ranks, why_not
 from bench.validate.cases import Case
-from bench.validate.contracts.contract_case import ContractCase, check
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge, settings
 from bench.validate.lanes import side_by_side
 from bench.validate.matrix import AnyCase
 from bench.validate.rank import load, prepare
-from bench.validate.ranks import CaseOutcome, of_failures, run_on
+from bench.validate.ranks import CaseOutcome, run_on
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
@@ -42,7 +41,6 @@ DEFAULT_CPU_RANKS = 4
 _LINES_OF_TRACE = 6
 _LOAD_SECONDS = 60.0
 _MOST_LANES = 6
-_TOLD = "bench.validate.contracts.contract_case.ContractError: "
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,6 @@ def verdicts(
     def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | CaseOutcome:
         if isinstance(case, ProgramCase):
             return _program_verdict(case, ranks, workers)
-        if isinstance(case, ContractCase):
-            return _contract_verdict(case, ranks, workers)
         reason = why_not(case, workers.ranks, workers.device, machine)
         if reason is not None:
             return _not_applicable(case, reason, settings(case))
@@ -142,36 +138,9 @@ def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings)
             found=f"{outcome.kind}: {lines[0] if lines else ''}",
             evidence=tuple(lines[1:][-_LINES_OF_TRACE:]),
         )
-    return _one_check(case, "as plain torch", finding, does, start)
-
-
-def _contract_verdict(case: ContractCase, ranks: Workers, workers: WorkerSettings) -> CaseVerdict:
-    """A contract has one check: all of its functions return."""
-    does = {"does": case.name}
-    reason = _why_not_here(case, workers)
-    if reason is not None:
-        return _not_applicable(case, reason, does)
-    start = time.perf_counter()
-    finding = None
-    try:
-        ranks.run(check, case.module, seconds=workers.case_seconds, ranks=case.ranks)
-    except WorkersError as error:
-        outcome = of_failures(error)
-        lines = [line for line in outcome.text.splitlines() if line.strip(" ^~")]
-        told = [line for line in lines if line.startswith(_TOLD)] or lines[-1:] or [outcome.kind]
-        finding = Finding(
-            rank=outcome.rank,
-            expected="what the contract says",
-            found=told[-1].removeprefix(_TOLD),
-            evidence=tuple((*outcome.log, *lines)[-_LINES_OF_TRACE:]),
-        )
-    return _one_check(case, "contract", finding, does, start)
-
-
-def _one_check(
-    case: AnyCase, name: str, finding: Finding | None, does: dict[str, Any], start: float
-) -> CaseVerdict:
-    one = CheckVerdict(check=name, state="failed" if finding else "passed", finding=finding)
+    one = CheckVerdict(
+        check="as plain torch", state="failed" if finding else "passed", finding=finding
+    )
     return CaseVerdict(
         case=case.id,
         engine=case.engine,
@@ -185,10 +154,7 @@ def _one_check(
 def _why_not_here(case: AnyCase, workers: WorkerSettings) -> str | None:
     if case.ranks > workers.ranks:
         return needs_ranks(case.ranks, workers.ranks)
-    if workers.device != "cpu":
-        return "it runs on CPU ranks"
-    needed = case.needs if isinstance(case, ContractCase) else ""
-    return not_installed(needed) if needed else None
+    return None if workers.device == "cpu" else "it runs on CPU ranks"
 
 
 def _not_applicable(case: AnyCase, reason: str, settings: dict[str, Any]) -> CaseVerdict:

@@ -134,7 +134,7 @@ class TestTrials:
 
 
 def _files() -> list[str]:
-    return [str(_TESTS / file.name) for file in sorted((ROOT / _TESTS).glob("test_*.py"))]
+    return [str(file.relative_to(ROOT)) for file in sorted((ROOT / _TESTS).rglob("test_*.py"))]
 
 
 def _version(file: str) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import mfsdp_core
 from bench.testing.workers import ForkServer, WorkersError
-from bench.validate.contracts.small_model import (
+from conformance.small_model import (
     WIDTH,
     batch,
     compare_gradients,

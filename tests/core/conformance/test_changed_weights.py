@@ -8,14 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.utils import prune
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     PREFIX,
     batch,
     compare_gradients,
@@ -26,8 +27,10 @@ from bench.validate.contracts.small_model import (
     train_beside,
     whole_weights,
 )
-from bench.validate.contracts.stateful import Stateful
+from conformance.stateful import Stateful
 from mfsdp_core.errors import LifecycleError
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _Change = Callable[[list[nn.Parameter]], object]
 
@@ -55,7 +58,7 @@ _CHANGES: dict[str, _Change] = {
 }
 
 
-def changes_reach_every_rank() -> None:
+def test_changes_reach_every_rank() -> None:
     """In evaluations and in training, of one copy and of weights computed in another dtype."""
     mixed = mfsdp_core.MixedPrecisionPolicy(torch.float32)
     for strategy, dtype, allowed, options in (
@@ -81,7 +84,7 @@ def changes_reach_every_rank() -> None:
             compare_weights(model, plain)
 
 
-def what_comes_later_is_refused_or_harmless() -> None:
+def test_what_comes_later_is_refused_or_harmless() -> None:
     """Trainable parameters and modules with such; frozen ones take part as they are."""
     model, plain = pair(3)
     module = model.module
@@ -149,7 +152,7 @@ _WAYS: dict[str, _Way] = {
 }
 
 
-def values_come_in_by_every_way() -> None:
+def test_values_come_in_by_every_way() -> None:
     """Into weights and moments, a weight of shape () among them; training goes on with them."""
     for number, (what, way) in enumerate(_WAYS.items()):
         for strategy in (0, 3) if number % 2 else (1, 3):
@@ -191,7 +194,7 @@ def _moments(optimizer: Any, reference: Any, way: _Way) -> dict[str, Any]:
     return theirs
 
 
-def units_nest_and_run_in_another_order() -> None:
+def test_units_nest_and_run_in_another_order() -> None:
     """Units inside of units, registered in another order than they run, over three passes."""
     for options in ({}, {"prefetch_order": "static"}):
         for strategy in (0, 3):
@@ -239,7 +242,7 @@ class _Nested(nn.Module):
         return out
 
 
-def modules_gather_in_the_order_of_their_calls() -> None:
+def test_modules_gather_in_the_order_of_their_calls() -> None:
     """Each what it holds itself, now and later; in backward passes the last one called first."""
     model, _ = pair(3, _Nested, nested_units="all", enable_fine_grained_param_gather=True)
     gathering = model._context.gathering
@@ -268,12 +271,3 @@ def modules_gather_in_the_order_of_their_calls() -> None:
 
 
 _LAST_FIRST = ("", ".second", ".first")
-
-
-CHECKS = (
-    modules_gather_in_the_order_of_their_calls,
-    changes_reach_every_rank,
-    what_comes_later_is_refused_or_harmless,
-    values_come_in_by_every_way,
-    units_nest_and_run_in_another_order,
-)

@@ -8,13 +8,14 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 import mfsdp_core
-from bench.validate.contracts.judging import refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import refuses, same
+from conformance.small_model import (
     Small,
     batch,
     compare_weights,
@@ -22,12 +23,14 @@ from bench.validate.contracts.small_model import (
     train_beside,
     whole_weights,
 )
-from bench.validate.contracts.stateful import Stateful, on_first, shared_folder
+from conformance.stateful import Stateful, on_first, shared_folder
 from mfsdp_core.errors import (
     CheckpointError,
     ConfigurationError,
     StateDictError,
 )
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 
 def _trained(strategy: int, module: Callable[[], nn.Module] = Small) -> tuple[Any, Any, Any, Any]:
@@ -44,7 +47,7 @@ _EXTRA: dict[str, Any] = {
 }
 
 
-def a_checkpoint_continues_under_another_strategy() -> None:
+def test_a_checkpoint_continues_under_another_strategy() -> None:
     """Weights, moments, buffers, extra state, and what the caller has added."""
     for strategy, other in ((3, 0), (1, 2), (0, 3)):
         with shared_folder() as folder:
@@ -79,7 +82,7 @@ def a_checkpoint_continues_under_another_strategy() -> None:
             compare_weights(alone, before)
 
 
-def what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one folder
+def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one folder
     """Missing, unfinished, damaged, foreign or dangerous ones; nothing is changed then."""
     with shared_folder() as folder:
         model, optimizer, plain, _ = _trained(3)
@@ -109,7 +112,7 @@ def what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one fol
         refuses(
             ConfigurationError, "are not the model's", lambda: save(folder / "b", model, foreign)
         )
-        on_first(lambda: (folder / "other").mkdir())
+        on_first((folder / "other").mkdir)
         refuses(
             CheckpointError,
             "is no checkpoint of this package",
@@ -117,9 +120,9 @@ def what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one fol
         )
         refuses(CheckpointError, "has no manifest.json", lambda: load(folder / "other", model))
         refuses(CheckpointError, "no checkpoint there", lambda: load(folder / "none", model))
-        on_first(lambda: (folder / ".none.replaced-1").mkdir())
+        on_first((folder / ".none.replaced-1").mkdir)
         refuses(CheckpointError, "is complete", lambda: load(folder / "none", model))
-        on_first(lambda: (folder / ".b.partial-1").mkdir())
+        on_first((folder / ".b.partial-1").mkdir)
         save(folder / "b", model)
         same("leftovers are gone", (folder / ".b.partial-1").exists(), False)
 
@@ -208,7 +211,7 @@ class _Runs:
         return eval, ("1",)
 
 
-def torchs_own_checkpoints_hold_every_row() -> None:
+def test_torchs_own_checkpoints_hold_every_row() -> None:
     """`dcp.save` of state dicts of model and optimizer, read with the safe reader and planner."""
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -240,10 +243,3 @@ def torchs_own_checkpoints_hold_every_row() -> None:
             for number, value in whole.items():
                 read = optimizer.state_dict()["state"][number]["exp_avg"]
                 same("a moment", mfsdp_core.gather_full(read), value)
-
-
-CHECKS = (
-    a_checkpoint_continues_under_another_strategy,
-    what_is_no_whole_checkpoint_is_refused,
-    torchs_own_checkpoints_hold_every_row,
-)

@@ -8,16 +8,19 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import WIDTH, batch, compare_weights, pair
+from conformance.judging import close, refuses, same
+from conformance.small_model import WIDTH, batch, compare_weights, pair
 from mfsdp_core.comm.symmetric import Member, UserBuffers, user_buffers
 from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
 from mfsdp_core.replay import Recording, differences
 from mfsdp_core.streams import Streams
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _POOLED = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
 
@@ -50,7 +53,7 @@ def _run(step: Any, calls: int = 5, microbatches: int = 2) -> list[Tensor]:
     return [step(*(batch(one + n) for n in range(microbatches))) for one in first]
 
 
-def steps_that_repeat_are_let_through() -> None:
+def test_steps_that_repeat_are_let_through() -> None:
     """And train as plain torch does; outputs are not overwritten."""
     for strategy in (0, 3):
         step, model, _, plain = _captured(strategy=strategy)
@@ -71,7 +74,7 @@ def steps_that_repeat_are_let_through() -> None:
         compare_weights(model, plain)
 
 
-def steps_that_would_not_repeat_are_refused() -> None:
+def test_steps_that_would_not_repeat_are_refused() -> None:
     """Host reads, numbers and memory that change, more work, other inputs, other modes."""
     numbers, kept, grown = count(), [], count()
 
@@ -143,7 +146,7 @@ class _Graphs(Streams):
         return replay, outputs
 
 
-def the_fifth_call_captures_and_replays_are_told() -> None:
+def test_the_fifth_call_captures_and_replays_are_told() -> None:
     """What a replay does is published as if the host had issued it."""
     step, model, _, _ = _captured()
     step._streams = model.streams
@@ -179,7 +182,7 @@ def _raise(step: Any) -> None:
         step._step = inner
 
 
-def recordings_are_compared_operation_by_operation() -> None:
+def test_recordings_are_compared_operation_by_operation() -> None:
     """Names, operands, constants, lengths; not what a backend does in a wait."""
 
     def recorded(what: Callable[[Recording], Any]) -> Recording:
@@ -221,7 +224,7 @@ def recordings_are_compared_operation_by_operation() -> None:
     same("entries", names, ["gather", "wait", "release of it"])
 
 
-def accesses_that_nothing_orders_are_races() -> None:
+def test_accesses_that_nothing_orders_are_races() -> None:
     """A collective that reads or writes what the stream touches before it is waited for."""
     memory, streams = torch.zeros(8), Streams(torch.device("cpu"))
     low, high = memory[:4], memory[4:]
@@ -277,7 +280,7 @@ class _Backend:
         self.log.append(f"{self.name} off")
 
 
-def user_buffers_are_registered_group_by_group() -> None:
+def test_user_buffers_are_registered_group_by_group() -> None:
     """In order, once, at the level that all ranks of the group reach; undone in reverse."""
     import warnings
 
@@ -348,7 +351,7 @@ def user_buffers_are_registered_group_by_group() -> None:
     same("nothing", buffers.report()["bytes"], 0)
 
 
-def groups_are_members_once() -> None:
+def test_groups_are_members_once() -> None:
     """Those of several ranks, whose agreement reaches all of them."""
     world: Any = torch.distributed.group.WORLD
     backend: Any = _Backend("one", [])
@@ -362,14 +365,3 @@ def groups_are_members_once() -> None:
     same("of all ranks", both.members[0].agree(rank), [0, 1])
     both.register()
     same("registered", both.report()["groups"]["inner"]["got"], "symmetric")
-
-
-CHECKS = (
-    steps_that_repeat_are_let_through,
-    steps_that_would_not_repeat_are_refused,
-    the_fifth_call_captures_and_replays_are_told,
-    recordings_are_compared_operation_by_operation,
-    accesses_that_nothing_orders_are_races,
-    user_buffers_are_registered_group_by_group,
-    groups_are_members_once,
-)

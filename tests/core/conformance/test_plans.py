@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.validate.contracts.judging import refuses, same
+from conformance.judging import refuses, same
 from mfsdp_core.errors import ConfigurationError, LayoutError
 from mfsdp_core.plan import (
     fine_grained,
@@ -29,7 +29,7 @@ from mfsdp_core.plan.strategy import Collective, Landing, Placement
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 
-def rows_of_every_tensor_lie_whole_in_slices() -> None:
+def test_rows_of_every_tensor_lie_whole_in_slices() -> None:
     """Every element of random shapes is written into a buffer and found again by rank."""
     random = Random(3)
     for _ in range(60):
@@ -81,7 +81,7 @@ def _check_layout(built: layout.Layout, shapes: list[tuple[int, ...]], slices: i
             same("rows", sum(found), len(rows))
 
 
-def packing_is_tight() -> None:
+def test_packing_is_tight() -> None:
     """Whole chunks first, then the widest rows, then what fits into gaps."""
     for shapes, slices, offsets, total in (
         ([(5, 2), (4, 3), (2, 6)], 2, [24, 0, 12], 36),
@@ -107,7 +107,7 @@ def packing_is_tight() -> None:
     refuses(LayoutError, "at least one slice", lambda: layout.build_layout([(2,)], 0))
 
 
-def parameters_go_into_buckets() -> None:
+def test_parameters_go_into_buckets() -> None:
     """By unit, dtype, frozenness, experts, and before or behind the units."""
     same("owner", [grouping.owner_of(u) for u in (["a"], ["a", "a"], ["a", "b"])], ["a", "a", ""])
     chains = [("", "a", "a.b"), ("", "a", "a.c")]
@@ -149,7 +149,7 @@ def parameters_go_into_buckets() -> None:
     same("buckets of their own", [p.members for p in apart], [(0,), (1,)])
 
 
-def pools_have_room_for_their_units() -> None:
+def test_pools_have_room_for_their_units() -> None:
     """Areas, seats and homes of both kinds of pools."""
     request = pools.BucketRequest
     asked = [
@@ -180,7 +180,7 @@ def pools_have_room_for_their_units() -> None:
     same("nobody", pools.plan_pool("fixed_pool", [], 2).areas, ())
 
 
-def allocators_are_parsed() -> None:
+def test_allocators_are_parsed() -> None:
     """Upstream's flags and our names, apart and together."""
 
     def parsed(
@@ -211,7 +211,7 @@ def allocators_are_parsed() -> None:
         refuses(ConfigurationError, words, lambda b=bad: parsed(*b))
 
 
-def units_are_gathered_ahead_in_order() -> None:
+def test_units_are_gathered_ahead_in_order() -> None:
     """The decision, and the orders that it follows."""
 
     def ahead(
@@ -289,7 +289,7 @@ def units_are_gathered_ahead_in_order() -> None:
     refuses(ConfigurationError, "Missing: b", lambda: prefetch.unit_order(["a"], ["a", "b"]))
 
 
-def strategies_are_a_table() -> None:
+def test_strategies_are_a_table() -> None:
     """What every strategy sends, and how results land."""
     c, land = Collective, Landing
     for number, name, reduction, refresh, each, landing, keeps in (
@@ -329,7 +329,7 @@ def strategies_are_a_table() -> None:
     same("own", [coordinate.sub_shard(strategy.parse_strategy(3, o)) for o in (0, 1)], [1, 3])
 
 
-def divisors_and_dtypes() -> None:
+def test_divisors_and_dtypes() -> None:
     """Averages of dense parameters and of experts; what a policy leaves open."""
     for average, per_token, own, dense, wanted in (
         (False, False, 4, 4, 0.25),
@@ -358,7 +358,7 @@ def divisors_and_dtypes() -> None:
     same("trained", (trained.main_params, trained.grad_comm), ("f", "w"))
 
 
-def bytes_at_rest_are_as_counted_by_hand() -> None:
+def test_bytes_at_rest_are_as_counted_by_hand() -> None:
     """A unit with 5 rows of 3 and a root vector of 4, two ranks: slices of 9 and of 2 elements."""
     facts = [
         grouping.ParameterFacts(("root",), ("",), (4,), "bfloat16", True),
@@ -445,7 +445,7 @@ def bytes_at_rest_are_as_counted_by_hand() -> None:
     )
 
 
-def some_defaults_are_worked_out() -> None:
+def test_some_defaults_are_worked_out() -> None:
     """Gathers by module where both payloads are needed at once; dtypes of no size."""
     by_module = fine_grained.gathers_by_module
     same("both payloads", by_module("mxfp8", recomputes=True), True)
@@ -459,7 +459,7 @@ def some_defaults_are_worked_out() -> None:
     same("one tensor", layout.within_padding_budget(layout.build_layout([(5, 3)], 4)), True)
 
 
-def quantised_weights_travel_as_bytes() -> None:
+def test_quantised_weights_travel_as_bytes() -> None:
     """Payloads of every recipe over two slices: 6 rows of 40, so 3 rows in each."""
     built = layout.build_layout([(6, 40)], 2)
     wanted = {
@@ -483,18 +483,3 @@ def quantised_weights_travel_as_bytes() -> None:
     refuses(ConfigurationError, "recipe='int1'", lambda: bad("int1"))
     refuses(ConfigurationError, "gathers='none'", lambda: bad("block", "none"))
     refuses(ConfigurationError, "decoded once", lambda: bad("mxfp8", "compute"))
-
-
-CHECKS = (
-    rows_of_every_tensor_lie_whole_in_slices,
-    packing_is_tight,
-    parameters_go_into_buckets,
-    pools_have_room_for_their_units,
-    allocators_are_parsed,
-    units_are_gathered_ahead_in_order,
-    strategies_are_a_table,
-    divisors_and_dtypes,
-    bytes_at_rest_are_as_counted_by_hand,
-    quantised_weights_travel_as_bytes,
-    some_defaults_are_worked_out,
-)

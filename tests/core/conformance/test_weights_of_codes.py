@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,9 +16,11 @@ import mfsdp_core
 from bench.testing import transformer_engine as te
 from bench.testing.fused_adam import FusedAdam
 from bench.testing.quantised import quantised
-from bench.validate.contracts.judging import close, refuses, same
+from conformance.judging import close, refuses, same
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.precision.transformer_engine import initial_values
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(4)]
 
 _RECIPES: dict[str, Any] = {
     "current": te.Float8CurrentScaling,
@@ -115,7 +118,7 @@ def _whole(model: Any) -> dict[str, Tensor]:
     return {name: mfsdp_core.gather_full(p.detach()) for name, p in named}
 
 
-def weights_kept_as_codes_train_as_in_one_process() -> None:
+def test_weights_kept_as_codes_train_as_in_one_process() -> None:
     """Every recipe, and of MXFP8 several strategies: losses, and main weights after two steps."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     for recipe in _RECIPES:
@@ -143,13 +146,13 @@ def weights_kept_as_codes_train_as_in_one_process() -> None:
                 close(f"{name} of {recipe}, {strategy}", found[name], wanted.detach(), 1e-4)
 
 
-def a_gather_sends_a_byte_per_weight() -> None:
+def test_a_gather_sends_a_byte_per_weight() -> None:
     """In both passes; of MXFP8 rows and then columns. Nothing is left of a unit behind them."""
     for recipe in ("current", "mxfp8"):
         with _primary(recipe, 3) as model:
             weights: list[Any] = []
             unit = model.module[0]
-            unit.register_forward_hook(lambda m, *_: weights.append(m.up.weight))
+            unit.register_forward_hook(lambda m, *_, into=weights: into.append(m.up.weight))
             model(_batch(0, 0)).square().mean().backward()
             sent = sum(r.payload_bytes for r in model.wire_log if r.dtype == "uint8")
             elements = 2 * (2 * _WIDTH * 144 + 2 * _WIDTH)
@@ -162,7 +165,7 @@ def a_gather_sends_a_byte_per_weight() -> None:
             same(f"bytes of {recipe} that are left", booked, 0)
 
 
-def its_optimizer_steps_on_shards() -> None:
+def test_its_optimizer_steps_on_shards() -> None:
     """FusedAdam as AdamW; one that looks for gradients elsewhere is refused."""
     with _primary("block", 3, use_decoupled_grad=True) as model:
         plain = [mfsdp_core.gather_full(p.detach()).requires_grad_() for p in model.parameters()]
@@ -190,7 +193,7 @@ def its_optimizer_steps_on_shards() -> None:
         )
 
 
-def main_weights_begin_with_what_was_drawn() -> None:
+def test_main_weights_begin_with_what_was_drawn() -> None:
     """In FP32; with the decoded codes, and a warning, where the drawn values were not kept."""
     for preserves in (True, False):
         torch.manual_seed(3)
@@ -208,11 +211,3 @@ def main_weights_begin_with_what_was_drawn() -> None:
             ["of w begin with decoded" in str(w.message) for w in said],
             [True] * (not preserves),
         )
-
-
-CHECKS = (
-    main_weights_begin_with_what_was_drawn,
-    weights_kept_as_codes_train_as_in_one_process,
-    a_gather_sends_a_byte_per_weight,
-    its_optimizer_steps_on_shards,
-)

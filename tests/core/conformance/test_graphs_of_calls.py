@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     Small,
     Unit,
     batch,
@@ -25,6 +26,8 @@ from bench.validate.contracts.small_model import (
     plain_backward,
 )
 from mfsdp_core.errors import LifecycleError
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 
 @dataclass
@@ -109,7 +112,7 @@ class _Wrapped(Small):
         return (_taken(self.units[0].wrapping, x) * self.scale).square().mean()
 
 
-def results_may_be_wrapped_in_anything() -> None:
+def test_results_may_be_wrapped_in_anything() -> None:
     """And given to the next unit as they are: gradients of all units, and of the input."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, _Wrapped, **options)
@@ -156,7 +159,7 @@ class _Left(Small):
         return loss
 
 
-def losses_may_be_left_on_modules() -> None:
+def test_losses_may_be_left_on_modules() -> None:
     """Found in the first calls and remembered."""
     model, plain = pair(3, _Left)
     for number in range(5):
@@ -228,7 +231,7 @@ class _Changed(Small):
         self.units = nn.ModuleList([_Changing()])
 
 
-def what_nobody_could_follow_is_refused() -> None:
+def test_what_nobody_could_follow_is_refused() -> None:
     """Generators, hidden tensors, changes of what is gathered, graphs of reduced gradients."""
     model, _ = pair(3, _Generating)
     refuses(LifecycleError, "returned a generator", lambda: model(batch()))
@@ -254,7 +257,7 @@ def what_nobody_could_follow_is_refused() -> None:
     compare_gradients(model, plain)
 
 
-def gradients_of_gradients_are_those_of_torch() -> None:
+def test_gradients_of_gradients_are_those_of_torch() -> None:
     """A penalty of the gradient of the input, which is a leaf or is none."""
     for strategy in (1, 3):
         for options in ({}, {"enable_fine_grained_param_gather": True}):
@@ -304,7 +307,7 @@ class _Joined(Small):
         return (pair_of[0] * self.scale + pair_of[1]).square().mean()
 
 
-def units_of_several_inputs_give_gradients_of_gradients() -> None:
+def test_units_of_several_inputs_give_gradients_of_gradients() -> None:
     """Through both of them at once."""
     model, plain = pair(3, _Joined)
     found = []
@@ -331,7 +334,7 @@ class _Frozen(_Joined):
         return (pair_of[0] * self.scale + pair_of[1]).square().mean()
 
 
-def inputs_of_frozen_units_have_gradients() -> None:
+def test_inputs_of_frozen_units_have_gradients() -> None:
     """All of them, twice through the same graph, and after a unit that has raised on its own."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, _Frozen, **options)
@@ -348,7 +351,7 @@ def inputs_of_frozen_units_have_gradients() -> None:
             same("nothing is left gathered", held, _root_bytes(model))
 
 
-def some_gradients_may_be_asked_for_alone() -> None:
+def test_some_gradients_may_be_asked_for_alone() -> None:
     """`autograd.grad` of an input and `backward(inputs=...)` leave parameters without gradients."""
     for strategy in (0, 3):
         model, plain = pair(strategy)
@@ -365,7 +368,7 @@ def some_gradients_may_be_asked_for_alone() -> None:
         compare_gradients(model, plain)
 
 
-def units_run_alone_frozen_twice_and_recomputed() -> None:
+def test_units_run_alone_frozen_twice_and_recomputed() -> None:
     """On their own outside of the model; as parts of a checkpoint; with a leaf given twice."""
     model, plain = pair(3)
     for number in range(2):
@@ -430,7 +433,7 @@ class _Recursive(Small):
         self.units = nn.ModuleList([_Again(), _Again()])
 
 
-def units_may_run_inside_themselves() -> None:
+def test_units_may_run_inside_themselves() -> None:
     """Gradients of both runs."""
     for strategy in (0, 3):
         model, plain = pair(strategy, _Recursive)
@@ -439,7 +442,7 @@ def units_may_run_inside_themselves() -> None:
         compare_gradients(model, plain)
 
 
-def hooks_on_parameters_see_the_reduced_gradient() -> None:
+def test_hooks_on_parameters_see_the_reduced_gradient() -> None:
     """Once per cycle; their results take its place; for sums the other kind of hook."""
     for strategy in (0, 3):
         model, plain = pair(strategy, sync_model_each_microbatch=False)
@@ -453,7 +456,7 @@ def hooks_on_parameters_see_the_reduced_gradient() -> None:
             c.append("sum" if parameter.grad is not None else "none")
 
         weight, own = model.module.units[0].up.weight, plain.units[0].up.weight
-        handles = [weight.register_hook(double), weight.register_hook(lambda g: None)]
+        handles = [weight.register_hook(double), weight.register_hook(lambda _: None)]
         handles.append(weight.register_post_accumulate_grad_hook(look))
         with model.sync():
             model(batch(0)).backward()
@@ -483,17 +486,3 @@ def hooks_on_parameters_see_the_reduced_gradient() -> None:
         handle = weight.register_hook(lambda g: g.to_local())
         refuses(LifecycleError, "expected None or a DTensor", last)
         handle.remove()
-
-
-CHECKS = (
-    units_may_run_inside_themselves,
-    results_may_be_wrapped_in_anything,
-    losses_may_be_left_on_modules,
-    what_nobody_could_follow_is_refused,
-    gradients_of_gradients_are_those_of_torch,
-    units_of_several_inputs_give_gradients_of_gradients,
-    inputs_of_frozen_units_have_gradients,
-    some_gradients_may_be_asked_for_alone,
-    units_run_alone_frozen_twice_and_recomputed,
-    hooks_on_parameters_see_the_reduced_gradient,
-)

@@ -6,13 +6,14 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     WIDTH,
     Small,
     Unit,
@@ -48,6 +49,8 @@ from mfsdp_core.plan.pools import BucketRequest, plan_pool
 from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.streams import Streams
 
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
+
 _FP32 = torch.float32
 
 
@@ -55,7 +58,7 @@ def _key(bucket: str, elements: int = 8, role: Any = "grad_bucket") -> BufferKey
     return BufferKey(bucket, role, elements, _FP32)
 
 
-def the_ledger_adds_up() -> None:
+def test_the_ledger_adds_up() -> None:
     """Totals, peaks, what is alive, meters, and subscribers up to their end."""
     ledger = MemoryLedger()
     seen: list[Any] = []
@@ -93,7 +96,7 @@ def the_ledger_adds_up() -> None:
     same("ended", (len(seen), ledger.is_watched), (7, False))
 
 
-def allocators_keep_their_promises() -> None:
+def test_allocators_keep_their_promises() -> None:
     """New memory, the same object, or memory that stays; bytes on the ledger."""
     streams: Any = Streams(torch.device("cpu"))
     told: list[Any] = []
@@ -142,7 +145,7 @@ def allocators_keep_their_promises() -> None:
     same("with the last view", ledger.bytes_by_category()["compute_weights"], 0)
 
 
-def slots_go_from_unit_to_unit() -> None:
+def test_slots_go_from_unit_to_unit() -> None:
     """Homes, second homes, what blocks whom, and words where nothing is left."""
     streams, ledger = Streams(torch.device("cpu")), MemoryLedger()
     asked = [BucketRequest(u, f"{u}/{n}", "float32", 8 - 4 * n, 4) for u in "abc" for n in (0, 1)]
@@ -200,7 +203,7 @@ def slots_go_from_unit_to_unit() -> None:
     same("pool and nothing else", ledger.bytes_by_category()["communication_buffers"], 96)
 
 
-def models_hold_what_the_formula_says() -> None:
+def test_models_hold_what_the_formula_says() -> None:
     """The bytes of a model at rest, by the ledger and by the formula, before and after a step."""
     policies = (
         (torch.float64, mfsdp_core.MixedPrecisionPolicy(None), PolicyNames(None)),
@@ -270,7 +273,7 @@ class _Spare(Unit):
         return out
 
 
-def what_the_formula_leaves_out_by_default() -> None:
+def test_what_the_formula_leaves_out_by_default() -> None:
     """No cast gradient, nothing that SGD would keep; which moments are codes."""
     facts = [ParameterFacts(("u",), ("u",), (5, 3), "float32", True)]
     policy, sharded = PolicyNames("float32", "bfloat16"), parse_strategy(3)
@@ -294,7 +297,7 @@ class _Deep(Small):
         self.units = nn.ModuleList([Unit() if n % 2 else _Spare() for n in range(5)])
 
 
-def gradients_of_two_units_take_memory_at_a_time() -> None:
+def test_gradients_of_two_units_take_memory_at_a_time() -> None:
     """One being filled and one under way, however deep; also after passes that raised."""
     for strategy, options in ((2, {"allocator": "max_pool"}), (3, {})):
         model, plain = pair(strategy, _Deep, **options)
@@ -351,7 +354,7 @@ class _Mixed(Small):
         self.units.append(_Wide())
 
 
-def plans_of_pools_are_told_as_data() -> None:
+def test_plans_of_pools_are_told_as_data() -> None:
     """Every bucket, where it is and what it wastes."""
     for options, elsewhere in (
         ({}, "storage_resize"),
@@ -393,7 +396,7 @@ def plans_of_pools_are_told_as_data() -> None:
         same("pools", bool(told["pools"]), "pool" in told["allocator"])
 
 
-def events_reach_who_asked() -> None:
+def test_events_reach_who_asked() -> None:
     """By kind, until the subscription ends."""
     bus = EventBus()
     seen: list[Event] = []
@@ -423,15 +426,3 @@ def events_reach_who_asked() -> None:
         "all", (log.sent_bytes, log.gathered_bytes["float32"], log.counts["broadcast"]), (30, 6, 1)
     )
     close("of two ranks", torch.tensor(float(dist.get_world_size())), torch.tensor(2.0))
-
-
-CHECKS = (
-    the_ledger_adds_up,
-    what_the_formula_leaves_out_by_default,
-    allocators_keep_their_promises,
-    slots_go_from_unit_to_unit,
-    models_hold_what_the_formula_says,
-    gradients_of_two_units_take_memory_at_a_time,
-    plans_of_pools_are_told_as_data,
-    events_reach_who_asked,
-)

@@ -6,13 +6,14 @@ import copy
 import dataclasses
 from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     PREFIX,
     WIDTH,
     Small,
@@ -26,10 +27,12 @@ from bench.validate.contracts.small_model import (
 )
 from mfsdp_core.errors import LifecycleError, PolicyChangeError, StateDictError
 
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
+
 _BF16, _FP32 = torch.bfloat16, torch.float32
 
 
-def the_last_microbatch_may_be_said_in_four_ways() -> None:
+def test_the_last_microbatch_may_be_said_in_four_ways() -> None:
     """By `sync`, by auto-sync, by the attribute, and by hand afterwards."""
     for strategy, ways in (
         (0, ("sync", "start")),
@@ -86,7 +89,7 @@ def _finish_by_hand(model: Any, plain: nn.Module | None) -> None:
     model.finish_grad_sync()
 
 
-def gradients_are_scaled_and_cleared() -> None:
+def test_gradients_are_scaled_and_cleared() -> None:
     """Before and after they are attached, in their own dtype and cast; zeros where wanted."""
     policies = (
         (torch.float64, mfsdp_core.MixedPrecisionPolicy(None), 1e-11),
@@ -168,7 +171,7 @@ class _WithFusedUnits(_FusedModel):
         self.units = nn.ModuleList([_FusedUnit(), _FusedUnit()])
 
 
-def kernels_may_write_gradients_themselves() -> None:
+def test_kernels_may_write_gradients_themselves() -> None:
     """`get_main_grad`, over two microbatches, with and without a guard."""
     for strategy in (0, 1, 2, 3):
         for guard in (bool(strategy % 2),):
@@ -181,7 +184,7 @@ def kernels_may_write_gradients_themselves() -> None:
     # A product outside of the module's call, which reads the weight in the unit's forward.
 
 
-def the_wire_dtype_changes_for_a_block() -> None:
+def test_the_wire_dtype_changes_for_a_block() -> None:
     """And is refused where buffers cannot follow."""
     model, plain = pair(2, dtype=_FP32, sync_model_each_microbatch=False)
     policy = dataclasses.replace(model.mp_policy, grad_comm_dtype=_BF16)
@@ -206,11 +209,11 @@ def the_wire_dtype_changes_for_a_block() -> None:
     pooled.reset_mixed_precision_policy(pooled.mp_policy)
 
 
-def a_sharded_model_stays_what_it_is() -> None:
+def test_a_sharded_model_stays_what_it_is() -> None:
     """Casts, copies, exchanged parameters and lost changes are refused; what is harmless is not."""
     model, plain = pair()
     same("no change", model.to("cpu").double() is model, True)
-    refuses(LifecycleError, "cannot change its dtype", lambda: model.half())
+    refuses(LifecycleError, "cannot change its dtype", model.half)
     refuses(LifecycleError, "cannot be copied", lambda: copy.deepcopy(model))
     weight = model.module.units[0].up.weight
     whole = whole_weights(model)["units.0.up.weight"]
@@ -241,7 +244,7 @@ def a_sharded_model_stays_what_it_is() -> None:
     compare_gradients(model, plain)
 
 
-def states_are_loaded_whole_or_not_at_all() -> None:
+def test_states_are_loaded_whole_or_not_at_all() -> None:
     """Names, shapes, kinds; parts; shards; buffers."""
     model, plain = pair()
     before = whole_weights(model)
@@ -283,7 +286,7 @@ def states_are_loaded_whole_or_not_at_all() -> None:
     compare_gradients(model, plain)
 
 
-def what_travels_is_logged_and_told() -> None:
+def test_what_travels_is_logged_and_told() -> None:
     """Events up to the end of a subscription; ranges of units and collectives."""
     model, _ = pair()
     events: list[Any] = []
@@ -359,7 +362,7 @@ class _Sparing(Small):
         self.units = nn.ModuleList([Unit(), Unit(), _Spare()])
 
 
-def unused_weights_hold_no_reduction_up() -> None:
+def test_unused_weights_hold_no_reduction_up() -> None:
     """A unit whose weight gets no gradient is reduced as soon as the backward pass is past it."""
     model, _ = pair(3, _Sparing)
     seen: list[tuple[str, str]] = []
@@ -383,7 +386,7 @@ class _Raising(torch.autograd.Function):
         raise ValueError("in the middle of a unit")
 
 
-def failed_passes_leave_no_gradient_waiting() -> None:
+def test_failed_passes_leave_no_gradient_waiting() -> None:
     """Not those of a bucket either whose reduction would have read them where they are."""
     model, _ = pair(1, transport="same_host")
     hook = model.module.units[1].down.register_forward_pre_hook(
@@ -413,7 +416,7 @@ class _Coded(nn.Module):
         return cast(Tensor, self.unit(x @ self.weight).square().mean())
 
 
-def codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
+def test_codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
     """Of the root as of the first unit: the pass behind it gathers nothing again."""
     policy = mfsdp_core.MixedPrecisionPolicy(
         _FP32, weight_codec=mfsdp_core.Float8Reference("mxfp8")
@@ -426,7 +429,7 @@ def codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
     same("each once", len(gathered), 2 * len(model.buckets()))
 
 
-def weights_gathered_ahead_are_used() -> None:
+def test_weights_gathered_ahead_are_used() -> None:
     """`start_param_sync` with and without waiting, also before a step; `broadcast_params`."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, **options)
@@ -451,18 +454,3 @@ def weights_gathered_ahead_are_used() -> None:
         model.broadcast_params()
         if strategy == 0:
             compare_weights(model, plain)
-
-
-CHECKS = (
-    the_last_microbatch_may_be_said_in_four_ways,
-    gradients_are_scaled_and_cleared,
-    kernels_may_write_gradients_themselves,
-    the_wire_dtype_changes_for_a_block,
-    a_sharded_model_stays_what_it_is,
-    states_are_loaded_whole_or_not_at_all,
-    what_travels_is_logged_and_told,
-    unused_weights_hold_no_reduction_up,
-    failed_passes_leave_no_gradient_waiting,
-    codes_gathered_ahead_are_those_of_the_forward_pass,
-    weights_gathered_ahead_are_used,
-)

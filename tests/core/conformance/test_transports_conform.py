@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.validate.contracts.judging import refuses, same
+from conformance.judging import refuses, same
 from mfsdp_core.comm import host_links, peer_memory
 from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.host_links import Exchange, HostLinks, Peer
@@ -31,6 +32,8 @@ from mfsdp_core.memory.allocators import TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.streams import Streams
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(4)]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 #: Elements of a slice: fewer than ranks, odd, and more than one stretch of what is read at a time.
@@ -67,7 +70,7 @@ class _Ends:
         return [_drawn(rank, number, elements, dtype) for rank in self.ranks]
 
 
-def collectives_are_sums_means_and_copies() -> None:
+def test_collectives_are_sums_means_and_copies() -> None:
     """Of every dtype and size, several under way, waited for in reverse; and as they are told."""
     rank = dist.get_rank()
     groups = [dist.new_group([2 * half, 2 * half + 1]) for half in (0, 1)]
@@ -149,7 +152,7 @@ def _started(ends: _Ends, elements: int, dtype: torch.dtype) -> list[tuple[str, 
     return waits
 
 
-def rows_and_flags_are_brought_together() -> None:
+def test_rows_and_flags_are_brought_together() -> None:
     """Of ranks with different numbers of rows, none among them; set by any, and by nobody."""
     rank, group = dist.get_rank(), dist.group.WORLD
     rows = [torch.full((count, 2), float(n)) for n, count in enumerate((3, 0, 1, 2))]
@@ -195,7 +198,7 @@ def _rank() -> int:
     return dist.get_rank()
 
 
-def exchanges_end_in_any_order() -> None:
+def test_exchanges_end_in_any_order() -> None:
     """Waited for in reverse or never, under one tag and under many, more than sockets hold."""
     links = links_of(dist.new_group(list(range(4))))
     assert isinstance(links, HostLinks), links
@@ -219,7 +222,7 @@ def exchanges_end_in_any_order() -> None:
         _arrived(found, value)
 
 
-def who_has_posted_need_not_wait() -> None:
+def test_who_has_posted_need_not_wait() -> None:
     """A rank that is busy elsewhere is woken; one that never posts, or is gone, is named."""
     links = links_of(dist.new_group(list(range(4))))
     assert isinstance(links, HostLinks), links
@@ -260,7 +263,7 @@ class _Broken:
         raise ConnectionResetError
 
 
-def lost_sockets_are_read_no_more() -> None:
+def test_lost_sockets_are_read_no_more() -> None:
     """Whether the other end was closed or reading fails; nobody is woken by them again."""
     for is_broken in (False, True):
         near, far = socket.socketpair()
@@ -276,7 +279,7 @@ def lost_sockets_are_read_no_more() -> None:
         same("nor does a closed link", host_links._host.sleep(0.01), False)
 
 
-def models_of_one_group_do_not_mix() -> None:
+def test_models_of_one_group_do_not_mix() -> None:
     """Operations of several communicators, begun in another order on every other rank."""
     ends = [_Ends("point_to_point", dist.group.WORLD) for _ in range(3)]
     waits: list[tuple[Any, Tensor, Tensor]] = []
@@ -288,13 +291,3 @@ def models_of_one_group_do_not_mix() -> None:
     for work, full, wanted in waits:
         work.wait()
         same("gathered", full, wanted)
-
-
-CHECKS = (
-    lost_sockets_are_read_no_more,
-    models_of_one_group_do_not_mix,
-    collectives_are_sums_means_and_copies,
-    rows_and_flags_are_brought_together,
-    exchanges_end_in_any_order,
-    who_has_posted_need_not_wait,
-)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -17,15 +18,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.optim.swa_utils import AveragedModel
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     PREFIX,
     batch,
     compare_weights,
     pair,
     whole_weights,
 )
-from bench.validate.contracts.stateful import Stateful, on_first, shared_folder
+from conformance.stateful import Stateful, on_first, shared_folder
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     CheckpointError,
@@ -44,8 +45,10 @@ from mfsdp_core.uneven_dtensor import (
     validate_uneven_dtensor,
 )
 
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
-def weights_go_out_whole_and_come_in_again() -> None:
+
+def test_weights_go_out_whole_and_come_in_again() -> None:
     """State dicts and safetensors files, in one and in several, cast and not, tied names."""
     for strategy in (0, 3):
         model, plain = pair(strategy, Stateful)
@@ -71,7 +74,7 @@ def weights_go_out_whole_and_come_in_again() -> None:
             save(folder / "half", model, dtype=torch.bfloat16)
             for _ in range(2):
                 save(folder / "many", model, max_file_bytes=300, overwrite=True)
-            refuses(CheckpointError, "exists. Choose", lambda: save(folder / "one", model))
+            refuses(CheckpointError, "exists. Choose", save, folder / "one", model)
             one = safetensors.torch.load_file(folder / "one" / "model.safetensors")
             same("stored", sorted(one), sorted(n for n in wanted if n != "units.1.up.weight"))
             for name, value in one.items():
@@ -156,7 +159,7 @@ def _plain_of(one: dict[str, Tensor]) -> nn.Module:
     return plain
 
 
-def copies_evaluate_and_do_not_train() -> None:
+def test_copies_evaluate_and_do_not_train() -> None:
     """Of a module, of a unit, of a copy; averages; shards that are pickled."""
     for strategy, dtype in ((0, torch.float64), (3, torch.float64), (3, torch.bfloat16)):
         policy = mfsdp_core.MixedPrecisionPolicy(None if dtype.itemsize > 2 else torch.float32)
@@ -178,7 +181,7 @@ def copies_evaluate_and_do_not_train() -> None:
         averaged.update_parameters(model.module)
         for name, p in averaged.module.named_parameters():
             same(f"{name} is a shard", isinstance(p, DTensor), True)
-        refuses(LifecycleError, "it does not train", lambda: once(x))
+        refuses(LifecycleError, "it does not train", once, x)
         with torch.no_grad():
             close("after a refusal", once(x), wanted, 1e-9 if dtype.itemsize > 2 else 1e-2)
         once.requires_grad_(False)
@@ -187,13 +190,13 @@ def copies_evaluate_and_do_not_train() -> None:
         close("frozen", frozen, wanted, 1e-9 if dtype.itemsize > 2 else 1e-2)
         ties = once.units[0].up.weight is once.units[1].up.weight
         same("ties", ties, True)
-        refuses(ValueError, "raised inside", lambda: _failing(once, x))
+        refuses(ValueError, "raised inside", _failing, once, x)
         with torch.no_grad():
             close("after an exception", once(x), wanted, 1e-9 if dtype.itemsize > 2 else 1e-2)
         handle = model.module.units[0].register_forward_pre_hook(
             lambda module, _inputs: copy.deepcopy(module)
         )
-        refuses(LifecycleError, "cannot be copied while it runs", lambda: model(x))
+        refuses(LifecycleError, "cannot be copied while it runs", model, x)
         handle.remove()
         weight = model.module.scale
         for again in (copy.deepcopy(weight), _pickled(weight)):
@@ -226,7 +229,7 @@ def _pickled(weight: Any) -> Any:
     return torch.load(stream, weights_only=False)["w"]
 
 
-def dtensors_of_any_lengths_are_put_together() -> None:
+def test_dtensors_of_any_lengths_are_put_together() -> None:
     """Those of a model, torch's own, parts of them, and what is none."""
     model, plain = pair(3)
     mesh = model.module.scale.device_mesh
@@ -315,10 +318,3 @@ def _made(model: Any, whole: Tensor) -> None:
     )
     refuses(ConfigurationError, "are not those", lambda: make(p, copy.copy(index)))
     refuses(ConfigurationError, "are not those", lambda: make(p, index, is_expert_param=True))
-
-
-CHECKS = (
-    weights_go_out_whole_and_come_in_again,
-    copies_evaluate_and_do_not_train,
-    dtensors_of_any_lengths_are_put_together,
-)

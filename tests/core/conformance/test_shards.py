@@ -6,15 +6,18 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import mfsdp_core
 from bench.testing.quantised import quantised
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import batch, pair
+from conformance.judging import close, refuses, same
+from conformance.small_model import batch, pair
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _MEANINGS: tuple[Callable[[Any], Any], ...] = (
     lambda t: t * 2 + 1,
@@ -41,7 +44,7 @@ _MEANINGS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def operations_mean_what_they_mean_on_whole_tensors() -> None:
+def test_operations_mean_what_they_mean_on_whole_tensors() -> None:
     """Of elements, rows, all of it and across rows; alone, with each other, and with plain ones."""
     for strategy in (0, 3):
         model, plain = pair(strategy)
@@ -67,7 +70,7 @@ def _whole(found: DTensor) -> Tensor:
     return mfsdp_core.gather_full(found)
 
 
-def shards_are_pickled_as_they_are_cut() -> None:
+def test_shards_are_pickled_as_they_are_cut() -> None:
     """And compute right afterwards; other placements are refused, as are lost changes."""
     model, plain = pair(3)
     for full_name, p in model.named_parameters():
@@ -108,7 +111,7 @@ def shards_are_pickled_as_they_are_cut() -> None:
         close("all at once", mfsdp_core.gather_full(p), 2 * whole)
 
 
-def quantised_weights_may_travel_as_values() -> None:
+def test_quantised_weights_may_travel_as_values() -> None:
     """The same weights at other bytes: losses of both are those of quantised plain weights."""
     for recipe in ("delayed", "current", "block"):
         for gathers in ("recipe", "compute"):
@@ -149,7 +152,7 @@ class _Both(_Half):
         """Never called."""
 
 
-def odd_tensors_are_refused() -> None:
+def test_odd_tensors_are_refused() -> None:
     """With one hook for gathers, or with values that nobody finds."""
     for kind, error, words in (
         (_Half, ConfigurationError, "and no fsdp_post_all_gather"),
@@ -173,11 +176,3 @@ def odd_tensors_are_refused() -> None:
         "found no takes",
         lambda: mfsdp_core.MixedPrecisionPolicy(weight_codec=3),
     )
-
-
-CHECKS = (
-    operations_mean_what_they_mean_on_whole_tensors,
-    shards_are_pickled_as_they_are_cut,
-    quantised_weights_may_travel_as_values,
-    odd_tensors_are_refused,
-)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mfsdp_core
 from bench.testing.toy_models import build
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     Small,
     batch,
     compare_gradients,
@@ -25,6 +26,8 @@ from bench.validate.contracts.small_model import (
     plain_backward,
 )
 from mfsdp_core.errors import ConfigurationError
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _FP32 = torch.float32
 _RATE = 0.1
@@ -133,7 +136,7 @@ def _as_sent(plain: nn.Module) -> nn.Module:
     return sent
 
 
-def models_train_on_what_their_weights_send() -> None:
+def test_models_train_on_what_their_weights_send() -> None:
     """Over three steps; weights that are exported and loaded are the main ones."""
     for strategy, kind, sent, module, options in (
         (0, "one part", _Sent, Small, {}),
@@ -176,7 +179,7 @@ def models_train_on_what_their_weights_send() -> None:
         close("after loading", model(x).detach(), _as_sent(plain)(x).detach(), 1e-5)
 
 
-def hooks_that_break_their_word_are_refused() -> None:
+def test_hooks_that_break_their_word_are_refused() -> None:
     """Of other rows than those of the shard, or of a class that does not last."""
     for kind, words in (
         ("rows", "padding included: expected as many"),
@@ -185,11 +188,5 @@ def hooks_that_break_their_word_are_refused() -> None:
         broken = _wrapped(build(Small, _FP32, 3, 0.4), kind, _Sent)
         refuses(ConfigurationError, words, lambda m=broken: _sharded(m, 3))
     module: Any = _wrapped(build(Small, _FP32, 3, 0.4), "one part", _Sent)
-    module.units[0].up.weight.register_post_accumulate_grad_hook(lambda p: None)
+    module.units[0].up.weight.register_post_accumulate_grad_hook(lambda _: None)
     refuses(ConfigurationError, "has hooks for its gradient", lambda: _sharded(module, 3))
-
-
-CHECKS = (
-    models_train_on_what_their_weights_send,
-    hooks_that_break_their_word_are_refused,
-)

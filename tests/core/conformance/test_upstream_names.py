@@ -8,12 +8,13 @@ import inspect
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     Unit,
     batch,
     compare_gradients,
@@ -23,10 +24,12 @@ from bench.validate.contracts.small_model import (
 )
 from mfsdp_core.errors import LifecycleError
 
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
+
 _BF16, _FP32 = torch.bfloat16, torch.float32
 
 
-def names_and_marks_say_what_upstreams_say() -> None:
+def test_names_and_marks_say_what_upstreams_say() -> None:
     """On parameters, buffers, groups and the index."""
     for strategy in (0, 2, 3):
         model, plain = pair(strategy, calculate_per_token_loss=True)
@@ -85,7 +88,7 @@ def names_and_marks_say_what_upstreams_say() -> None:
     refuses(AttributeError, "no attribute 'nothing'", lambda: mfsdp_core.nothing)
 
 
-def the_wrapper_is_built_by_upstreams_arguments() -> None:
+def test_the_wrapper_is_built_by_upstreams_arguments() -> None:
     """An index, a configuration and a policy; what has no effect is said."""
     for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params"):
         _, plain = pair(0)
@@ -132,7 +135,7 @@ def the_wrapper_is_built_by_upstreams_arguments() -> None:
     close("loss", fine(batch()).detach(), plain(batch()).detach())
 
 
-def arguments_left_out_mean_what_upstreams_mean() -> None:
+def test_arguments_left_out_mean_what_upstreams_mean() -> None:
     """The defaults of the functions, of the wrapper class and of its configuration."""
     off = [
         "init_model_with_meta_device",
@@ -174,10 +177,3 @@ def arguments_left_out_mean_what_upstreams_mean() -> None:
     model, _ = pair(3)
     same("as it was asked for", model.ddp_config.overlap_grad_reduce, True)
     same("the mesh that was made", model.dist_index.device_mesh.size(), dist.get_world_size())
-
-
-CHECKS = (
-    names_and_marks_say_what_upstreams_say,
-    the_wrapper_is_built_by_upstreams_arguments,
-    arguments_left_out_mean_what_upstreams_mean,
-)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,7 +15,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mfsdp_core
-from bench.validate.contracts.judging import same
+from conformance.judging import same
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.nightly,
+    pytest.mark.on_ranks(2),
+    pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed"),
+]
 
 _WIDTH, _STEPS = 256, 2
 
@@ -58,7 +67,7 @@ def _losses(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
     return found
 
 
-def codes_are_gathered_by_hooks() -> None:
+def test_codes_are_gathered_by_hooks() -> None:
     """Losses are those of `fully_shard`, and a byte per weight travels."""
     model = _sharded(_drawn(converted=True))
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -73,7 +82,7 @@ def codes_are_gathered_by_hooks() -> None:
     assert gathered["uint8"] > 0.9 * sum(gathered.values()), f"gathered {dict(gathered)}"
 
 
-def moments_of_codes_step_as_on_whole_weights() -> None:
+def test_moments_of_codes_step_as_on_whole_weights() -> None:
     """8-bit and FP8 moments: the weights of one process."""
     with torch.compiler.set_stance("force_eager"):  # compiling takes seconds per shape
         _step_on_codes()
@@ -95,6 +104,3 @@ def _step_on_codes() -> None:
         for name, parameter in model.named_parameters():
             whole = mfsdp_core.gather_full(parameter.detach())
             same(f"{kind}, {name}", whole, wanted[name].detach())
-
-
-CHECKS = (codes_are_gathered_by_hooks, moments_of_codes_step_as_on_whole_weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import mfsdp_core
-from bench.validate.contracts.judging import refuses, same
-from bench.validate.contracts.small_model import Small, Unit, batch, pair
+from conformance.judging import refuses, same
+from conformance.small_model import Small, Unit, batch, pair
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     ConfigurationError,
@@ -20,6 +21,8 @@ from mfsdp_core.errors import (
     NonFiniteGradientError,
     UnitSelectionError,
 )
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _POLICY = mfsdp_core.MixedPrecisionPolicy
 _GRAPHS = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
@@ -65,7 +68,7 @@ _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
 )
 
 
-def arguments_are_refused() -> None:
+def test_arguments_are_refused() -> None:
     """Each alone, of a model that is left as it was."""
     module = Small()
     weights = dict(module.named_parameters())
@@ -92,7 +95,7 @@ def arguments_are_refused() -> None:
     refuses(ConfigurationError, "nvfp4", lambda: mfsdp_core.Float8Reference("nvfp4"))
 
 
-def configurations_that_contradict_are_refused() -> None:
+def test_configurations_that_contradict_are_refused() -> None:
     """Of the wrapper class: fields, arguments beside them, the index."""
     config, wrapper = mfsdp_core.DistributedDataParallelConfig, mfsdp_core.MegatronFSDP
     index = mfsdp_core.FSDPDistributedIndex
@@ -144,7 +147,7 @@ def configurations_that_contradict_are_refused() -> None:
     same("not", config().fsdp_double_buffer, False)
 
 
-def parameters_that_cannot_be_sharded_are_refused() -> None:
+def test_parameters_that_cannot_be_sharded_are_refused() -> None:
     """DTensors without a dimension for them, interleaved parts, odd placements."""
     ranks = dist.get_world_size()
     mesh = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "tp"))
@@ -191,7 +194,7 @@ def parameters_that_cannot_be_sharded_are_refused() -> None:
         same("where it begins", offsets, (first, second))
 
 
-def what_is_not_finite_is_named() -> None:
+def test_what_is_not_finite_is_named() -> None:
     """Rank, parameter and microbatch, at the parameter and before the reduction; or let through."""
     for strategy in (0, 1, 3):
         for option in ("report_nan_in_param_grad", "check_for_nan_in_grad"):
@@ -223,7 +226,7 @@ def what_is_not_finite_is_named() -> None:
         model(bad).backward()
 
 
-def a_second_reduction_is_refused_or_told() -> None:
+def test_a_second_reduction_is_refused_or_told() -> None:
     """Where whole gradients have been reduced, another pass would reduce them twice."""
     import warnings
 
@@ -239,12 +242,3 @@ def a_second_reduction_is_refused_or_told() -> None:
             warnings.simplefilter("always")
             lenient(batch(1)).backward()
         assert any("already reduced" in str(w.message) for w in said), "nothing was said"
-
-
-CHECKS = (
-    arguments_are_refused,
-    configurations_that_contradict_are_refused,
-    parameters_that_cannot_be_sharded_are_refused,
-    what_is_not_finite_is_named,
-    a_second_reduction_is_refused_or_told,
-)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mfsdp_core
 from bench.testing.toy_models import build
-from bench.validate.contracts.judging import close
+from conformance.judging import close
 
 WIDTH = 5
 PREFIX = "module."

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     WIDTH,
     Small,
     Unit,
@@ -32,6 +33,8 @@ from mfsdp_core.errors import (
     StateDictError,
 )
 from mfsdp_core.state.fused_adam import refuse_loss_scale
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _OPTIM = torch.optim
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -75,7 +78,7 @@ def _both(
     return model, optimizer, plain, make(plain.parameters())
 
 
-def elementwise_optimizers_step_as_torchs_do() -> None:
+def test_elementwise_optimizers_step_as_torchs_do() -> None:
     """Over shards, over whole tensors, and over shards that are taken piece by piece."""
     for number, make in enumerate(_ELEMENTWISE):
         train_beside(*_both(make, strategy=number % 4), 0, 1)
@@ -83,7 +86,7 @@ def elementwise_optimizers_step_as_torchs_do() -> None:
         train_beside(*_both(make, strategy, _Wide), 0, 1, 2)
 
 
-def an_optimizer_that_was_built_before_is_taken_over() -> None:
+def test_an_optimizer_that_was_built_before_is_taken_over() -> None:
     """With its groups, options and what it made when it was built."""
     for make in _ELEMENTWISE[3], _ELEMENTWISE[5]:
         _, plain = pair(3)
@@ -109,7 +112,7 @@ def an_optimizer_that_was_built_before_is_taken_over() -> None:
                 schedule.step()
 
 
-def steps_may_be_taken_apart() -> None:
+def test_steps_may_be_taken_apart() -> None:
     """Without finishing gradients, and without refreshing weights, where the caller says so."""
     for strategy in (1, 3):
         model, optimizer, plain, reference = _both(_ELEMENTWISE[3], strategy)
@@ -171,7 +174,7 @@ class _Gathering(_Twice):
         return super().step(closure)
 
 
-def compute_weights_follow_a_step_at_once() -> None:
+def test_compute_weights_follow_a_step_at_once() -> None:
     """Of a whole copy in another dtype, unless the caller says otherwise; then when asked."""
     policy = mfsdp_core.MixedPrecisionPolicy(torch.float32, torch.float32, torch.float32)
     for wanted in (True, False):
@@ -188,7 +191,7 @@ def compute_weights_follow_a_step_at_once() -> None:
             same(name, model.raw_param[name_of(name)].detach(), now)
 
 
-def closures_are_evaluated_with_the_weights_of_now() -> None:
+def test_closures_are_evaluated_with_the_weights_of_now() -> None:
     """Once before an elementwise step, as often as others like, and the loss comes back."""
     for make in (_ELEMENTWISE[1], _Twice):
         for strategy in (1, 3):
@@ -214,7 +217,7 @@ def closures_are_evaluated_with_the_weights_of_now() -> None:
                 compare_weights(model, plain, 1e-9)
 
 
-def what_needs_whole_matrices_is_refused() -> None:
+def test_what_needs_whole_matrices_is_refused() -> None:
     """Torch's by name, those of others by what they send; not where ranks have whole tensors."""
     model, plain = pair(3)
     whole, _ = pair(0)
@@ -262,7 +265,7 @@ def what_needs_whole_matrices_is_refused() -> None:
     train_beside(*_both(_Gathering, 0), 0, 1)
 
 
-def states_are_there_before_the_first_step() -> None:
+def test_states_are_there_before_the_first_step() -> None:
     """As the first step would begin with them; what nobody knows is not made up."""
     for make in (*_ELEMENTWISE[:2], *_ELEMENTWISE[3:6:2], _ELEMENTWISE[7]):
         model, optimizer, plain, reference = _both(make)
@@ -273,7 +276,7 @@ def states_are_there_before_the_first_step() -> None:
         fresh.load_state_dict(state)
         # torch casts the numbers of some to the dtype of the weights when it loads them.
         train_beside(model, fresh, plain, reference, 0, 1, relative=1e-6)
-    for make in (_ELEMENTWISE[2], lambda p: _Momentum(p)):
+    for make in (_ELEMENTWISE[2], _Momentum):
         model, optimizer, plain, reference = _both(make)
         state = optimizer.state_dict()
         same("nothing", dict(state["state"]), {})
@@ -298,7 +301,7 @@ class _Momentum(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
@@ -306,7 +309,7 @@ class _Momentum(torch.optim.Optimizer):
                 p.add_(state["sum"], alpha=-0.1)
 
 
-def states_of_an_unsharded_run_are_cut() -> None:
+def test_states_of_an_unsharded_run_are_cut() -> None:
     """Whole tensors to rows, shards as they are; anything else is refused."""
     for make in (_ELEMENTWISE[3], _ELEMENTWISE[1], _ELEMENTWISE[5]):
         for strategy in (0, 3):
@@ -337,7 +340,7 @@ def states_of_an_unsharded_run_are_cut() -> None:
     train_beside(model, optimizer, plain, reference, 1)
 
 
-def optimizers_of_one_model_leave_each_other_alone() -> None:
+def test_optimizers_of_one_model_leave_each_other_alone() -> None:
     """Clearing one does not clear what the other has yet to step with."""
     model, plain = pair(2)
 
@@ -366,7 +369,7 @@ def optimizers_of_one_model_leave_each_other_alone() -> None:
     model(batch(4)).backward()
 
 
-def norms_are_those_of_the_whole_gradient() -> None:
+def test_norms_are_those_of_the_whole_gradient() -> None:
     """Of the model, of some parameters, without a bound, without gradients."""
     clip = mfsdp_core.clip_grad_norm_
     for strategy in (0, 3):
@@ -394,7 +397,7 @@ def norms_are_those_of_the_whole_gradient() -> None:
         close("of BF16 gradients", clip(model, float("inf")), wanted, 1e-5)
 
 
-def steps_without_gradients_are_those_of_torch() -> None:
+def test_steps_without_gradients_are_those_of_torch() -> None:
     """They do nothing in a new cycle, and are refused behind a forward pass that nobody used."""
     model, plain = pair(3)
     optimizer = mfsdp_core.fully_shard_optimizer(_OPTIM.SGD(model.parameters(), lr=0.1))
@@ -417,25 +420,9 @@ class _TakesScaler(_OPTIM.SGD):
         return super().step(closure)
 
 
-def scales_that_would_be_lost_are_refused() -> None:
+def test_scales_that_would_be_lost_are_refused() -> None:
     """Only of optimizers that are capturable."""
     optimizer: Any = _TakesScaler([torch.zeros(1, requires_grad=True)], lr=0.1)
     refuse_loss_scale(optimizer)
     optimizer.capturable = True
     refuses(CapabilityNotBuiltError, "GradScaler", lambda: refuse_loss_scale(optimizer))
-
-
-CHECKS = (
-    steps_without_gradients_are_those_of_torch,
-    scales_that_would_be_lost_are_refused,
-    elementwise_optimizers_step_as_torchs_do,
-    an_optimizer_that_was_built_before_is_taken_over,
-    steps_may_be_taken_apart,
-    compute_weights_follow_a_step_at_once,
-    closures_are_evaluated_with_the_weights_of_now,
-    what_needs_whole_matrices_is_refused,
-    states_are_there_before_the_first_step,
-    states_of_an_unsharded_run_are_cut,
-    optimizers_of_one_model_leave_each_other_alone,
-    norms_are_those_of_the_whole_gradient,
-)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.validate.contracts.small_model import (
+from conformance.small_model import (
     Small,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -12,8 +13,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import mfsdp_core
-from bench.validate.contracts.judging import close, refuses, same
-from bench.validate.contracts.small_model import (
+from conformance.judging import close, refuses, same
+from conformance.small_model import (
     Unit,
     batch,
     compare_gradients,
@@ -22,7 +23,7 @@ from bench.validate.contracts.small_model import (
     plain_backward,
     whole_weights,
 )
-from bench.validate.contracts.stateful import shared_folder
+from conformance.stateful import shared_folder
 from mfsdp_core.comm.agreement import from_first, together
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
@@ -32,6 +33,8 @@ from mfsdp_core.errors import (
     StateDictError,
 )
 from mfsdp_core.shard.dtensor import assembly_order
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(4)]
 
 _WORLD = 4
 
@@ -53,7 +56,7 @@ def _two_axes(**more: Any) -> dict[str, Any]:
     }
 
 
-def the_index_finds_groups_and_dimensions() -> None:
+def test_the_index_finds_groups_and_dimensions() -> None:
     """Of one axis and of two, with a group for gathers, and none for experts."""
     rank = dist.get_rank()
     model, _ = pair(3, **_two_axes(outer_dp_sharding_strategy=1))
@@ -90,7 +93,7 @@ def the_index_finds_groups_and_dimensions() -> None:
     same("nameless", ranks(nameless.dist_index.get_fsdp_group()), [0, 1, 2, 3])
 
 
-def what_cannot_be_arranged_is_refused() -> None:
+def test_what_cannot_be_arranged_is_refused() -> None:
     """Groups and dimensions that do not fit each other."""
     square, world = _square(), dist.group.WORLD
     pairs = [dist.new_group(list(r)) for r in ((0, 1), (2, 3))]
@@ -137,7 +140,7 @@ def what_cannot_be_arranged_is_refused() -> None:
     dist.barrier()
 
 
-def every_arrangement_trains_as_plain_torch() -> None:
+def test_every_arrangement_trains_as_plain_torch() -> None:
     """Transports on flat and hybrid meshes; two microbatches, two steps, and whole weights."""
     for transport, cells in (
         ("native", ((2, 1),)),
@@ -171,7 +174,7 @@ def every_arrangement_trains_as_plain_torch() -> None:
             same("transports", dict(model.transports), dict.fromkeys(groups, transport))
 
 
-def tensor_parallel_gradients_are_brought_home() -> None:
+def test_tensor_parallel_gradients_are_brought_home() -> None:
     """A replicated weight whose gradient is a partial sum; rows that three axes cut."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     tensor = mesh["tp"]
@@ -222,7 +225,7 @@ def tensor_parallel_gradients_are_brought_home() -> None:
     same("cuts before", factors, [2, 2, None])
 
 
-def sums_are_taken_in_the_order_of_ranks() -> None:
+def test_sums_are_taken_in_the_order_of_ranks() -> None:
     """To the bit, whoever comes first, in every dtype on the wire."""
     for transport, cells in (
         ("point_to_point", ((0, torch.bfloat16), (2, torch.float32))),
@@ -250,7 +253,7 @@ def sums_are_taken_in_the_order_of_ranks() -> None:
                 same(f"{transport} {strategy} {name}", mfsdp_core.gather_full(p.grad), total)
 
 
-def tensors_that_torch_has_cut_are_put_together() -> None:
+def test_tensors_that_torch_has_cut_are_put_together() -> None:
     """Of three dims, by every pair of cuts on two axes."""
     square = _square()
     whole = torch.arange(8.0 * 4 * 3).view(8, 4, 3)
@@ -261,7 +264,7 @@ def tensors_that_torch_has_cut_are_put_together() -> None:
     refuses(LayoutError, "do not lie together", lambda: assembly_order(apart))
 
 
-def weights_are_made_equal_along_replicas() -> None:
+def test_weights_are_made_equal_along_replicas() -> None:
     """`broadcast_params` on two axes: of the first outer rank where the outer axis replicates."""
     for strategy, outer in ((0, 0), (1, 0), (3, 0)):
         model, plain = pair(strategy, **_two_axes(outer_dp_sharding_strategy=outer))
@@ -283,7 +286,7 @@ def weights_are_made_equal_along_replicas() -> None:
             )
 
 
-def ranks_agree_on_errors() -> None:
+def test_ranks_agree_on_errors() -> None:
     """Whoever fails, all raise the same; results come from the first or from each."""
     group, rank = dist.group.WORLD, dist.get_rank()
 
@@ -316,7 +319,7 @@ def ranks_agree_on_errors() -> None:
     )
 
 
-def units_of_all_depths_are_found() -> None:
+def test_units_of_all_depths_are_found() -> None:
     """By class and by path; nested ones too where that is asked for."""
     by_path, plain = pair(3, fsdp_unit_modules=[f"{Unit.__module__}.Unit"])
     same("by path", {b.unit for b in by_path.buckets()}, {"", "units.0", "units.1"})
@@ -330,7 +333,7 @@ def units_of_all_depths_are_found() -> None:
     compare_gradients(nested, plain)
 
 
-def checkpoints_of_spread_experts_are_refused() -> None:
+def test_checkpoints_of_spread_experts_are_refused() -> None:
     """Different experts go by equal names; experts that all ranks share are saved."""
     dense = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
     spread = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
@@ -351,7 +354,7 @@ def checkpoints_of_spread_experts_are_refused() -> None:
             )
 
 
-def three_ranks_scale_by_a_third() -> None:
+def test_three_ranks_scale_by_a_third() -> None:
     """Gradients in BF16 are divided in FP32, in which they are reduced."""
     mesh = DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",))
     if dist.get_rank() < 3:
@@ -368,18 +371,3 @@ def three_ranks_scale_by_a_third() -> None:
             wanted = torch.stack([part[name.removeprefix("module.")] for part in parts]).sum(0)
             close(name, mfsdp_core.gather_full(p.grad), wanted, 1e-6)
     dist.barrier()
-
-
-CHECKS = (
-    checkpoints_of_spread_experts_are_refused,
-    three_ranks_scale_by_a_third,
-    the_index_finds_groups_and_dimensions,
-    what_cannot_be_arranged_is_refused,
-    every_arrangement_trains_as_plain_torch,
-    tensor_parallel_gradients_are_brought_home,
-    sums_are_taken_in_the_order_of_ranks,
-    tensors_that_torch_has_cut_are_put_together,
-    weights_are_made_equal_along_replicas,
-    ranks_agree_on_errors,
-    units_of_all_depths_are_found,
-)

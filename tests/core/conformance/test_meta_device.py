@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import mfsdp_core
-from bench.validate.contracts.judging import refuses, same
+from conformance.judging import refuses, same
 from mfsdp_core.errors import ConfigurationError
+
+pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _WIDTH = 6
 
@@ -86,7 +89,7 @@ def _sharded(module: nn.Module, strategy: int, units: Any = (_Layer,), **options
     )
 
 
-def weights_are_drawn_as_without_it() -> None:
+def test_weights_are_drawn_as_without_it() -> None:
     """Of every strategy that shards: weights, buffers, ties, marks, statistics and outputs."""
     tokens = torch.arange(5)
     for strategy in (1, 2, 3):
@@ -146,7 +149,7 @@ class _Private(nn.Module):
         nn.init.constant_(self.weight, 4.0)
 
 
-def what_cannot_be_made_is_refused() -> None:
+def test_what_cannot_be_made_is_refused() -> None:
     """Without the argument, without sharding, without a reset, or with a reset that does other."""
     linear: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)  # noqa: E731 - as the others
     many = _on_meta(lambda: nn.ModuleList(_Helpless() for _ in range(10)))
@@ -172,6 +175,3 @@ def what_cannot_be_made_is_refused() -> None:
     model = _sharded(_on_meta(_Private), 3, ())
     (weight,) = model.parameters()
     same("by its own", mfsdp_core.gather_full(weight.detach()), torch.full((3, 2), 4.0))
-
-
-CHECKS = (weights_are_drawn_as_without_it, what_cannot_be_made_is_refused)
