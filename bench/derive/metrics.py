@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from bench.derive.counts import COUNTED
+from bench.derive.live_storage import LiveStorage, live_storage
 from bench.record import RunRecord, RunSummary
 
 Unit = Literal["ms", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
@@ -89,6 +90,16 @@ def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
     if isinstance(on_cpu, int | float) and not isinstance(on_cpu, bool):
         return float(on_cpu)
     return None if summary.device_peak_bytes is None else float(summary.device_peak_bytes)
+
+
+def _live(
+    of: Callable[[LiveStorage], float | None],
+) -> Callable[[RunRecord, RunSummary], float | None]:
+    def found(record: RunRecord, _: RunSummary) -> float | None:
+        live = live_storage(record)
+        return None if live is None else of(live)
+
+    return found
 
 
 def _why_no_mfu(summary: RunSummary) -> str:
@@ -207,6 +218,26 @@ MEMORY = Metric(
     alternatives=_PEAKS,
     column=False,
 )
+LIVE_STORAGE = Metric(
+    "live_storage",
+    "live storage",
+    "bytes",
+    _live(lambda live: live.bytes_per_rank),
+    judge="ratio",
+    rule=Rule("required", 0.0, _LESS),
+    column=False,
+)
+"""Of a rank between two steps, every tensor storage, whoever holds it."""
+LEDGER_DIFFERENCE = Metric(
+    "ledger_difference",
+    "live storage off the ledger",
+    "bytes",
+    _live(lambda live: live.ledger_difference_per_rank),
+    judge="ratio",
+    rule=Rule("required", 0.0, _LESS),
+    column=False,
+)
+"""Between what an engine holds and what its ledger says."""
 WIRE_BYTES = Metric(
     "wire_bytes",
     "bytes sent per step",
@@ -232,7 +263,7 @@ COUNTS: tuple[Metric, ...] = tuple(
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
 
-UNASKED: tuple[Metric, ...] = (CPU_TIME, LATENCY, *COUNTS)
+UNASKED: tuple[Metric, ...] = (CPU_TIME, LATENCY, LIVE_STORAGE, LEDGER_DIFFERENCE, *COUNTS)
 """Judged where they were measured; where they were not, only a policy that names them asks."""
 
 METRICS: list[Metric] = [
@@ -246,6 +277,8 @@ METRICS: list[Metric] = [
     LOSS,
     GRAD_NORM,
     *MEMORY_PEAKS,
+    LIVE_STORAGE,
+    LEDGER_DIFFERENCE,
     WIRE_BYTES,
     LATENCY,
     ALGORITHM_BANDWIDTH,

@@ -124,7 +124,7 @@ class OperationCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count one operation; what a tensor subclass does with it comes back as its own."""
-        if any(_dispatches(one) for one in types):
+        if any(dispatches(one) for one in types):
             return NotImplemented
         self._local.inside = True
         try:
@@ -145,14 +145,14 @@ class OperationCounter(TorchDispatchMode):
 
     def _operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         schema = self._schemas.get(func) or self._schema(func)
-        outputs = _tensors(result)
+        outputs = tensors_in(result)
         if schema.operation.startswith("profiler.") or any(
             isinstance(tensor, FakeTensor) for tensor in outputs
         ):
             return
-        written = [t for i, arg in enumerate(args) if i in schema.written for t in _tensors(arg)]
-        read = [t for i, arg in enumerate(args) if i not in schema.written for t in _tensors(arg)]
-        read += _tensors(tuple(kwargs.values()))
+        written = [t for i, arg in enumerate(args) if i in schema.written for t in tensors_in(arg)]
+        read = [t for i, arg in enumerate(args) if i not in schema.written for t in tensors_in(arg)]
+        read += tensors_in(tuple(kwargs.values()))
         known = {t.untyped_storage()._cdata for t in (*written, *read)}
         fresh = {t.untyped_storage()._cdata: t for t in outputs}
         fresh = {cdata: t for cdata, t in fresh.items() if cdata not in known and t.nbytes}
@@ -287,18 +287,18 @@ def varying(one: Sequence[CountRow], other: Sequence[CountRow]) -> list[str]:
     return sorted({f"{key[0]} {key[2]}".rstrip() + f" at {key[3]}" for key in differing})
 
 
-def _dispatches(kind: type) -> bool:
+def dispatches(kind: type) -> bool:
     """Whether a class of tensors turns operations into others."""
     own = getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
     return issubclass(kind, Tensor) and own and not issubclass(kind, FakeTensor)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Tensors in nested lists and tuples."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 

@@ -8,18 +8,21 @@ from pathlib import Path
 import torch
 
 from bench.data.batches import build_batches
+from bench.derive.live_storage import over_ranks
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.launch.turns import Turns
 from bench.loop import TrainingLoop
+from bench.meters.call_sites import CallSites
 from bench.meters.checkpoints import CheckpointMeter
+from bench.meters.live_storage import LiveStorageMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_snapshot import MemorySnapshot
 from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
 from bench.meters.sample_sink import SampleSink
 from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
-from bench.spec import ResolvedRun
+from bench.spec import ResolvedRun, known_engine
 from bench.store.atomic import write_json_atomically
 from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, snapshot_name, trace_name
 from bench.store.reading import read_spec
@@ -50,9 +53,13 @@ def run_rank(run_dir: Path) -> None:
 def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     profile = MemoryProfile(place.device) if resolved.measure.profile == "memory" else None
     snapshot = MemorySnapshot.of(resolved, run_dir / snapshot_name(place.rank), place.device)
+    sites = CallSites(known_engine(resolved.engine.name).torch_code)
+    live = LiveStorageMeter(sites, place.device, resolved.train.steps)
+    live.start()
     model, make_batch = run_model(resolved, place.device)
     batches = build_batches(resolved, place.rank, place.device, make_batch)
     engine = build_engine(model, resolved, place.device)
+    live.watch(engine, compiled=is_compiled(model))
     if place.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place))
     if profile is not None:
@@ -70,12 +77,13 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
-        after_step = _after_step(recorder, profile, snapshot, evidence, saver, trace)
+        after_step = _after_step(recorder, live, profile, snapshot, evidence, saver, trace)
         cost = loop.run(after_step, turns.before)
     turns.after_all_steps()
     _stop(profile, snapshot, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
+    held = None if live.found is None else over_ranks(gathered(live.found, place))
     devices = [] if loop.device_state is None else gathered(loop.device_state.report(), place)
     if place.rank == 0:
         if saver is not None:
@@ -84,7 +92,9 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         timeline = None if recorder is None else recorder.timeline
         report = runtime_report(engine, resolved, place, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
-        write_json_atomically(run_dir / MEMORY, memory_report(engine, place, profile, timeline))
+        memory = memory_report(engine, place, profile, timeline)
+        memory |= {"live": None if held is None else held.model_dump(mode="json")}
+        write_json_atomically(run_dir / MEMORY, memory)
     if resolved.measure.counts:
         # After everything else, so that no time and no memory is counting's.
         counts = count_steps(loop, model, resolved, place)
@@ -117,6 +127,7 @@ def _saver(
 
 def _after_step(
     *meters: TimelineMeter
+    | LiveStorageMeter
     | MemoryProfile
     | MemorySnapshot
     | NcclEvidence

@@ -11,6 +11,7 @@ from statistics import median, stdev
 
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
+from bench.derive.live_storage import LiveStorage, live_storage
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
 from bench.derive.summary import common_steps, step_milliseconds
 from bench.record import RunRecord
@@ -78,7 +79,8 @@ class CellSamples:
     tokens_per_step: of a collective, bytes. interleaved: the blocks were run in turn with the other
     arm's. not_steady: finished runs without a time. why_not_steady: reasons of those, each once.
     turned: runs that took turns. timing: by block, for interleaved runs. counts: what a step of one
-    of the runs did, None if none counted. nodes: of a cluster, of all runs.
+    of the runs did, None if none counted. live: what one of the runs held between two steps.
+    nodes: of a cluster, of all runs.
     """
 
     name: str
@@ -97,6 +99,7 @@ class CellSamples:
     turned: int = 0
     why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
+    live: LiveStorage | None = None
     timing: Mapping[int, RunTiming] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
 
@@ -144,6 +147,7 @@ def cell_samples(
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
         why_not_steady=_why_not_steady(counted),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),
+        live=next((live for run in counted if (live := live_storage(run.record))), None),
         timing=_timing(counted) if interleaved else {},
         nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
     )

@@ -1,4 +1,4 @@
-"""Memory of one step: its timeline, what was alive at the peak, padding per unit, the pools.
+"""Memory of one step: timeline, peak, live storage against ledgers, padding per unit, pools.
 
 Units are named as a reader knows them: by their kind of block, many of them in few words.
 """
@@ -6,8 +6,9 @@ Units are named as a reader knows them: by their kind of block, many of them in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from bench.derive.live_storage import LiveRow, LiveStorage, live_storage
 from bench.derive.timeline import Held, Peak, peak, read_timeline
 from bench.record import MemoryTimeline
 from bench.spec import BLOCK_LETTERS, ModelShape
@@ -30,6 +31,7 @@ _SHOWN_ROLES = {
     "grad_cast": "cast gradients",
 }
 _MOST_LISTED = 6
+_MOST_MAKERS = 3
 Drawn = list[tuple[Cell, MemoryTimeline]]
 Planned = list[tuple[Cell, PoolPlanDocument]]
 
@@ -45,7 +47,12 @@ def memory_section(findings: Findings) -> Section | None:
             drawn.append((cell, timeline))
         if plan is not None and plan.units:
             planned.append((cell, plan))
-    blocks = [*_timeline_blocks(findings, drawn), *_padding_blocks(planned), *_pool_blocks(planned)]
+    blocks = [
+        *_timeline_blocks(findings, drawn),
+        *_live_blocks(findings),
+        *_padding_blocks(planned),
+        *_pool_blocks(planned),
+    ]
     return Section("memory", "Memory of one step", tuple(blocks)) if blocks else None
 
 
@@ -115,6 +122,43 @@ def _alive(found: Peak, shape: ModelShape | None) -> str:
             )
         texts.append(f"{_SHOWN_ROLES.get(role, role)}: {', '.join(names)}")
     return "; ".join(texts) or "nothing"
+
+
+def _live_blocks(findings: Findings) -> list[Block]:
+    """What ranks held between two steps, whoever held it, beside the ledger."""
+    found = [(cell, live_storage(cell.finished[0].record)) for cell in findings.finished]
+    known = [(cell, live) for cell, live in found if live is not None]
+    if not known:
+        return []
+    rows = (
+        (
+            cell.name,
+            _makers(live),
+            quantity.binary_bytes(live.bytes_per_rank),
+            quantity.binary_bytes(_mean(live.ledger_bytes)),
+            quantity.binary_bytes(live.ledger_difference_per_rank),
+        )
+        for cell, live in known
+    )
+    table = Table.of("cell | largest, by who made it | live | ledger | difference", rows, left=2)
+    caption = (
+        f"Every tensor storage that was alive behind step {known[0][1].step}, counted once, whoever"
+        " holds it; mean over ranks. The difference is what the engine holds and its ledger does"
+        " not say, or the other way round; data and the models' own buffers are no part of it."
+    )
+    return [Heading("Live storage and the ledger"), TableBlock(table, caption)]
+
+
+def _makers(live: LiveStorage) -> str:
+    def text(row: LiveRow) -> str:
+        size = quantity.binary_bytes(row.bytes / len(live.bytes))
+        return f"{row.site or 'outside of operations'} {size}"
+
+    return ", ".join(text(row) for row in live.rows[:_MOST_MAKERS])
+
+
+def _mean(sizes: Sequence[int] | None) -> float | None:
+    return None if sizes is None else sum(sizes) / len(sizes)
 
 
 def _padding_blocks(planned: Planned) -> list[Block]:

@@ -31,6 +31,7 @@ class Arm:
     hardware: Mapping[str, Any] | None = None
     steady: bool = True
     counts: Mapping[str, Any] | None = None
+    live: Mapping[str, Any] | None = None
     cpu_noise: float | None = None
     machine: tuple[float, ...] = ()
 
@@ -117,7 +118,7 @@ def _record(
                     ),
                 )
         sizes = {k: int(v * arm.more_memory) for k, v in ledger(resolved).items()}
-        folder.write_memory({"rank": 0, "by_category_bytes": sizes})
+        folder.write_memory({"rank": 0, "by_category_bytes": sizes, "live": arm.live})
         if arm.counts is not None:
             (folder.path / "counts.json").write_text(json.dumps(arm.counts))
         status = folder.status.model_copy(

@@ -1,0 +1,91 @@
+"""The tensor storage that ranks held between two steps, by who made it, beside what ledgers say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bench.record import RunRecord
+
+
+class LiveRow(BaseModel):
+    """Storages that one call site has made. line: of one of them.
+
+    site: as of counts (`bench.meters.call_sites`); "" where torch's dispatcher was not asked.
+    of_harness: made by the loop, its data or its models, of which no engine keeps a ledger.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    site: str = ""
+    line: int = 0
+    bytes: int
+    storages: int
+    of_harness: bool = False
+
+
+class LiveStorage(BaseModel):
+    """`live` in `memory.json`, of all ranks together.
+
+    step: behind which it was looked at, before the next. bytes: by rank, every storage once.
+    ledger_bytes: by rank, what the engine's ledger said then; None without a ledger.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    step: int
+    bytes: tuple[int, ...]
+    ledger_bytes: tuple[int, ...] | None = None
+    rows: tuple[LiveRow, ...] = ()
+
+    @property
+    def bytes_per_rank(self) -> float:
+        """The mean, which a rise on any rank raises."""
+        return sum(self.bytes) / len(self.bytes)
+
+    @property
+    def ledger_difference_per_rank(self) -> float | None:
+        """Mean of the engine's bytes that its ledger lacks, or of those that it has too many."""
+        if self.ledger_bytes is None:
+            return None
+        of_engine = sum(row.bytes for row in self.rows if not row.of_harness)
+        return abs(of_engine - sum(self.ledger_bytes)) / len(self.bytes)
+
+
+def live_storage(record: RunRecord) -> LiveStorage | None:
+    """That of a run; None where it was not looked at, or cannot be read."""
+    found = (record.memory or {}).get("live")
+    try:
+        live = LiveStorage.model_validate(found)
+    except ValidationError:
+        return None
+    return live if live.bytes else None
+
+
+def over_ranks(ranks: Sequence[LiveStorage]) -> LiveStorage:
+    """One account of what every rank held."""
+    sites: dict[str, LiveRow] = {}
+    for row in (row for rank in ranks for row in rank.rows):
+        sites[row.site] = _added(sites[row.site], row) if row.site in sites else row
+    ledgers = [rank.ledger_bytes for rank in ranks if rank.ledger_bytes is not None]
+    every = tuple(size for sizes in ledgers for size in sizes)
+    return LiveStorage(
+        step=ranks[0].step,
+        bytes=tuple(size for rank in ranks for size in rank.bytes),
+        ledger_bytes=every if len(ledgers) == len(ranks) else None,
+        rows=tuple(sorted(sites.values(), key=lambda row: (-row.bytes, row.site))),
+    )
+
+
+def _added(one: LiveRow, other: LiveRow) -> LiveRow:
+    sums = {name: getattr(one, name) + getattr(other, name) for name in ("bytes", "storages")}
+    return one.model_copy(update=sums)
+
+
+def risen(base: LiveStorage, head: LiveStorage) -> list[tuple[LiveRow, int]]:
+    """Sites that hold more than before with how many bytes more, the largest first."""
+    before: Mapping[str, Any] = {row.site: row.bytes for row in base.rows}
+    more = [(row, row.bytes - before.get(row.site, 0)) for row in head.rows]
+    return sorted(((row, size) for row, size in more if size > 0), key=lambda pair: -pair[1])
