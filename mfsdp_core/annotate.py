@@ -80,6 +80,9 @@ class Annotations:
         if number in self._collectives:
             self._end(self._collectives.pop(number))
 
+    def resized(self, memory: Tensor) -> None:
+        """Memory comes: no range."""
+
     def released(self, memory: Tensor, name: object) -> None:
         """Memory goes back: no range."""
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 
 #: Field -> argument of `fully_shard_model` that means the same.
@@ -31,16 +31,13 @@ _ARGUMENTS = {
     "megatron_fsdp_enable_fine_grained_param_gather": "enable_fine_grained_param_gather",
     "megatron_fsdp_max_pool_double_buffer": "maxpool_double_buffer",
 }
-#: Field -> what it would be: valid, and not built.
-_NOT_BUILT = {
-    "fp8_param_gather": "FP8 parameters",
-}
 #: Field -> why it changes nothing here. They are about speed alone.
 _WITHOUT_EFFECT = {
     "bucket_size": "the parameters of a unit and dtype travel together, whatever their size",
     "suggested_communication_unit_size": "use prefetch_budget_bytes of fully_shard_model",
     "gradient_reduce_div_fusion": "the division is always a part of the reduction's input",
     "fsdp_all_gather_in_start_param_sync": "start_param_sync always gathers",
+    "fp8_param_gather": "weights kept as codes are always gathered as codes, and others never",
 }
 #: Field -> field of the policy that decides.
 _DTYPES = {
@@ -103,7 +100,6 @@ class DistributedDataParallelConfig:
         computes, as under upstream.
 
         Raises:
-            CapabilityNotBuiltError: a field whose capability does not exist.
             ConfigurationError: a dtype that is neither the default nor that of `policy`.
         """
         self._refuse(policy)
@@ -115,13 +111,6 @@ class DistributedDataParallelConfig:
         return found
 
     def _refuse(self, policy: MixedPrecisionPolicy) -> None:
-        asked = [
-            f"{name}=True ({what})" for name, what in _NOT_BUILT.items() if getattr(self, name)
-        ]
-        if asked:
-            raise CapabilityNotBuiltError(
-                f"not built in this version: {', '.join(asked)}. Leave the fields at False."
-            )
         for name, wanted in _DTYPES.items():
             value = getattr(self, name)
             if value not in (_default(name), getattr(policy, wanted)):

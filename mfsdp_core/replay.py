@@ -114,6 +114,10 @@ class Recording(TorchDispatchMode):
         self._is_backend = False
         self.entries.append(Entry("wait", (), (str(number),)))
 
+    def resized(self, memory: Tensor) -> None:
+        """Made by the step, without an operation."""
+        self._make(memory)
+
     def released(self, memory: Tensor, name: object) -> None:
         """Memory goes back."""
         self.entries.append(Entry(f"release of {name}", (self._operand(memory),)))

@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
 from mfsdp_core.ddp_config import DistributedDataParallelConfig
 from mfsdp_core.dist_index import FSDPDistributedIndex
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.allocation import (
@@ -189,11 +189,6 @@ def request_of_wrapper(arguments: Mapping[str, Any]) -> ShardingRequest:
     unknown = own.keys() - OWN_DEFAULTS
     if unknown:
         raise TypeError(f"MegatronFSDP() got unexpected arguments {sorted(unknown)}.")
-    if rest.pop("fine_grained_recurse_module_types"):
-        raise CapabilityNotBuiltError(
-            "fine_grained_recurse_module_types is not built: a module's own parameters are "
-            "gathered as it runs, those of its children as they run. Leave it out."
-        )
     fine = [rest.pop(f"enable_fine_grained_param_gather_{part}hook") for part in ("", "backward_")]
     if config is None:
         config = DistributedDataParallelConfig(

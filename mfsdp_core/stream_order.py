@@ -110,6 +110,9 @@ class StreamOrder:
         if name_and_clock is not None:
             _join(self._clocks[COMPUTE], name_and_clock[1])
 
+    def resized(self, memory: Tensor) -> None:
+        """New memory: nobody has touched it."""
+
     def released(self, memory: Tensor, name: object) -> None:
         """Memory goes back."""
         self.run(f"release of {name}", (), (span_of(memory),))

@@ -58,6 +58,9 @@ class Observer(Protocol):
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
 
+    def resized(self, memory: torch.Tensor) -> None:
+        """A tensor that had lost its memory has some again."""
+
     def released(self, memory: torch.Tensor, name: object) -> None:
         """Memory may be used again, by anybody, from here on."""
 

@@ -20,7 +20,7 @@ from sweeps.document import Document, KeyPath, parse_document, read_document
 from sweeps.matrix import ARM, MAX_CELLS, Condition, Matrix, Override, expand
 from sweeps.reader import Reader
 from sweeps.schema import MatrixSection, OverrideSection, SweepFile
-from sweeps.settings import explain
+from sweeps.settings import Scalar, explain
 from sweeps.suggest import did_you_mean
 from sweeps.targets import Target
 
@@ -75,7 +75,8 @@ def define(document: Document) -> SweepDefinition:
     reader = Reader(document)
     _check_shape(reader)
     data = document.data
-    base = reader.settings_with_lines(data.get("base") or {}, ("base",))
+    own = reader.settings_with_lines(data.get("base") or {}, ("base",))
+    base = _inherited(reader, data.get("extends")) | own
     arm_names = [str(name) for name in data.get("arms") or {}]
     matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [], arm_names)
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
@@ -100,6 +101,21 @@ def define(document: Document) -> SweepDefinition:
         pack=data.get("pack", False),
         turns=data.get("turns"),
     )
+
+
+def _inherited(reader: Reader, name: str | None) -> dict[str, tuple[Scalar, int]]:
+    """Settings of the base of the file that this one extends, at the line that says so."""
+    if name is None:
+        return {}
+    source = reader.document.source
+    other = read_document(Path(source).parent / name)
+    if other.data.get("extends") is not None:
+        raise reader.document.error(
+            ("extends",),
+            f"extends: {name} extends {other.data['extends']}; expected a file that extends none",
+        )
+    line = reader.document.line(("extends",))
+    return {path: (value, line) for path, value in define(other).matrix.base.items()}
 
 
 def _read_targets(

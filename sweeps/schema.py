@@ -80,6 +80,9 @@ class SweepFile(_Section):
 
     name: str = Field(pattern=NAME_PATTERN, description="names the sweep in the results folder")
     description: str = ""
+    extends: str | None = Field(
+        default=None, description="another sweep file, beside this one, whose base lies under base"
+    )
     base: RunSpec = RunSpec()
     matrix: MatrixSection = MatrixSection()
     repeat: int = Field(default=1, ge=1, le=1000, description="runs of every cell")

@@ -79,6 +79,14 @@ SlurmOption = Annotated[
     list[str] | None,
     typer.Option("--slurm", metavar="KEY=VALUE", help="A setting of jobs, as partition=gpu."),
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="Plan for GPUs of this name, as H100."),
+]
+GpusOption = Annotated[
+    int | None,
+    typer.Option("--gpus", metavar="N", min=1, max=4096, help="So many of --device, 8 in a node."),
+]
 BudgetOption = Annotated[
     str | None,
     typer.Option(

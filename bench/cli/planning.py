@@ -12,6 +12,8 @@ from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.launch.hosts.leader import Leader
 from bench.launch.slurm.settings import SlurmSettings
+from bench.resolve.described import described_machine
+from bench.resolve.machine import Machine
 from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import ResolvedRun
@@ -26,7 +28,8 @@ from sweeps.suggest import did_you_mean
 class Request:
     """What the command line says about a sweep.
 
-    turns: where the file says nothing of them. to_run: False to look at what was run.
+    turns: where the file says nothing of them. to_run: False to look at what was run. machine: to
+    plan for; None is where the launcher makes its runs.
     """
 
     sweep: Path
@@ -39,6 +42,20 @@ class Request:
     launcher: LauncherRequest = field(default_factory=LauncherRequest)
     turns: int = 1
     to_run: bool = True
+    machine: Machine | None = None
+
+
+def machine_of(device: str | None, gpus: int | None) -> Machine | None:
+    """What --device and --gpus describe, None without them.
+
+    Raises:
+        UsageError: one of them is missing, or such a machine cannot be.
+    """
+    if device is None and gpus is None:
+        return None
+    if device is None or gpus is None:
+        raise UsageError("--device and --gpus describe a machine together: give both, or neither")
+    return described_machine(device, gpus)
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ def requested_plan(request: Request) -> RequestedPlan:
             " to the file, or --interleave"
         )
     slurm = request.launcher.settings(definition.slurm)
-    machine = machine_for(request.launcher, slurm)
+    machine = request.machine or machine_for(request.launcher, slurm)
     whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.

@@ -67,6 +67,7 @@ class MfsdpEngine:
                 self._model.parameters(),
                 resolved.train,
                 capturable_on=device if switches.cuda_graph else None,
+                decoupled=switches.decoupled_grad,
             )
         )
 

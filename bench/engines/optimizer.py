@@ -24,10 +24,12 @@ def build_optimizer(
     train: TrainSpec,
     *,
     capturable_on: torch.device | None = None,
+    decoupled: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay, its precision-aware form, or plain SGD (no momentum).
+    """AdamW with decoupled decay, its precision-aware forms, or plain SGD (no momentum).
 
-    capturable_on: keep AdamW's numbers on this device, where a graph reads them.
+    capturable_on: keep AdamW's numbers on this device, where a graph reads them. decoupled:
+    `fused_adam` reads `decoupled_grad`, as `precision_aware_adamw` does where there is one.
     """
     if train.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=train.lr, weight_decay=train.weight_decay)
@@ -42,6 +44,8 @@ def build_optimizer(
             master_weights=train.master_weights,
             store_remainders=train.store_remainders,
         )
+    if train.optimizer == "fused_adam":
+        return _fused_adam(parameters, train, decoupled)
     if train.optimizer in _OF_TORCHAO:
         return _torchao_optimizer(parameters, train)
     rate = train.lr if capturable_on is None else torch.tensor(train.lr, device=capturable_on)
@@ -53,6 +57,24 @@ def build_optimizer(
         eps=train.eps,
         weight_decay=train.weight_decay,
     )
+
+
+def _fused_adam(parameters: Any, train: TrainSpec, decoupled: bool) -> torch.optim.Optimizer:
+    """Transformer Engine's. Remainders are kept in place of the low half of its own weights."""
+    module = importlib.import_module("transformer_engine.pytorch.optimizers")
+    made = module.FusedAdam(
+        parameters,
+        lr=train.lr,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+        master_weights=train.master_weights or train.store_remainders,
+        store_param_remainders=train.store_remainders,
+        exp_avg_dtype=TORCH_DTYPES[train.state_dtype],
+        exp_avg_sq_dtype=TORCH_DTYPES[train.state_dtype],
+        use_decoupled_grad=decoupled,
+    )
+    return made  # type: ignore[no-any-return]
 
 
 def _torchao_optimizer(parameters: Any, train: TrainSpec) -> torch.optim.Optimizer:

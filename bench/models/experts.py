@@ -4,6 +4,9 @@ Routing as in Nemotron 3 Nano and DeepSeek-V3 (arXiv:2412.19437), without their 
 it is no parameter, and which experts a token visits stays a function of the weights alone. Experts
 compute only the tokens that chose them, so the work is that of the active parameters. Every expert
 has a gradient on every rank (zero where no token chose it), because all of them are one parameter.
+
+How many tokens an expert gets stays on the device where one grouped product can serve all experts;
+so a CUDA graph can hold it. Experts of other ranks, FP64 and odd widths need the counts on the host.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from bench.spec import HybridShape
 
 #: Rows sorted by expert, counts of all experts, and what answers those held here, to all answers.
 Exchange = Callable[[Tensor, Sequence[int], Callable[[Tensor, Sequence[int]], Tensor]], Tensor]
+
+_WIDEST_BYTES = 4
+_ROW_BYTES = 16
 
 
 class SquaredReLU(nn.Module):
@@ -60,13 +66,13 @@ class Experts(nn.Module):
         visits = chosen.flatten()
         # Stable, so that equal inputs are summed in equal order.
         order = visits.argsort(stable=True)
-        counts = visits.bincount(minlength=self.hybrid.experts).tolist()
         per_token = self.hybrid.experts_per_token
-        copies = tokens.unsqueeze(1).expand(-1, per_token, -1).flatten(0, 1)
-        if self.exchange is None:
-            answers = self._answer(copies[order], counts)
+        copies = tokens.unsqueeze(1).expand(-1, per_token, -1).flatten(0, 1)[order]
+        if self.exchange is None and self._is_grouped(tokens):
+            answers = self._grouped(copies, visits[order])
         else:
-            answers = self.exchange(copies[order], counts, self._answer)
+            counts = visits.bincount(minlength=self.hybrid.experts).tolist()
+            answers = (self.exchange or _here)(copies, counts, self._answer)
         back = torch.empty_like(order).scatter_(
             0, order, torch.arange(order.numel(), device=x.device)
         )
@@ -88,6 +94,26 @@ class Experts(nn.Module):
             shares = best / best.sum(-1, keepdim=True) * self.hybrid.routed_scale
         return shares, chosen
 
+    def _is_grouped(self, tokens: Tensor) -> bool:
+        """Whether `grouped_mm` takes it: no FP64, and rows of whole 16 bytes."""
+        widths = (self.up.shape[1], self.down.shape[1])
+        size = _product_dtype(tokens).itemsize
+        return size <= _WIDEST_BYTES and not any(width * size % _ROW_BYTES for width in widths)
+
+    def _grouped(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        """As `_answer`; numbers: of the expert of each row, in order."""
+        experts, dtype = self.hybrid.experts, _product_dtype(tokens)
+        ends = torch.searchsorted(
+            numbers, torch.arange(experts, device=numbers.device), right=True, out_int32=True
+        )
+        up, down = (
+            matrix.to(dtype).unflatten(0, (experts, -1)).transpose(1, 2)
+            for matrix in (self.up, self.down)
+        )
+        inner = F.relu(F.grouped_mm(tokens.to(dtype), up, offs=ends)).square()
+        out: Tensor = F.grouped_mm(inner, down, offs=ends)
+        return out
+
     def _answer(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
         """Tokens sorted by expert, `counts` of each, to what the experts make of them."""
         ups = self.up.unflatten(0, (len(counts), -1)).unbind()
@@ -98,3 +124,16 @@ class Experts(nn.Module):
                 for part, up, down in zip(tokens.split(list(counts)), ups, downs, strict=True)
             ]
         )
+
+
+def _here(
+    tokens: Tensor, counts: Sequence[int], answer: Callable[[Tensor, Sequence[int]], Tensor]
+) -> Tensor:
+    """The exchange of a rank that holds all experts."""
+    return answer(tokens, counts)
+
+
+def _product_dtype(tokens: Tensor) -> torch.dtype:
+    """What a product under autocast computes in, which does not know the grouped one."""
+    kind = tokens.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
@@ -23,6 +24,16 @@ from bench.spec.engine_table import TABLE
 from mfsdp_core.plan.fine_grained import gathers_by_module
 from mfsdp_core.plan.recipes import QuantisedWeights
 from mfsdp_core.plan.strategy import INNER, OUTER, AxisPlacements
+
+#: Optimizers with moments of a dtype of their own, which read decoupled gradients.
+PRECISION_AWARE: Final = ("precision_aware_adamw", "fused_adam")
+_PRECISION_AWARE_NAMES: Final = " or ".join(PRECISION_AWARE)
+#: Package and extra of optimizers that are not torch's or this project's.
+_PACKAGES: Final = {
+    "fused_adam": ("transformer_engine", "gpu"),
+    "adamw_8bit": ("torchao", "fp8"),
+    "adamw_fp8": ("torchao", "fp8"),
+}
 
 
 def core_settings(engine: EngineSpec) -> MfsdpSettings | None:
@@ -54,23 +65,43 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
     if settings is None or settings.fine_grained_gather is not None:
         return engine
     recomputes = spec.model.recompute != "none"
-    by_module = gathers_by_module(settings.recipe, recomputes=recomputes)
+    model, weights = spec.model, settings.recipe
+    if model.linear == "transformer_engine" and model.quantised_weights and model.linear_recipe:
+        weights = model.linear_recipe
+    by_module = gathers_by_module(weights, recomputes=recomputes)
     return engine.with_settings(fine_grained_gather=by_module)
 
 
-def engine_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
+def engine_not_here(run: ResolvedRun, machine: Machine) -> str | None:
     """The engine's own code, and what it needs, must be installed for this interpreter."""
+    if machine.described:
+        return None
     return _why_not_here(run.engine.name, Path.cwd()) or _optimizer_not_here(run.train.optimizer)
 
 
 def _optimizer_not_here(name: str) -> str | None:
-    """Moments of codes are torchao's."""
-    if name not in {"adamw_8bit", "adamw_fp8"} or locate("torchao") is not None:
+    """The package that an optimizer comes from must be installed for this interpreter."""
+    package, extra = _PACKAGES.get(name, ("torch", ""))
+    if locate(package) is not None:
         return None
     return (
-        f"the optimizer {name} needs torchao, which is not installed here: pip install"
-        " 'mfsdp-bench[fp8]'"
+        f"the optimizer {name} needs {package}, which is not installed here: pip install"
+        f" 'mfsdp-bench[{extra}]'"
     )
+
+
+def fused_adam_needs_cuda(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Its kernels are Transformer Engine's."""
+    if run.train.optimizer != "fused_adam":
+        return None
+    if run.launch.device != "cuda":
+        return (
+            f"fused_adam computes on CUDA; found device {run.launch.device}: set train.optimizer to"
+            " precision_aware_adamw"
+        )
+    if run.train.state_dtype == "fp64":
+        return "fused_adam has no moments in fp64: set train.state_dtype to fp32, bf16 or fp16"
+    return None
 
 
 @lru_cache(maxsize=256)
@@ -189,11 +220,11 @@ def decoupled_gradients_need_a_reader(run: ResolvedRun, _machine: Machine) -> st
     settings = run.engine.settings
     if core_settings(run.engine) is None and not isinstance(settings, MegatronFsdpSettings):
         return None
-    if not run.engine.setting("decoupled_grad") or run.train.optimizer == "precision_aware_adamw":
+    if not run.engine.setting("decoupled_grad") or run.train.optimizer in PRECISION_AWARE:
         return None
     return (
         f"decoupled_grad leaves grad empty, which {run.train.optimizer} reads: set train.optimizer"
-        " to precision_aware_adamw, or decoupled_grad to false"
+        f" to {_PRECISION_AWARE_NAMES}, or decoupled_grad to false"
     )
 
 
@@ -204,18 +235,18 @@ def _those(wanted: Callable[[AxisPlacements], bool]) -> str:
 
 
 def optimizer_has_no_such_state(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Moments of another dtype and a copy of the weights exist in one optimizer only."""
+    """Moments of another dtype and a copy of the weights exist in few optimizers only."""
     train, defaults = run.train, TrainSpec()
     changed = [
         f"{setting}={getattr(train, setting)}"
         for setting in ("state_dtype", "master_weights", "store_remainders")
         if getattr(train, setting) != getattr(defaults, setting)
     ]
-    if not changed or train.optimizer == "precision_aware_adamw":
+    if not changed or train.optimizer in PRECISION_AWARE:
         return None
     return (
         f"the optimizer {train.optimizer} has no {', '.join(changed)}: set train.optimizer to"
-        " precision_aware_adamw, or leave them at their defaults"
+        f" {_PRECISION_AWARE_NAMES}, or leave them at their defaults"
     )
 
 

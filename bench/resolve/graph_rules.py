@@ -42,7 +42,6 @@ def cuda_graph_keeps_the_host_out(run: ResolvedRun, _machine: Machine) -> str | 
     settings = core_settings(run.engine)
     if settings is None or not settings.cuda_graph:
         return None
-    hybrid = None if run.shape is None else run.shape.hybrid
     found = {
         "nan_check=true (reads every gradient on the host)": settings.nan_check,
         f"transport={settings.transport} (messages from the host)": (
@@ -51,16 +50,22 @@ def cuda_graph_keeps_the_host_out(run: ResolvedRun, _machine: Machine) -> str | 
         f"recipe={settings.recipe} (never captured)": settings.recipe != "none",
         f"train.optimizer={run.train.optimizer} (its numbers are the host's; adamw can keep them"
         " on the device)": run.train.optimizer != "adamw",
-        f"recompute={run.recompute} (asks for the state of random numbers)": (
-            run.recompute != "none"
-        ),
-        "experts (the host reads how many tokens each gets)": (
-            hybrid is not None and "E" in hybrid.pattern
-        ),
+        "experts whose token counts the host reads (they stay on the device with dtypes.compute"
+        " bf16, expert_parallel 1, and widths in multiples of 8)": _counts_on_host(run),
         "a model of the user's own (nobody knows what it reads)": run.shape is None,
     }
     named = [what for what, holds in found.items() if holds]
     return f"cuda_graph cannot have {', nor '.join(named)}" if named else None
+
+
+def _counts_on_host(run: ResolvedRun) -> bool:
+    """Torch's grouped product has a kernel for BF16 on CUDA, and reads the counts without one."""
+    hybrid = None if run.shape is None else run.shape.hybrid
+    if run.shape is None or hybrid is None or "E" not in hybrid.pattern:
+        return False
+    widths = (run.shape.hidden, hybrid.expert_hidden)
+    is_grouped = run.dtypes.compute == "bf16" and not any(width % 8 for width in widths)
+    return not is_grouped or run.engine.expert_parallel > 1
 
 
 def cuda_graph_hides_operations(run: ResolvedRun, _machine: Machine) -> str | None:

@@ -25,6 +25,10 @@ _CHECKS: Final = {
     "mxfp8": "is_mxfp8_available",
     "nvfp4": "is_nvfp4_available",
 }
+#: The compute capability from which Transformer Engine has a recipe (its documentation, FP8 and FP4
+#: recipes), for devices that are not here to be asked.
+_CAPABILITY: Final = {"block": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+_FP8_CAPABILITY = (8, 9)
 _FACTOR = 16
 
 
@@ -98,9 +102,11 @@ def linear_sizes_divide(run: ResolvedRun, _machine: Machine) -> str | None:
     return f"FP8 products need multiples of {_FACTOR}; found {', '.join(odd)}" if odd else None
 
 
-def linear_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
+def linear_not_here(run: ResolvedRun, machine: Machine) -> str | None:
     """The package must be installed, and a device must have what it needs, in its own words."""
     linear = run.linear
+    if machine.described:
+        return _needs_capability(linear, machine)
     if linear.kind == "torchao" and locate("torchao") is None:
         return "model.linear torchao is not installed here: pip install 'mfsdp-bench[fp8]'"
     if linear.kind != "transformer_engine":
@@ -111,6 +117,18 @@ def linear_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
         return f"Transformer Engine computes on CUDA; found device {run.launch.device}"
     found = _reason(_CHECKS.get(linear.recipe, "is_fp8_available"))
     return None if found is None else f"Transformer Engine, of {linear.recipe}: {found}"
+
+
+def _needs_capability(linear: LinearLayers, machine: Machine) -> str | None:
+    needed = _CAPABILITY.get(linear.recipe, _FP8_CAPABILITY)
+    for device in machine.cuda_devices[:1] if linear.kind == "transformer_engine" else ():
+        if device.capability is not None and device.capability < needed:
+            return (
+                f"Transformer Engine has the recipe {linear.recipe} from compute capability"
+                f" {needed[0]}.{needed[1]}; {device.name} has"
+                f" {device.capability[0]}.{device.capability[1]}"
+            )
+    return None
 
 
 @lru_cache(maxsize=8)

@@ -24,7 +24,7 @@ class Machine:
 
     cpu_count: cores that this process may use (its affinity). memory_bytes: of the machine, or of
     the container if that has less. cuda_devices: the visible ones, in CUDA's numbering. nodes: how
-    many of its kind a run may take.
+    many of its kind a run may take. described: by somebody, so what is installed is not known.
     """
 
     cpu_count: int
@@ -33,6 +33,7 @@ class Machine:
     cpu_name: str = ""
     hostname: str = ""
     nodes: int = 1
+    described: bool = False
 
     @property
     def cuda_device_names(self) -> tuple[str, ...]:

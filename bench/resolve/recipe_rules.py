@@ -10,6 +10,7 @@ from bench.resolve.parameter_facts import TORCH_NAMES
 from bench.resolve.state_bytes import bucket_plans, counted_layers
 from bench.spec import ModelShape, ResolvedRun
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
+from mfsdp_core.plan.fine_grained import TWO_PAYLOADS
 from mfsdp_core.plan.recipes import QuantisedWeights
 
 
@@ -76,13 +77,16 @@ def gather_precision_without_recipe(run: ResolvedRun, _machine: Machine) -> str 
 
 def recompute_inside_of_a_unit(run: ResolvedRun, _machine: Machine) -> str | None:
     """What is recomputed inside of a layer needs other codes than the backward pass around it."""
-    settings, codec = core_settings(run.engine), codec_of(run.engine)
-    if settings is None or codec is None or not codec.has_two_directions:
+    settings, codec, linear = core_settings(run.engine), codec_of(run.engine), run.linear
+    if settings is None or run.recompute == "none" or settings.fine_grained_gather:
         return None
-    if run.recompute == "none" or settings.fine_grained_gather:
+    recipe = codec.recipe if codec is not None else ""
+    if linear.kind == "transformer_engine" and linear.quantised_weights:
+        recipe = linear.recipe
+    if recipe not in TWO_PAYLOADS:
         return None
     return (
         f"recompute {run.recompute} repeats what is inside of a layer, and the recipe"
-        f" {codec.recipe} has other codes for that than for the backward pass: set"
+        f" {recipe} has other codes for that than for the backward pass: set"
         " engine.fine_grained_gather to true"
     )

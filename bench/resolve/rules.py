@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     Rule("expert-parallel-spreads-evenly", parallel_rules.expert_parallel_spreads_evenly),
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
     Rule("decoupled-gradients-need-a-reader", engine_rules.decoupled_gradients_need_a_reader),
+    Rule("fused-adam-needs-cuda", engine_rules.fused_adam_needs_cuda),
     Rule("optimizer-has-no-such-state", engine_rules.optimizer_has_no_such_state),
     Rule("remainders-need-bf16-weights", engine_rules.remainders_need_bf16_weights),
     Rule("gather-precision-without-recipe", recipe_rules.gather_precision_without_recipe),

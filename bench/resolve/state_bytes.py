@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final, NamedTuple
 
-from bench.resolve.engine_rules import codec_of, core_settings
+from bench.resolve.engine_rules import PRECISION_AWARE, codec_of, core_settings
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
 from bench.spec import (
     EngineSpec,
@@ -118,8 +118,8 @@ def counted_layers(
 
 
 def _optimizer(train: TrainSpec) -> OptimizerFacts:
-    if train.optimizer == "precision_aware_adamw":
-        # It counts its steps in Python.
+    if train.optimizer in PRECISION_AWARE:
+        # They count their steps in Python.
         state_dtype = TORCH_NAMES[train.state_dtype]
         return OptimizerFacts(
             2, 0, state_dtype, train.master_weights, remainders=train.store_remainders

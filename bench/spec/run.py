@@ -50,8 +50,9 @@ class TrainSpec(Frozen):
 
     state_dtype (of the moments), master_weights (a second copy of every weight inside the
     optimizer) and store_remainders (what BF16 main weights lack to FP32) are settings of
-    `precision_aware_adamw`, which also reads decoupled gradients. adamw_8bit, adamw_fp8: torchao's,
-    whose moments are codes with a scale per 256 elements.
+    `precision_aware_adamw` and of Transformer Engine's `fused_adam` (CUDA), which also read
+    decoupled gradients. adamw_8bit, adamw_fp8: torchao's, whose moments are codes with a scale per
+    256 elements.
     checkpoint_every: save weights and optimizer state after every that many steps, and record what
     it took; None never saves.
     """
@@ -60,7 +61,9 @@ class TrainSpec(Frozen):
     global_batch: int = Field(default=8, ge=1)
     micro_batch: int = Field(default=2, ge=1)
     seq_len: int = Field(default=64, ge=1)
-    optimizer: Literal["adamw", "sgd", "precision_aware_adamw", "adamw_8bit", "adamw_fp8"] = "adamw"
+    optimizer: Literal[
+        "adamw", "sgd", "precision_aware_adamw", "fused_adam", "adamw_8bit", "adamw_fp8"
+    ] = "adamw"
     state_dtype: DtypeName = "fp32"
     master_weights: bool = False
     store_remainders: bool = False

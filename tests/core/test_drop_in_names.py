@@ -26,7 +26,7 @@ from mfsdp_core import (
     gather_full,
     uneven_dtensor,
 )
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.sharding import OWN_DEFAULTS
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool, mesh, two_axes
@@ -98,7 +98,6 @@ def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "error", "said"),
     [
-        ({"fp8_param_gather": True}, CapabilityNotBuiltError, "fp8_param_gather"),
         ({"data_parallel_sharding_strategy": "zero"}, ConfigurationError, "optim_grads"),
         (
             {"megatron_fsdp_grad_comm_dtype": torch.bfloat16},
@@ -123,11 +122,10 @@ def test_arguments_that_contradict_the_configuration_are_refused() -> None:
 
 
 def test_a_setting_about_speed_that_changes_nothing_says_so() -> None:
-    config = DistributedDataParallelConfig(bucket_size=1000, fp8_param_gather=True)
-    with pytest.raises(CapabilityNotBuiltError):
-        MegatronFSDP(nn.Linear(2, 2), ddp_config=config)
-    with pytest.warns(UserWarning, match="bucket_size=1000 has no effect"):
-        DistributedDataParallelConfig(bucket_size=1000).arguments(MixedPrecisionPolicy())
+    for setting in ({"bucket_size": 1000}, {"fp8_param_gather": True}):
+        ((name, value),) = setting.items()
+        with pytest.warns(UserWarning, match=f"{name}={value} has no effect"):
+            DistributedDataParallelConfig(**setting).arguments(MixedPrecisionPolicy())
 
 
 def through_the_constructor(strategy: str, hybrid: bool) -> list[str]:

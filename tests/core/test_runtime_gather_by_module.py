@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from bench.testing.workers import WorkersError
+from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.events import Event
 from mfsdp_core.runtime.gathering import gather_points
@@ -67,6 +68,43 @@ def test_gradients_equal_those_of_one_process(
 ) -> None:
     for found in ranks.run(errors, unit, style, strategy, arguments):
         assert max(found) < 1e-12
+
+
+def readers_errors(types: list[type[nn.Module]]) -> list[float]:
+    """As `errors` under upstream's constructor: its classes whose modules read inner weights."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        made.append(Model(Reader, "plain").double())
+    for inner in made[1].modules():
+        if isinstance(inner, Reader.Fused):
+            inner.reads_child_weights = False
+    model = MegatronFSDP(
+        made[1],
+        fsdp_unit_modules=[Reader],
+        disable_bucketing=True,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        enable_fine_grained_param_gather_hook=True,
+        fine_grained_recurse_module_types=types,
+    )
+    made[0](inputs(0, 0)).square().sum().backward()
+    model(inputs(0, 0)).square().sum().backward()
+    model.finish_grad_sync()
+    wanted = dict(made[0].named_parameters())
+    return [
+        float((gather_full(p.grad) - wanted[name].grad).abs().max())
+        for name, p in made[1].named_parameters()
+    ]
+
+
+@pytest.mark.processes
+def test_upstreams_list_names_the_modules_that_read_weights_inside_of_them(
+    ranks: RankPool,
+) -> None:
+    for found in ranks.run(readers_errors, [Reader.Fused]):
+        assert max(found) < 1e-12
+    with pytest.raises(WorkersError, match="used while its unit was not running"):
+        ranks.run(readers_errors, [])
 
 
 def peak_bytes(by_module: bool) -> int:

@@ -237,6 +237,11 @@ CASES = {
         "nan_check=true (reads every gradient on the host), nor transport=point_to_point",
         SERVER,
     ),
+    "fused-adam-needs-cuda": Case(
+        RunSpec(train=TrainSpec(optimizer="fused_adam")),
+        RunSpec(train=PRECISION_AWARE),
+        "fused_adam computes on CUDA",
+    ),
     "cuda-graph-hides-operations": Case(
         graph(TrainSpec(global_batch=16, steps=5)),
         graph(TrainSpec(global_batch=16, steps=6)),

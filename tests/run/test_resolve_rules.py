@@ -167,7 +167,7 @@ def test_what_a_node_must_hold_is_its_share_of_the_ranks() -> None:
         (graph(nccl_ub=True), "NVIDIA/Megatron-LM#6154"),
         (graph(nccl_ub=True, manual_registration=True, symmetric_registration=False), "manual_reg"),
         (graph(recipe="mxfp8"), "recipe=mxfp8 (never captured)"),
-        (graph().model_copy(update={"model": ModelSpec(recompute="full")}), "recompute=full"),
+        (graph().model_copy(update={"model": ModelSpec(preset="hybrid-tiny")}), "token counts"),
         (graph().model_copy(update={"measure": MeasureSpec(counts=True)}), "measure.counts cannot"),
         (graph().model_copy(update={"measure": MeasureSpec(profile="torch")}), "measure.profile="),
     ],

@@ -10,6 +10,8 @@ from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
     BudgetOption,
+    DeviceOption,
+    GpusOption,
     HostsOption,
     HostsTimeoutOption,
     InterleaveOption,
@@ -40,18 +42,29 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     profile: ProfileOption = None,
     slurm: SlurmOption = None,
     hosts: HostsOption = None,
+    device: DeviceOption = None,
+    gpus: GpusOption = None,
     json: JsonOption = False,
 ) -> int:
     """Show the cells of a sweep, and why others are pruned.
 
-    Starts no process. SWEEP is a file, or the name of a sweep that comes with the tool.
+    Starts no process. SWEEP is a file, or the name of a sweep that comes with the tool. With
+    --device and --gpus the plan is for such a machine, with all optional packages.
     """
     from bench.cli import launchers, planning
 
     arms = tuple(arm or ())
     jobs = launchers.LauncherRequest(launcher, profile, tuple(slurm or ()), hosts=hosts)
     request = planning.Request(
-        sweep, set_ or [], only or [], skip or [], repeat, arms, interleave, jobs
+        sweep,
+        set_ or [],
+        only or [],
+        skip or [],
+        repeat,
+        arms,
+        interleave,
+        jobs,
+        machine=planning.machine_of(device, gpus),
     )
     return planning.show_plan(request, as_json=json)
 

@@ -102,11 +102,6 @@ def test_configurations_that_contradict_are_refused() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for error, words, made in (
         (
-            CapabilityNotBuiltError,
-            "fp8_param_gather=True",
-            {"ddp_config": config(fp8_param_gather=True)},
-        ),
-        (
             ConfigurationError,
             "is not a strategy",
             {"ddp_config": config(data_parallel_sharding_strategy="zero")},
@@ -122,11 +117,6 @@ def test_configurations_that_contradict_are_refused() -> None:
             {"ddp_config": config(), "fsdp_double_buffer": True},
         ),
         (TypeError, "['nonsense']", {"nonsense": 1}),
-        (
-            CapabilityNotBuiltError,
-            "fine_grained_recurse",
-            {"fine_grained_recurse_module_types": [Unit]},
-        ),
         (
             ConfigurationError,
             "hsdp_outer_dp_shard",

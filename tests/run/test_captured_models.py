@@ -1,0 +1,95 @@
+"""The shipped models under CUDA graphs, as far as a CPU can tell: two recorded steps are alike.
+
+On torch's fake process group, where collectives leave memory as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.models.build import build_model
+from bench.models.experts import Experts
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve
+from bench.spec import Recompute, RunSpec
+from mfsdp_core import CapturedStep, fully_shard_model, fully_shard_optimizer
+
+
+@pytest.fixture
+def fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("fake_group")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("preset", "recompute"),
+    [
+        ("debug", "full"),
+        ("debug", "selective"),
+        ("hybrid-tiny", "none"),
+        ("hybrid-tiny", "full"),
+        ("hybrid-tiny", "selective"),
+    ],
+)
+def test_a_step_with_experts_and_recompute_can_be_replayed(
+    preset: str, recompute: Recompute, dtype: torch.dtype
+) -> None:
+    spec = RunSpec.model_validate({"model": {"preset": preset}, "launch": {"ranks": 4}})
+    shape = resolve(spec, Machine(cpu_count=4, memory_bytes=2**40)).shape
+    assert shape is not None
+    module = build_model(shape, recompute=recompute, seed=0, device=torch.device("cpu"))
+    model = fully_shard_model(
+        module.to(dtype),
+        fsdp_unit_modules=list(module.unit_classes),
+        cuda_graph_mode=True,
+        fsdp_double_buffer=True,
+        transport="native",
+    )
+    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def iteration(tokens: torch.Tensor) -> torch.Tensor:
+        loss = model(tokens, tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step = CapturedStep(model, optimizer, iteration)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        step(torch.randint(0, shape.vocab, (2, 32), generator=generator))
+    assert step.is_checked
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_grouped_products_answer_as_one_product_per_expert(empty: bool) -> None:
+    shape = resolve(
+        RunSpec.model_validate({"model": {"preset": "hybrid-tiny"}}),
+        Machine(cpu_count=4, memory_bytes=2**40),
+    ).shape
+    assert shape is not None and shape.hybrid is not None
+    generator = torch.Generator().manual_seed(3)
+    experts = Experts(shape.hidden, shape.hybrid)
+    for matrix in (experts.up, experts.down):
+        matrix.data.normal_(std=0.1, generator=generator)
+    counts = [0, 5, 0, 0, 3, 4, 0, 0] if empty else [1, 5, 2, 3, 3, 4, 2, 1]
+    rows = torch.randn(sum(counts), shape.hidden, generator=generator, requires_grad=True)
+    numbers = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    wanted = experts._answer(rows, counts)
+    found = experts._grouped(rows, numbers)
+    torch.testing.assert_close(found, wanted)
+    inputs = (rows, experts.up, experts.down)
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), inputs),
+        torch.autograd.grad(wanted.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
