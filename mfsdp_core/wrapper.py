@@ -64,10 +64,8 @@ class MegatronFSDP(nn.Module):
 
     The constructor takes upstream's arguments. Those that `fully_shard_model` has too mean the
     same; `own` are those that upstream lacks. dist_index: None is a mesh over all ranks.
-    ddp_config: None shards everything. Either switch of fine-grained gathering is
-    enable_fine_grained_param_gather. fine_grained_recurse_module_types: classes whose modules read
-    the weights of modules inside them, and need all of them as they run; their instances get the
-    attribute `reads_child_weights`.
+    ddp_config: None shards everything. Either switch of fine-grained gathering switches both.
+    fine_grained_recurse_module_types: of modules that get the attribute `reads_child_weights`.
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
@@ -103,9 +101,8 @@ class MegatronFSDP(nn.Module):
         arguments = {k: v for k, v in locals().items() if k not in {"self", "module", "__class__"}}
         readers = tuple(arguments.pop("fine_grained_recurse_module_types") or ())
         super().__init__()
-        for inner in module.modules():
-            if isinstance(inner, readers):
-                inner.reads_child_weights = True
+        for inner in (one for one in module.modules() if isinstance(one, readers)):
+            inner.reads_child_weights = True
         self._wrap(module, shard_module(module, request_of_wrapper(arguments)))
 
     @classmethod

@@ -107,8 +107,9 @@ def _inherited(reader: Reader, name: str | None) -> dict[str, tuple[Scalar, int]
     """Settings of the base of the file that this one extends, at the line that says so."""
     if name is None:
         return {}
-    source = reader.document.source
-    other = read_document(Path(source).parent / name)
+    beside = Path(reader.document.source).parent / name
+    shipped = Path(__file__).parent / name
+    other = read_document(shipped if shipped.exists() and not beside.exists() else beside)
     if other.data.get("extends") is not None:
         raise reader.document.error(
             ("extends",),

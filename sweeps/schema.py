@@ -81,7 +81,8 @@ class SweepFile(_Section):
     name: str = Field(pattern=NAME_PATTERN, description="names the sweep in the results folder")
     description: str = ""
     extends: str | None = Field(
-        default=None, description="another sweep file, beside this one, whose base lies under base"
+        default=None,
+        description="a sweep file beside this one, or a shipped one, whose base lies under base",
     )
     base: RunSpec = RunSpec()
     matrix: MatrixSection = MatrixSection()

@@ -57,9 +57,7 @@ class MegatronFsdpEngine:
         )
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._sharded(
-            build_optimizer(
-                self.parameters, resolved.train, decoupled=self.settings.decoupled_grad
-            )
+            build_optimizer(self.parameters, resolved.train, decoupled=self.settings.decoupled_grad)
         )
         if resolved.dtypes.main_params not in (None, resolved.dtypes.compute):
             self._load_main_weights(initial)

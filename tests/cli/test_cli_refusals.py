@@ -125,6 +125,11 @@ def test_wrong_options_of_plan(in_process):
     refused(in_process("plan", "quickstart", "--only", "engine=dpp"), "did you mean 'ddp'")
     refused(in_process("plan", "quickstart", "--repeat", "0"), "--repeat", "equal to 1")
     refused(in_process("plan", "quickstart", "--repeat", "many"), "--repeat")
+    refused(in_process("plan", "quickstart", "--gpus", "8"), "--device and --gpus", "give both")
+    refused(
+        in_process("plan", "quickstart", "--gpus", "8", "--device", "H1"), "expected one of A100"
+    )
+    refused(in_process("plan", "quickstart", "--gpus", "9", "--device", "H100"), "whole nodes of 8")
     refused(in_process("plan", "quickstart", "--set", "train.global_batch=7"), "cannot be split")
 
 

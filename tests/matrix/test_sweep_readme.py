@@ -26,6 +26,7 @@ CELLS = {
     "scaling": 6,
     "reference": 5,
     "tuned": 4,
+    "short": 1,
     "losses": 3,
     "allocator": 4,
     "change": 1,

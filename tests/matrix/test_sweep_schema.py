@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.spec.engine_lookup import engine_names
-from sweeps.definition import parse_sweep
+from sweeps.definition import load_sweep, parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.matrix import expand
 
@@ -26,6 +26,19 @@ def test_base_may_be_written_nested_or_with_dots():
     nested = parse_sweep("name: a\nbase:\n  train: {steps: 7}\n")
     dotted = parse_sweep("name: a\nbase:\n  train.steps: 7\n")
     assert nested.matrix.base == dotted.matrix.base == {"train.steps": 7}
+
+
+def test_a_file_lies_over_the_base_of_the_file_that_it_extends(tmp_path):
+    (tmp_path / "below.yaml").write_text("name: below\nbase: {train: {steps: 7, lr: 0.5}}\n")
+    above = tmp_path / "above.yaml"
+    above.write_text("name: above\nextends: below.yaml\nbase: {train.lr: 0.25}\n")
+    assert load_sweep(above).matrix.base == {"train.steps": 7, "train.lr": 0.25}
+    (tmp_path / "third.yaml").write_text("name: third\nextends: above.yaml\n")
+    with pytest.raises(SweepFileError, match=r"third.yaml:2: extends: above.yaml extends below"):
+        load_sweep(tmp_path / "third.yaml")
+    above.write_text("name: above\nextends: gone.yaml\n")
+    with pytest.raises(SweepFileError, match=r"gone.yaml: no such file"):
+        load_sweep(above)
 
 
 def test_empty_sections_are_absent_ones():
