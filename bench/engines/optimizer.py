@@ -62,7 +62,7 @@ def build_optimizer(
 def _fused_adam(parameters: Any, train: TrainSpec, decoupled: bool) -> torch.optim.Optimizer:
     """Transformer Engine's. Remainders are kept in place of the low half of its own weights."""
     module = importlib.import_module("transformer_engine.pytorch.optimizers")
-    made = module.FusedAdam(
+    made: torch.optim.Optimizer = module.FusedAdam(
         parameters,
         lr=train.lr,
         betas=(train.beta1, train.beta2),
@@ -74,7 +74,7 @@ def _fused_adam(parameters: Any, train: TrainSpec, decoupled: bool) -> torch.opt
         exp_avg_sq_dtype=TORCH_DTYPES[train.state_dtype],
         use_decoupled_grad=decoupled,
     )
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _torchao_optimizer(parameters: Any, train: TrainSpec) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ compute only the tokens that chose them, so the work is that of the active param
 has a gradient on every rank (zero where no token chose it), because all of them are one parameter.
 
 How many tokens an expert gets stays on the device where one grouped product can serve all experts;
-so a CUDA graph can hold it. Experts of other ranks, FP64 and odd widths need the counts on the host.
+so a CUDA graph can hold it. Experts of other ranks, FP64 and odd widths need counts on the host.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
     if settings is None or settings.fine_grained_gather is not None:
         return engine
     recomputes = spec.model.recompute != "none"
-    model, weights = spec.model, settings.recipe
+    model = spec.model
+    weights: str = settings.recipe
     if model.linear == "transformer_engine" and model.quantised_weights and model.linear_recipe:
         weights = model.linear_recipe
     by_module = gathers_by_module(weights, recomputes=recomputes)

@@ -80,7 +80,7 @@ def recompute_inside_of_a_unit(run: ResolvedRun, _machine: Machine) -> str | Non
     settings, codec, linear = core_settings(run.engine), codec_of(run.engine), run.linear
     if settings is None or run.recompute == "none" or settings.fine_grained_gather:
         return None
-    recipe = codec.recipe if codec is not None else ""
+    recipe: str = codec.recipe if codec is not None else ""
     if linear.kind == "transformer_engine" and linear.quantised_weights:
         recipe = linear.recipe
     if recipe not in TWO_PAYLOADS:

@@ -75,7 +75,8 @@ def test_grouped_products_answer_as_one_product_per_expert(empty: bool) -> None:
         RunSpec.model_validate({"model": {"preset": "hybrid-tiny"}}),
         Machine(cpu_count=4, memory_bytes=2**40),
     ).shape
-    assert shape is not None and shape.hybrid is not None
+    assert shape is not None
+    assert shape.hybrid is not None
     generator = torch.Generator().manual_seed(3)
     experts = Experts(shape.hidden, shape.hybrid)
     for matrix in (experts.up, experts.down):

@@ -112,7 +112,7 @@ def import_(
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
-    """Keep the runs that a log or a pasted text of another framework holds."""
+    """Keep the runs in a log or text of another framework."""
     from bench.cli import importing
 
     return importing.import_logs(
