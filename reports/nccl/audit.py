@@ -9,17 +9,17 @@ import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reports.nccl.job import GroupKey, Job, View, make_job
-from reports.nccl.reading import read_all
-from reports.nccl.replay import Replay, replay
-from reports.nccl.rows import Communicator, Row, hints, rows
+from reports.nccl.calls import Calls, calls_of
+from reports.nccl.communicators import GroupKey, View
+from reports.nccl.hints import hints
+from reports.nccl.job import Job, make_job
+from reports.nccl.reader import Marks, read_source
+from reports.nccl.rows import Communicator, Row, narrowed, rows
 from reports.nccl.source import Source, find_sources
-
-Boundaries = Mapping[str, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Audit:
 
     rows: tuple[Row, ...]
     job: Job
-    made: Replay
+    made: Calls
     hints: tuple[str, ...]
     boundaries_by: str = ""
     groups: Groups | None = None
@@ -49,38 +49,41 @@ class Audit:
         """Versions of NCCL, as far as they are known."""
         return tuple(sorted({str(p.versions) for p in self.job.processes.values()}))
 
+    def rows_after(self, iteration: int) -> list[Row]:
+        """Rows of what was seen after so many iterations had ended."""
+        made = narrowed(self.made, iteration) if iteration else self.made
+        groups = self.groups or Groups({}, ())
+        return rows(made, lambda key, views: describe(key, views, self.job, groups))
 
-def audit_paths(paths: Sequence[str | Path], *, processes: int = 2) -> Audit:
+
+def audit_paths(paths: Sequence[str | Path]) -> Audit:
     """Audit files, folders, pipes and standard input (`-`).
 
     Raises:
         UsageError: a path that cannot be read.
     """
-    sources, remarks = find_sources(paths)
-    return audit_sources(sources, remarks, processes=processes)
+    return audit_sources(*find_sources(paths))
 
 
 def audit_sources(
     sources: Sequence[Source],
     remarks: Sequence[str] = (),
     *,
-    boundaries: Boundaries | None = None,
+    boundaries: Mapping[str, Marks] | None = None,
     groups: Groups | None = None,
-    processes: int = 2,
 ) -> Audit:
     """Audit streams; `boundaries` and `groups` come from the folder of a run, if there is one."""
+    marks = boundaries or {}
     with _no_garbage_collection():
-        found = read_all(sources, dict(boundaries or {}), processes=processes)
-        job = make_job(sources, found)
+        job = make_job(sources, [read_source(one, marks.get(one.name, ())) for one in sources])
     job.remarks[:0] = remarks
     _add_loss_remarks(job)
-    made = replay(job)
-    own = groups or Groups({}, ())
-    found_rows = rows(made, lambda key, views: describe(key, views, job, own))
+    audit = Audit((), job, calls_of(job), (), groups=groups)
+    found = tuple(audit.rows_after(0))
     by = ""
     if job.iterations_seen is not None:
         by = "marks of the run" if boundaries else "iteration lines, in the order of the file"
-    return Audit(tuple(found_rows), job, made, tuple(hints(made, found_rows)), by, groups)
+    return replace(audit, rows=found, hints=tuple(hints(job, found)), boundaries_by=by)
 
 
 @contextmanager
@@ -178,10 +181,7 @@ def audit_run(run: Path) -> RunAudit:
     }
     boundaries = {name: marks for name, marks in boundaries.items() if marks}
     groups = Groups(ranks, _roles(folder))
-    audit = audit_sources(
-        sources, remarks, boundaries=boundaries or None, groups=groups, processes=1
-    )
-    return RunAudit(audit)
+    return RunAudit(audit_sources(sources, remarks, boundaries=boundaries or None, groups=groups))
 
 
 def _rank(path: Path) -> int:
@@ -189,7 +189,7 @@ def _rank(path: Path) -> int:
     return int(digits) if digits.isascii() and digits.isdecimal() else -1
 
 
-def _boundaries(path: Path) -> tuple[tuple[int, int], ...]:
+def _boundaries(path: Path) -> Marks:
     """(offset in the NCCL log, iterations ended) as the rank noted them; damaged lines are left."""
     found = []
     try:

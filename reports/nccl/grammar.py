@@ -17,11 +17,12 @@ the line holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from reports.nccl.model import NEWEST, Call, Choice, Kind, Versions
+from reports.nccl.model import NEWEST, Buffers, Call, Choice, Kind, Versions
 
 INFO: Final = b" NCCL INFO "
 WARN: Final = b" NCCL WARN "
@@ -73,16 +74,20 @@ def is_fragment(text: bytes) -> bool:
     return _FRAGMENT.search(text) is not None
 
 
-def clean_header(line: bytes, mark: int) -> Header | None:
-    """The prefix that ends at `mark`, the offset of INFO, if only decoration precedes it."""
-    match = _REVERSED_INFO.match(line[max(0, mark - _WINDOW_BYTES) : mark][::-1])
-    if match is None or mark > _WINDOW_BYTES:
+def clean_header(head: bytes) -> Header | None:
+    """The prefix before INFO in a line that begins with `head`, if only decoration precedes it."""
+    match = _REVERSED_INFO.match(head[::-1])
+    if match is None or len(head) > _WINDOW_BYTES:
         return None
-    start = mark - match.end()
-    if start and (line.find(b"\x1b", 0, start) >= 0 or is_fragment(line[:start])):
+    start = len(head) - match.end()
+    if start and (b"\x1b" in head[:start] or is_fragment(head[:start])):
         return None
+    return _header(match, start, len(head) + len(INFO), warning=False)
+
+
+def _header(match: re.Match[bytes], start: int, message: int, *, warning: bool) -> Header:
     device, tid, pid, host = (part[::-1] for part in match.groups())
-    return Header(host, pid, tid, device, start, mark + len(INFO), warning=False)
+    return Header(host, pid, tid, device, start, message, warning)
 
 
 def plain(line: bytes) -> bytes:
@@ -114,9 +119,7 @@ def headers(line: bytes) -> Iterator[Header]:
         match = (_REVERSED_WARN if warning else _REVERSED_INFO).match(window)
         if match is None:
             continue
-        device, tid, pid, host = (part[::-1] for part in match.groups())
-        start = mark.start() - match.end()
-        yield Header(host, pid, tid, device, start, mark.end(), warning)
+        yield _header(match, mark.start() - match.end(), mark.end(), warning=warning)
         last = mark.end()
 
 
@@ -128,13 +131,6 @@ def unescaped(message: bytes) -> bytes | None:
     cut = min((i for i in (message.find(b"\\n"), message.find(b'"')) if i >= 0), default=-1)
     return message[:cut] if cut > 0 else None
 
-
-NUMERIC_VERSIONS: Final = Versions((2, 20, 3), (2, 23, 4))
-NAMED_VERSIONS: Final = Versions((2, 24, 3), NEWEST)
-EVERY_RANK_VERSIONS: Final = Versions((2, 27, 3), (2, 27, 7))
-BATCHED_VERSIONS: Final = Versions((2, 28, 3), NEWEST)
-COPY_ENGINE_VERSIONS: Final = Versions((2, 29, 2), NEWEST)
-HIERARCHICAL_VERSIONS: Final = Versions((2, 30, 7), NEWEST)
 
 ALGORITHMS: Final = (
     "TREE",
@@ -148,233 +144,229 @@ ALGORITHMS: Final = (
 PROTOCOLS: Final = ("LL", "LL128", "SIMPLE")
 
 _LARGEST_BYTES: Final = 2**62
-_OP = r"([A-Za-z][A-Za-z0-9_]{1,40})"
-_SIZE = r"(\d{1,19}) Bytes -> "
+_OP = r"(?P<operation>[A-Za-z][A-Za-z0-9_]{1,40})"
+_SIZE = r": (?P<size>\d{1,19}) Bytes -> "
 _POINTER = r"(0x[0-9a-fA-F]{1,16}|\(nil\))"
+_NUMERIC = (
+    r"Algo (?P<algorithm>-?\d{1,3}) proto (?P<protocol>-?\d{1,3}) time -?\d+\.\d+(?:e[+-]?\d+)?"
+)
+_NAMED = r"Algo (?P<algorithm>[A-Za-z_]\w{1,30}) proto (?P<protocol>[A-Za-z]\w{1,20})"
+_SYMMETRIC = _OP + r" \[Symmetric\]" + _SIZE + r"Kernel (?P<kernel>\w{2,80})"
 # What a collector may append to a complete message. One that ends in a number is complete only
 # if no word follows, which may be a piece of its next field.
 _END = r"(?:\s*\Z|\s*[^\w\s.].*\Z)"
+# What a person who pastes a line may put in the place of its end.
+_ELISION = " (?:[.]{3}|\N{HORIZONTAL ELLIPSIS}).*\\Z"
+
+Form = tuple[Kind, Versions, re.Pattern[bytes]]
 
 
-def _tuning(pattern: str, end: str = _END) -> re.Pattern[bytes]:
-    return re.compile((pattern + end).encode(), re.DOTALL)
+def _form(kind: Kind, versions: Versions, pattern: str, end: str = _END) -> Form:
+    return kind, versions, re.compile((pattern + end).encode(), re.DOTALL)
 
 
-_NAMED = _tuning(
-    _OP
-    + ": "
-    + _SIZE
-    + r"Algo ([A-Za-z_]\w{1,30}) proto ([A-Za-z]\w{1,20}) channel\{Lo\.\.Hi\}=\{-?\d+\.\.-?\d+\}",
-    end=r".*\Z",
-)
-_NUMERIC = _tuning(
-    f"(?:{_OP}: )?" + _SIZE + r"Algo (-?\d{1,3}) proto (-?\d{1,3}) time -?\d+\.\d+(?:e[+-]?\d+)?"
-)
-_SYMMETRIC = _tuning(
-    _OP
-    + r" \[Symmetric\]: "
-    + _SIZE
-    + r"Kernel (\w{2,80}) nchannels \d{1,6} nthreads \d{1,6}(?: nWorks (\d{1,6}))?"
-)
-_COPY_ENGINE = _tuning(
-    _OP
-    + r" \[Copy Engine\]: "
-    + _SIZE
-    + r"((?:cuda|hip)Memcpy\w*(?:; CE synchronization with NVLS)?)(?:, numOps=\d+)?"
-)
-_HIERARCHICAL = _tuning(
-    _OP + r" \[Hierarchical CE\]: " + _SIZE + r"((?:Rail \S+ )?RMA proxy \+ CE)"
-)
-
-
-def _name(table: tuple[str, ...], index: int) -> str:
-    return table[index] if 0 <= index < len(table) else f"UNKNOWN({index})"
-
-
-def _text(match: re.Match[bytes], group: int) -> str:
-    return match.group(group).decode("ascii", "replace")
-
-
-def _named(match: re.Match[bytes]) -> Choice:
-    return Choice(
+_FORMS: Final = (
+    _form(
         "regular",
-        _text(match, 1),
-        int(match.group(2)),
-        algorithm=_text(match, 3).upper(),
-        protocol=_text(match, 4).upper(),
-        versions=NAMED_VERSIONS,
-    )
-
-
-def _numeric(match: re.Match[bytes]) -> Choice:
-    return Choice(
-        "regular",
-        None if match.group(1) is None else _text(match, 1),
-        int(match.group(2)),
-        bytes_are="total",
-        algorithm=_name(ALGORITHMS, int(match.group(3))),
-        protocol=_name(PROTOCOLS, int(match.group(4))),
-        versions=NUMERIC_VERSIONS
-        if match.group(1) is None
-        else Versions((2, 23, 4), NUMERIC_VERSIONS.high),
-    )
-
-
-def _symmetric(match: re.Match[bytes]) -> Choice:
-    works = match.group(4)
-    return Choice(
+        Versions((2, 24, 3), NEWEST),
+        _OP + _SIZE + _NAMED + r" channel\{Lo\.\.Hi\}=\{-?\d+\.\.-?\d+\}",
+        end=r".*\Z",
+    ),
+    _form(
         "symmetric",
-        _text(match, 1),
-        int(match.group(2)),
-        kernel=_text(match, 3),
-        works=None if works is None else int(works),
-        versions=EVERY_RANK_VERSIONS if works is None else BATCHED_VERSIONS,
-    )
-
-
-def _engine(kind: Kind, versions: Versions) -> Callable[[re.Match[bytes]], Choice]:
-    def build(match: re.Match[bytes]) -> Choice:
-        size_bytes = int(match.group(2))
-        return Choice(kind, _text(match, 1), size_bytes, kernel=_text(match, 3), versions=versions)
-
-    return build
-
-
-_TUNING: Final = (
-    (_NAMED, _named),
-    (_SYMMETRIC, _symmetric),
-    (_NUMERIC, _numeric),
-    (_COPY_ENGINE, _engine("copy_engine", COPY_ENGINE_VERSIONS)),
-    (_HIERARCHICAL, _engine("hierarchical_ce", HIERARCHICAL_VERSIONS)),
+        Versions((2, 27, 3), (2, 27, 7)),
+        _SYMMETRIC + r" nchannels \d{1,6} nthreads \d{1,6}",
+    ),
+    _form(
+        "symmetric",
+        Versions((2, 28, 3), NEWEST),
+        _SYMMETRIC + r" nchannels \d{1,6} nthreads \d{1,6} nWorks (?P<works>\d{1,6})",
+    ),
+    _form("regular", Versions((2, 23, 4), (2, 23, 4)), _OP + _SIZE + _NUMERIC),
+    _form("regular", Versions((2, 20, 3), (2, 23, 4)), _SIZE.removeprefix(": ") + _NUMERIC),
+    _form(
+        "copy_engine",
+        Versions((2, 29, 2), NEWEST),
+        _OP + r" \[Copy Engine\]" + _SIZE + r"(?P<kernel>(?:cuda|hip)Memcpy\w*"
+        r"(?:; CE synchronization with NVLS)?)(?:, numOps=\d+)?",
+    ),
+    _form(
+        "hierarchical_ce",
+        Versions((2, 30, 7), NEWEST),
+        _OP + r" \[Hierarchical CE\]" + _SIZE + r"(?P<kernel>(?:Rail \S+ )?RMA proxy \+ CE)",
+    ),
+)
+# The same with their ends left out; how many calls a launch was for is then taken as one.
+_ELIDED: Final = (
+    _form("regular", Versions((2, 24, 3), NEWEST), _OP + _SIZE + _NAMED, end=_ELISION),
+    _form(
+        "symmetric",
+        Versions((2, 27, 3), NEWEST),
+        _SYMMETRIC + r"(?P<works>)(?: nchannels \d{1,6}(?: nthreads \d{1,6})?)?",
+        end=_ELISION,
+    ),
 )
 
 
-def tuning(message: bytes) -> Choice | None:
+def tuning(message: bytes, forms: tuple[Form, ...] = _FORMS) -> Choice | None:
     """The choice that a TUNING line states; None if it is another line or an incomplete one."""
-    if b" Bytes -> " not in message:
-        return None
-    for pattern, build in _TUNING:
+    for kind, versions, pattern in forms:
         match = pattern.match(message)
-        if match is not None:
-            choice = build(match)
-            return choice if choice.size_bytes <= _LARGEST_BYTES and choice.works != 0 else None
+        if match is None:
+            continue
+        found = {
+            name: text.decode() for name, text in match.groupdict().items() if text is not None
+        }
+        size_bytes, works = int(found["size"]), found.get("works")
+        if size_bytes > _LARGEST_BYTES or (works and int(works) == 0):
+            return None
+        return Choice(
+            kind,
+            found.get("operation"),
+            size_bytes,
+            found.get("kernel")
+            or _name(ALGORITHMS, found["algorithm"]) + " " + _name(PROTOCOLS, found["protocol"]),
+            versions,
+            None if works is None else int(works or 1),
+            "total" if versions.all_before((2, 24, 3)) else "per_rank",
+        )
     return None
 
 
-# The tail of a COLL line behind its operation and `opCount`.
-CALL_TAIL: Final = re.compile(
+def _name(table: tuple[str, ...], text: str) -> str:
+    """`RING` of `Ring`, or of its number in the versions that print numbers."""
+    if not text.lstrip("-").isdecimal():
+        return text.upper()
+    return table[int(text)] if 0 <= int(text) < len(table) else f"UNKNOWN({text})"
+
+
+_COLLECTIVES: Final = (
+    "AllGather",
+    "AllGatherV",
+    "AllReduce",
+    "AlltoAll",
+    "Broadcast",
+    "Gather",
+    "Reduce",
+    "ReduceScatter",
+    "Scatter",
+)
+_LEAD: Final = re.compile(rb"[\s>*+`'\"-]*(?:NCCL INFO )?")
+
+
+def pasted(line: bytes) -> Choice | None:
+    """The choice in a line that was pasted without the prefix of its process, if it is whole."""
+    lead = _LEAD.match(line)
+    message = line[lead.end() if lead else 0 :]
+    choice = tuning(message) or tuning(message, _ELIDED)
+    return choice if choice is not None and choice.operation in _COLLECTIVES else None
+
+
+def may_be_cut(choice: Choice) -> bool:
+    """Whether the operation is the end of another one's name, as `Reduce` is of `AllReduce`."""
+    own = choice.operation or ""
+    return any(name != own and name.endswith(own) for name in _COLLECTIVES)
+
+
+_CALL: Final = re.compile(
     (
-        f"sendbuff {_POINTER} recvbuff {_POINTER} count (\\d{{1,19}}) datatype (\\d{{1,3}})"
-        f" op (\\d{{1,10}}) root -?\\d+ comm {_POINTER} \\[nranks=(\\d{{1,7}})\\]"
-        f" stream {_POINTER}" + _END
+        f"{_OP}: opCount [^ ]* sendbuff {_POINTER} recvbuff {_POINTER} count (\\d{{1,19}})"
+        f" datatype (\\d{{1,3}}) op (\\d{{1,10}}) root -?\\d+ comm {_POINTER}"
+        f" \\[nranks=(\\d{{1,7}})\\] stream {_POINTER}" + _END
     ).encode(),
     re.DOTALL,
 )
-_CALL_NAME: Final = re.compile(_OP.encode() + rb"\Z")
 
 
-def call(operation: bytes, tail: bytes) -> tuple[Call, tuple[bytes, bytes]] | None:
-    """The call behind `Operation: opCount N `, and its buffers; None if the line is incomplete."""
-    match = CALL_TAIL.match(tail)
-    if match is None or _CALL_NAME.match(operation) is None:
+def call(message: bytes) -> tuple[Call, Buffers] | None:
+    """The call that a COLL line states, and its buffers; None if the line is incomplete."""
+    match = _CALL.match(message)
+    if match is None:
         return None
-    send, receive, count, datatype, reduction, comm, ranks, _stream = match.groups()
-    found = Call(
-        operation.decode(),
-        int(count),
-        int(datatype),
-        int(reduction),
-        comm.decode(),
-        int(ranks),
+    operation, send, receive, *others, _stream = match.groups()
+    return _call(operation, *others), (send, receive)
+
+
+@lru_cache(1 << 16)
+def _call(operation: bytes, *fields: bytes) -> Call:
+    count, datatype, reduction, comm, ranks = fields
+    return Call(
+        operation.decode(), int(count), int(datatype), int(reduction), comm.decode(), int(ranks)
     )
-    return found, (send, receive)
 
 
-def _event(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.DOTALL)
+Patterns = tuple[tuple[str, re.Pattern[str]], ...]
+
+
+def _events(*patterns: tuple[str, str]) -> Patterns:
+    return tuple((kind, re.compile(pattern, re.DOTALL)) for kind, pattern in patterns)
 
 
 _COMM = r"comm (0x[0-9a-fA-F]{1,16})"
 
 # Lines that change what later lines of the process mean; order within the process matters.
-STATE_EVENTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+STATE_EVENTS: Final = _events(
     (
         "init",
-        _event(
-            r"(?:\[Rank \d+\] )?(?:\w+ )?"
-            + _COMM
-            # commId stands before the parent from 2.31 on, at the end before.
-            + r" rank (\d+) nranks (\d+) cudaDev (-?\d+)(?: nvmlDev -?\d+)? busId \w+"
-            r"(?=(?:.* commId (0x[0-9a-fA-F]+))?)(?: commId 0x[0-9a-fA-F]+)?"
-            r"(?: parent (\S+))?(?: (?:splitCount|childCount) (\d+))?(?: color (-?\d+))?"
-            r"(?: key -?\d+)?(?: commId 0x[0-9a-fA-F]+)? ?- Init (START|COMPLETE)"
-        ),
+        r"(?:\[Rank \d+\] )?(?:\w+ )?"
+        + _COMM
+        # commId stands before the parent from 2.31 on, at the end before.
+        + r" rank (\d+) nranks (\d+) cudaDev (-?\d+)(?: nvmlDev -?\d+)? busId \w+"
+        r"(?=(?:.* commId (0x[0-9a-fA-F]+))?)(?: commId 0x[0-9a-fA-F]+)?"
+        r"(?: parent (\S+))?(?: (?:splitCount|childCount) (\d+))?(?: color (-?\d+))?"
+        r"(?: key -?\d+)?(?: commId 0x[0-9a-fA-F]+)? ?- Init (START|COMPLETE)",
     ),
     (
         "nodes",
-        _event(
-            _COMM + r" rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank (\d+)"
-            r" MNNVL (\d+)"
-        ),
+        _COMM + r" rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank (\d+)"
+        r" MNNVL (\d+)",
     ),
-    (
-        "destroy",
-        _event(_COMM + r" rank (\d+) nranks (\d+) cudaDev -?\d+ busId \w+ - (?:Destroy|Abort)"),
-    ),
-    (
-        "register",
-        _event(r"register " + _COMM + r" buffer (0x[0-9a-fA-F]+) size (\d{1,19})(?!\d)"),
-    ),
-    ("not_supported", _event(r"Symmetric memory is not supported\.(.*)")),
-    ("not_supported", _event(r"symmetricSupport 0(,.*)")),
+    ("destroy", _COMM + r" rank (\d+) nranks (\d+) cudaDev -?\d+ busId \w+ - (?:Destroy|Abort)"),
+    ("register", r"register " + _COMM + r" buffer (0x[0-9a-fA-F]+) size (\d{1,19})(?!\d)"),
+    ("not_supported", r"Symmetric memory is not supported\.(.*)"),
+    ("not_supported", r"symmetricSupport 0(,.*)"),
     (
         "p2p",
-        _event(
-            r"Check P2P Type (?:isAllDirectP2p|intraNodeP2pSupport) (\d) directMode (\d)"
-            r"(?: isAllCudaP2p (\d))?"
-        ),
+        r"Check P2P Type (?:isAllDirectP2p|intraNodeP2pSupport) (\d) directMode (\d)"
+        r"(?: isAllCudaP2p (\d))?",
     ),
 )
 
 # Lines that describe the process as a whole; each is kept once.
-STANDING_EVENTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("version", _event(r"NCCL version (\d+\.\d+\.\d+)(?!\d)")),
-    ("env", _event(r"(NCCL_\w+) set by environment to (.*?)\.?\s*\Z")),
-    ("env", _event(r"Parsed environment variable (NCCL_\w+)=(.*?)\.?\s*\Z")),
-    ("cta_policy", _event(r"Comm config CTA policy flags set to (\d+)")),
-    ("cta_policy", _event(r"Comm config CTAPolicy reset to NCCL_CTA_POLICY=(\d+)")),
-    ("window", _event(r"Inserted window (\S+) into address map, ret=(-?\d+)")),
-    ("window", _event(r"(?:NVLS|IPC) symmetric alloc (?:mc )?buffer (.*)")),
-    ("copy_engine_ready", _event(r"Init CE, rank (\d+)")),
-    ("nvls", _event(r"NVLS multicast support is (available|not available) on dev (\d+)")),
-    ("nvls_failed", _event(r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory")),
-    ("gin", _event(r"(Assigned GIN plugin \S+|GIN/Plugin: Could not find: \S+)")),
+PROCESS_EVENTS: Final = _events(
+    ("version", r"NCCL version (\d+\.\d+\.\d+)(?!\d)"),
+    ("env", r"(NCCL_\w+) set by environment to (.*?)\.?\s*\Z"),
+    ("env", r"Parsed environment variable (NCCL_\w+)=(.*?)\.?\s*\Z"),
+    ("cta_policy", r"Comm config CTA policy flags set to (\d+)"),
+    ("cta_policy", r"Comm config CTAPolicy reset to NCCL_CTA_POLICY=(\d+)"),
+    ("window", r"Inserted window (\S+) into address map, ret=(-?\d+)"),
+    ("window", r"(?:NVLS|IPC) symmetric alloc (?:mc )?buffer (.*)"),
+    ("copy_engine_ready", r"Init CE, rank (\d+)"),
+    ("nvls", r"NVLS multicast support is (available|not available) on dev (\d+)"),
+    ("nvls_failed", r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory"),
+    ("gin", r"(Assigned GIN plugin \S+|GIN/Plugin: Could not find: \S+)"),
     (
         "classic_registration",
-        _event(
-            r"rank \d+ (?:successfully registered NVLS|reuse registered NVLS|failed to NVLS reg"
-            r"|- IPC (?:registering|register|reuse)|- NET (?:register|reuse))"
-        ),
+        r"rank \d+ (?:successfully registered NVLS|reuse registered NVLS|failed to NVLS reg"
+        r"|- IPC (?:registering|register|reuse)|- NET (?:register|reuse))",
     ),
-    ("classic_registration", _event(r"(?:COLLNET|NET) (?:register|reuse)|Skipping registration")),
+    ("classic_registration", r"(?:COLLNET|NET) (?:register|reuse)|Skipping registration"),
 )
 
 # Warnings that explain why a window is missing; each is kept once per process.
-WARNINGS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+WARNINGS: Final = _events(
     (
         "window_refused",
-        _event(
-            r"buffer \S+ .*does not satisfy symmetric registration requirements"
-            r"|Window address must be suitably aligned"
-            r"|Window registration of addresses that span multiple physical segments"
-            r"|Allocation failed\. No suitable space found to accommodate"
-        ),
+        r"buffer \S+ .*does not satisfy symmetric registration requirements"
+        r"|Window address must be suitably aligned"
+        r"|Window registration of addresses that span multiple physical segments"
+        r"|Allocation failed\. No suitable space found to accommodate",
     ),
-    ("unsupported", _event(r"Communicator does not support symmetric memory")),
-    ("no_kernel", _event(r"Error: no symmetric kernel available for function (\S+)")),
-    ("offsets", _event(r"Coll (\S+) size \d+ symmetric registration check failed")),
-    ("shared_gpu", _event(r"Multiple Ranks are using the same GPU")),
-    ("mismatch", _event(r"Mismatched NCCL (?:version|git versions) detected")),
+    ("unsupported", r"Communicator does not support symmetric memory"),
+    ("no_kernel", r"Error: no symmetric kernel available for function (\S+)"),
+    ("offsets", r"Coll (\S+) size \d+ symmetric registration check failed"),
+    ("shared_gpu", r"Multiple Ranks are using the same GPU"),
+    ("mismatch", r"Mismatched NCCL (?:version|git versions) detected"),
 )
 
 # Beginnings of messages that are well known and carry no evidence.
@@ -407,9 +399,7 @@ def is_unused(message: str) -> bool:
     return stripped.startswith(_UNUSED_STARTS) or _COUNTS.match(stripped) is not None
 
 
-def find_event(
-    message: str, table: tuple[tuple[str, re.Pattern[str]], ...]
-) -> tuple[str, tuple[str | None, ...]] | None:
+def find_event(message: str, table: Patterns) -> tuple[str, tuple[str | None, ...]] | None:
     """Name and fields of the first pattern of `table` that the message begins with."""
     for kind, pattern in table:
         match = pattern.match(message)

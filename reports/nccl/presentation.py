@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from reports.nccl.audit import Audit
+from reports.nccl.job import UNKNOWN_PROCESS
 from reports.nccl.requirement import Result
 from reports.nccl.rows import Communicator, Row, Verdict
 from reports.renderers import terminal
@@ -164,14 +165,17 @@ def results_table(results: Sequence[Result]) -> Table:
 def reading_facts(audit: Audit) -> list[str]:
     """What was read, what was not understood, and what is odd."""
     unread, job = audit.job.unread, audit.job
-    processes = counted(len(job.processes), "process", "processes")
+    known = len(job.processes.keys() - {UNKNOWN_PROCESS})
+    seen = [f"{counted(known, 'process', 'processes')} on {counted(len(job.hosts), 'host')}"]
+    if known < len(job.processes):
+        seen = [*(seen if known else ()), "an unknown process"]
     facts = [
-        f"NCCL {', '.join(audit.versions) or 'unknown'}; {processes} on"
-        f" {counted(len(job.hosts), 'host')}; {job.lines:,} NCCL lines in {job.bytes_read:,} bytes"
+        f"NCCL {', '.join(audit.versions) or 'unknown'}; {' and '.join(seen)};"
+        f" {job.lines:,} NCCL lines in {job.bytes_read:,} bytes"
     ]
     counts = []
-    if unread.unknown_lines:
-        counts.append(f"{unread.unknown_lines:,} NCCL lines not understood")
+    if unread.unknown.total():
+        counts.append(f"{unread.unknown.total():,} NCCL lines not understood")
     if unread.damaged:
         counts.append(f"{unread.damaged:,} pieces of cut or glued lines")
     if unread.overlong:
@@ -287,7 +291,7 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
         "requirements": [_result(one) for one in results],
         "requirements_met": all(one.state == "met" for one in results) if results else None,
         "not_understood": {
-            "lines": unread.unknown_lines,
+            "lines": unread.unknown.total(),
             "damaged": unread.damaged,
             "overlong": unread.overlong,
             "ignored": unread.ignored,

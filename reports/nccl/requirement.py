@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from bench.errors import UsageError
-from reports.nccl.audit import Audit, Groups, describe
-from reports.nccl.rows import Row, Verdict, narrowed, rows
+from reports.nccl.audit import Audit
+from reports.nccl.rows import Row, Verdict
 
 _OPERATIONS: Final = {
     "AG": "AllGather",
@@ -135,10 +135,7 @@ def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[Row], str, 
         seen = audit.job.iterations_seen or 0
         if seen < after:
             return (), "", f"the log holds the end of {seen} iterations, not of {after}"
-        own = audit.groups or Groups({}, ())
-        made = narrowed(audit.made, after)
-        kept = rows(made, lambda key, views: describe(key, views, audit.job, own))
-        return kept, f"after iteration {after} ({audit.boundaries_by})", ""
+        return audit.rows_after(after), f"after iteration {after} ({audit.boundaries_by})", ""
     if any(row.phase for row in audit.rows):  # the log shows a registration
         # Manual registration follows the first iteration, so what comes after it is later still.
         kept = [row for row in audit.rows if row.phase == "after"]

@@ -1,19 +1,17 @@
-"""Verdicts: one row per communicator, operation, message size and phase.
-
-Hints are what the lines suggest beyond what they prove: for a reader, never for a verdict.
-"""
+"""Verdicts: one row per communicator, operation, message size and phase."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from reports.nccl.conditions import Reason, why_not_symmetric
-from reports.nccl.job import GroupKey, View
-from reports.nccl.model import Kind, Versions
-from reports.nccl.replay import CallEvidence, CallGroup, CallGroupKey, Replay
+from reports.nccl.calls import CallEvidence, CallGroup, Calls
+from reports.nccl.communicators import GroupKey, View
+from reports.nccl.job import UNKNOWN_PROCESS
+from reports.nccl.model import Kind
+from reports.nccl.reasons import Reason, why_not_symmetric
 
 
 class Verdict(StrEnum):
@@ -27,12 +25,7 @@ class Verdict(StrEnum):
     NO_EVIDENCE = "NO_EVIDENCE"
 
 
-_BY_KIND: dict[Kind, Verdict] = {
-    "symmetric": Verdict.SYMMETRIC,
-    "regular": Verdict.REGULAR,
-    "copy_engine": Verdict.COPY_ENGINE,
-    "hierarchical_ce": Verdict.HIERARCHICAL_CE,
-}
+_PHASES = ("before", "after", "")
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,6 @@ class Row:
 
     at_least: the number of calls is a lower bound, because every rank prints the line and the
     communicator is not known. processes: those that printed it. bytes_by_verdict: calls x bytes.
-    unexplained_calls: calls on rank 0 without a line, beside others with one.
     """
 
     communicator: Communicator
@@ -76,274 +68,154 @@ class Row:
     remarks: tuple[str, ...] = ()
 
 
-def rows(made: Replay, name: Callable[[GroupKey, list[View]], Communicator]) -> list[Row]:
+def rows(made: Calls, name: Callable[[GroupKey, list[View]], Communicator]) -> list[Row]:
     """All rows; `name` describes a communicator."""
-    symmetric_line = _symmetric_line(made)
-    communicators = {key: name(key, views) for key, views in made.groups.items()}
+    symmetric_seen = any("symmetric" in group.quotes for group in made.by_key.values())
+    communicators = {key: name(key, views) for key, views in made.views.items()}
+    unknown = Communicator("unknown", attributed=False)
     merged: dict[tuple[object, ...], list[CallGroup]] = {}
-    for cell in made.cells.values():
-        merged.setdefault(_merge_key(cell), []).append(cell)
+    for group in made.by_key.values():
+        merged.setdefault(_merge_key(group), []).append(group)
     found = []
-    for cells in merged.values():
-        key = cells[0].key
-        communicator = communicators.get(key.group) if key.attributed else None
-        views = tuple(made.groups.get(key.group, ())) if key.attributed else ()
-        found.append(_row(cells, communicator, views, made, symmetric_line))
+    for groups in merged.values():
+        key = groups[0].key.group
+        kinds = sorted({kind for group in groups for (_, _, kind) in group.lines})
+        evidence = CallEvidence(
+            groups[0],
+            next((k for k in ("regular", "hierarchical_ce", "copy_engine") if k in kinds), None),
+            made.job,
+            tuple(made.views.get(key, ())),
+            symmetric_seen,
+        )
+        found.append(_row(groups, kinds, evidence, communicators.get(key, unknown)))
     return sorted(found, key=_order)
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    phases = ("before", "after", "")
-    one = row.communicator
     return (
-        not one.attributed,
-        one.label,
+        not row.communicator.attributed,
+        row.communicator.label,
         row.operation,
         row.size_bytes,
-        phases.index(row.phase),
+        _PHASES.index(row.phase),
         row.verdict,
         row.kernels,
     )
 
 
-def _symmetric_line(made: Replay) -> str:
-    quotes = [c.quotes["symmetric"] for c in made.cells.values() if "symmetric" in c.quotes]
-    return min(quotes, default="")
-
-
-def _merge_key(cell: CallGroup) -> tuple[object, ...]:
+def _merge_key(group: CallGroup) -> tuple[object, ...]:
     """Lines of unknown communicators are shown together where they say the same."""
-    if cell.key.attributed:
-        return (cell.key,)
-    key = cell.key
-    shown = tuple(sorted(cell.kernels))
-    return ("unknown", key.operation, key.size_bytes, key.bytes_are, key.phase, shown)
+    key = group.key
+    return key if key.attributed else (("unknown",), *key[1:], tuple(sorted(group.kernels)))
 
 
 def verdict_of(kinds: Iterable[Kind]) -> Verdict:
     """The verdict for calls of these kinds."""
     distinct = set(kinds)
-    if not distinct:
-        return Verdict.NO_EVIDENCE
-    return _BY_KIND[distinct.pop()] if len(distinct) == 1 else Verdict.MIXED
+    if len(distinct) > 1:
+        return Verdict.MIXED
+    return Verdict(distinct.pop().upper()) if distinct else Verdict.NO_EVIDENCE
 
 
 def _row(
-    cells: list[CallGroup],
-    communicator: Communicator | None,
-    views: tuple[View, ...],
-    made: Replay,
-    symmetric_line: str,
+    groups: list[CallGroup], kinds: list[Kind], evidence: CallEvidence, communicator: Communicator
 ) -> Row:
-    cell = cells[0]
-    key = cell.key
-    kinds = sorted({kind for (_, _, kind) in cell.lines})
+    key, views = groups[0].key, evidence.views
     verdict = verdict_of(kinds)
-    calls: dict[Verdict, int] = {}
-    sizes: dict[Verdict, int] = {}
-    for kind in kinds:
-        counted = _calls(cells, kind, views)
-        calls[_BY_KIND[kind]] = counted
-        sizes[_BY_KIND[kind]] = _bytes(cells, kind, counted)
+    counted = {verdict_of([kind]): _counted(groups, kind, views) for kind in kinds}
     if verdict is Verdict.NO_EVIDENCE:
-        calls[verdict] = _silent(cells, views)
-        sizes[verdict] = calls[verdict] * key.size_bytes
-    case = _case(cell, kinds, made, views, symmetric_line)
-    reason = None if case is None else why_not_symmetric(case)
-    every_rank = any(c.every_rank for c in cells)
+        silent = _of_one_rank(_per_process(group.silent for group in groups), views)
+        counted[verdict] = (silent, silent * key.size_bytes)
     return Row(
-        communicator=communicator or Communicator("unknown", attributed=False),
+        communicator=communicator,
         operation=key.operation,
         size_bytes=key.size_bytes,
         bytes_are=key.bytes_are,
         phase=key.phase,
         verdict=verdict,
-        calls=calls,
-        bytes_by_verdict=sizes,
-        at_least=every_rank and not key.attributed,
-        lines=sum(n for c in cells for n in c.lines.values()),
-        kernels=tuple(dict.fromkeys(what for c in cells for _, what in sorted(c.kernels))),
-        processes=tuple(sorted(_processes(cells, made))),
-        quote=next((c.quotes[k] for c in cells for k in kinds if k in c.quotes), ""),
-        reason=reason,
-        remarks=_remarks(cells, verdict, views),
+        calls={verdict: calls for verdict, (calls, _) in counted.items()},
+        bytes_by_verdict={verdict: size_bytes for verdict, (_, size_bytes) in counted.items()},
+        at_least=any(group.every_rank for group in groups) and not key.attributed,
+        lines=sum(group.lines.total() for group in groups),
+        kernels=tuple(dict.fromkeys(what for g in groups for _, what in sorted(g.kernels))),
+        processes=_processes(groups, evidence),
+        quote=next((g.quotes[k] for g in groups for k in kinds if k in g.quotes), ""),
+        reason=None if set(kinds) == {"symmetric"} else why_not_symmetric(evidence),
+        remarks=tuple(_remarks(groups, verdict, views)),
     )
 
 
-def _case(
-    cell: CallGroup, kinds: list[Kind], made: Replay, views: tuple[View, ...], symmetric_line: str
-) -> CallEvidence | None:
-    """The calls that need a reason: those of the first kind that is not symmetric."""
-    other = [kind for kind in ("regular", "hierarchical_ce", "copy_engine") if kind in kinds]
-    if not kinds:
-        return CallEvidence(cell, None, made.job, views, symmetric_line)
-    if not other:
-        return None
-    kind: Kind = next(k for k in kinds if k == other[0])
-    return CallEvidence(cell, kind, made.job, views, symmetric_line)
+def _per_process(
+    counts: Iterable[Mapping[tuple[str, int], int] | Mapping[tuple[str, int, Kind], int]],
+    kind: Kind | None = None,
+) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in counts:
+        for key, count in one.items():
+            if kind is None or key[-1] == kind:
+                found[key[0]] += count
+    return found
 
 
-def _calls(cells: list[CallGroup], kind: Kind, views: tuple[View, ...]) -> int:
-    """Calls behind the lines: one rank's, where every rank prints them."""
-    per_process: Counter[str] = Counter()
-    for cell in cells:
-        for (process, _, k), count in cell.works.items():
-            if k == kind:
-                per_process[process] += count
-    if not (kind == "symmetric" and any(cell.every_rank for cell in cells)):
-        return per_process.total()
-    roots = [view.process for view in views if view.rank == 0]
-    root = sum(per_process[process] for process in roots)
+def _of_one_rank(per_process: Counter[str], views: tuple[View, ...]) -> int:
+    """Of what every rank counts: the count of rank 0, or the largest where it is not known."""
+    root = sum(per_process[view.process] for view in views if view.rank == 0)
     return root or max(per_process.values(), default=0)
 
 
-def _bytes(cells: list[CallGroup], kind: Kind, calls: int) -> int:
-    """Calls x bytes; a batched line whose calls are not known carries the sum of their bytes."""
-    size_bytes = cells[0].key.size_bytes
-    if kind == "symmetric" and any(cell.batched for cell in cells):
-        lines = sum(n for c in cells for (_, _, k), n in c.lines.items() if k == kind)
-        return lines * size_bytes
-    return calls * size_bytes
+def _counted(groups: list[CallGroup], kind: Kind, views: tuple[View, ...]) -> tuple[int, int]:
+    """Calls behind the lines, and their bytes; a batched line carries the sum of its bytes."""
+    size_bytes = groups[0].key.size_bytes
+    per_process = _per_process((group.works for group in groups), kind)
+    calls = per_process.total()
+    if kind == "symmetric" and any(group.every_rank for group in groups):
+        # Lines of an unknown process may be those of several ranks for one call.
+        per_process[UNKNOWN_PROCESS] = min(per_process[UNKNOWN_PROCESS], 1)
+        calls = _of_one_rank(per_process, views)
+    if kind == "symmetric" and any(group.batched for group in groups):
+        return calls, size_bytes * _per_process((g.lines for g in groups), kind).total()
+    return calls, size_bytes * calls
 
 
-def _silent(cells: list[CallGroup], views: tuple[View, ...]) -> int:
-    per_process: Counter[str] = Counter()
-    for cell in cells:
-        for (process, _), count in cell.silent.items():
-            per_process[process] += count
-    roots = [view.process for view in views if view.rank == 0]
-    return sum(per_process[p] for p in roots) or max(per_process.values(), default=0)
+def _processes(groups: list[CallGroup], evidence: CallEvidence) -> tuple[str, ...]:
+    names = {process for group in groups for (process, _, _) in group.lines}
+    names = names or {process for group in groups for (process, _) in group.silent}
+    return tuple(sorted({evidence.job.processes[name].label for name in names}))
 
 
-def _processes(cells: list[CallGroup], made: Replay) -> set[str]:
-    names = {process for cell in cells for (process, _, _) in cell.lines}
-    names = names or {process for cell in cells for (process, _) in cell.silent}
-    return {made.job.processes[name].label for name in names}
-
-
-def _remarks(cells: list[CallGroup], verdict: Verdict, views: tuple[View, ...]) -> tuple[str, ...]:
-    cell = cells[0]
+def _remarks(groups: list[CallGroup], verdict: Verdict, views: tuple[View, ...]) -> list[str]:
+    group = groups[0]
     found = []
-    if not cell.key.attributed:
+    if not group.key.attributed:
         if verdict is Verdict.MIXED:
             found.append("more than one communicator may be behind this")
-        if any(c.every_rank for c in cells):
+        if any(one.every_rank for one in groups):
             found.append("2.27 prints this line on every rank of the communicator")
-    if cell.eliminated:
+        if any(one.key.group[1] == UNKNOWN_PROCESS for one in groups):
+            found.append("lines without the prefix of a process: which one printed them is unknown")
+    if group.eliminated:
         found.append("the only communicator that can have printed it")
-    if any(c.batched for c in cells):
+    if any(one.batched for one in groups):
         found.append("bytes are summed over the calls of a launch")
-    if cell.key.bytes_are == "total":
+    if group.key.bytes_are == "total":
         found.append("bytes are the larger of input and output, over all ranks")
-    silent = 0 if verdict is Verdict.NO_EVIDENCE else _unexplained(cell, views)
-    if silent:
-        found.append(f"{silent} more calls without a line")
-    return tuple(found)
-
-
-def _unexplained(cell: CallGroup, views: tuple[View, ...]) -> int:
     roots = {view.process for view in views if view.rank == 0}
-    return sum(n for (process, _), n in cell.silent.items() if process in roots)
+    silent = sum(count for (process, _), count in group.silent.items() if process in roots)
+    if silent and verdict is not Verdict.NO_EVIDENCE:
+        found.append(f"{silent} more calls without a line")
+    return found
 
 
-def narrowed(made: Replay, after_iteration: int) -> Replay:
+def narrowed(made: Calls, after_iteration: int) -> Calls:
     """Only what was seen after so many iterations had ended."""
-
-    def kept(cell: CallGroup) -> CallGroup:
-        lines = Counter({k: n for k, n in cell.lines.items() if k[1] >= after_iteration})
-        works = Counter({k: n for k, n in cell.works.items() if k[1] >= after_iteration})
-        silent = Counter({k: n for k, n in cell.silent.items() if k[1] >= after_iteration})
-        return replace(cell, lines=lines, works=works, silent=silent)
-
-    cells: dict[CallGroupKey, CallGroup] = {}
-    for key, cell in made.cells.items():
-        one = kept(cell)
+    found = Calls(made.job, views=made.views)
+    for key, group in made.by_key.items():
+        one = replace(
+            group,
+            lines=Counter({k: n for k, n in group.lines.items() if k[1] >= after_iteration}),
+            works=Counter({k: n for k, n in group.works.items() if k[1] >= after_iteration}),
+            silent=Counter({k: n for k, n in group.silent.items() if k[1] >= after_iteration}),
+        )
         if one.lines or one.silent:
-            cells[key] = one
-    return Replay(made.job, cells, made.groups)
-
-
-_MOST_RATIO = 64
-_SMALLEST_COMPARED_BYTES = 4096
-_MOST_HINTS = 8
-
-
-def hints(made: Replay, rows: Sequence[Row]) -> list[str]:
-    """Sentences, each with the observation that it rests on."""
-    unknown = [row for row in rows if not row.communicator.attributed]
-    if not unknown:
-        return []
-    found = [
-        *_version(made, unknown),
-        *_brackets(unknown),
-        *_roots(unknown),
-        *_cascades(unknown),
-        *_no_multicast(unknown),
-    ]
-    return found[:_MOST_HINTS]
-
-
-def _version(made: Replay, rows: Sequence[Row]) -> Iterator[str]:
-    stated = any(process.version_line for process in made.job.processes.values())
-    versions = {process.versions for process in made.job.processes.values()}
-    if stated or len(versions) != 1 or versions == {Versions()} or not rows:
-        return
-    yield f"No line states the version; the forms of the lines are those of {versions.pop()}."
-
-
-def _brackets(rows: Sequence[Row]) -> Iterator[str]:
-    if rows:
-        yield (
-            "The number in brackets is the local CUDA device, not a rank, and without COLL lines no"
-            " line says which communicator it is about."
-        )
-    if any(row.at_least for row in rows):
-        yield (
-            "Symmetric lines of 2.27 are printed by every rank, all others by rank 0 of the"
-            " communicator alone: that a process prints only symmetric lines says nothing about its"
-            " other collectives, and which processes print none proves nothing."
-        )
-
-
-def _roots(rows: Sequence[Row]) -> Iterator[str]:
-    """The same regular line from two processes comes from two communicators."""
-    for row in rows:
-        if row.verdict is Verdict.REGULAR and len(row.processes) > 1:
-            shown = ", ".join(row.processes[:4])
-            yield (
-                f"{shown} each print {row.operation} of {row.size_bytes:,} bytes as rank 0 of a"
-                f" communicator: there are at least {len(row.processes)} of them."
-            )
-            return
-
-
-def _cascades(rows: Sequence[Row]) -> Iterator[str]:
-    """Sizes that are an exact multiple of another process's, as in a reduction over two axes."""
-    scatters = [
-        row
-        for row in rows
-        if row.operation == "ReduceScatter" and row.size_bytes > _SMALLEST_COMPARED_BYTES
-    ]
-    for large in scatters:
-        for small in scatters:
-            ratio = large.size_bytes // small.size_bytes
-            apart = not set(large.processes) & set(small.processes)
-            if apart and large.size_bytes == ratio * small.size_bytes and 1 < ratio <= _MOST_RATIO:
-                printing = ", ".join(large.processes[:2])
-                yield (
-                    f"ReduceScatter of {large.size_bytes:,} bytes ({printing})"
-                    f" is exactly {ratio} x the {small.size_bytes:,} bytes of"
-                    f" {', '.join(small.processes[:4])}: this looks like a reduction over an inner"
-                    f" axis, then over an outer one of {ratio} ranks."
-                )
-                return
-
-
-def _no_multicast(rows: Sequence[Row]) -> Iterator[str]:
-    kernels = {k for row in rows if row.verdict is Verdict.SYMMETRIC for k in row.kernels}
-    plain = sorted(k for k in kernels if "MC" not in k and not k.startswith(("AllGather_Rail",)))
-    if plain and len(plain) == len(kernels):
-        yield (
-            f"{', '.join(plain)} uses no multicast (no MC in its name): its communicator has no"
-            " NVLS, which needs more than two local ranks."
-        )
+            found.by_key[key] = one
+    return found

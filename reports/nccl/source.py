@@ -1,6 +1,6 @@
 """Where log bytes come from: files, folders, standard input, pipes, gzip and zstd.
 
-Streams become blocks of whole lines, in bounded memory whatever they hold; there is an end to a
+Streams become blocks of whole lines, in bounded memory whatever they hold. There is an end to a
 packed one that only unpacks and never says anything.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from bench.errors import UsageError
-from reports.nccl.scan import LONGEST_LINE_BYTES
 
 BLOCK_BYTES: Final = 1 << 20
+LONGEST_LINE_BYTES: Final = 64 * 1024
 
 
 def whole_lines(blocks: Iterable[bytes], skipped: Callable[[], None]) -> Iterator[bytes]:
@@ -54,22 +54,6 @@ def whole_lines(blocks: Iterable[bytes], skipped: Callable[[], None]) -> Iterato
         yield rest
 
 
-def split_at(blocks: Iterable[bytes], offsets: list[int]) -> Iterator[tuple[bytes, int]]:
-    """The blocks cut at `offsets` (ascending); with each piece, how many offsets lie before it."""
-    position = passed = 0
-    for block in blocks:
-        start = 0
-        while passed < len(offsets) and offsets[passed] <= position + len(block):
-            cut = max(start, offsets[passed] - position)
-            if cut > start:
-                yield block[start:cut], passed
-            start = cut
-            passed += 1
-        if start < len(block):
-            yield block[start:], passed
-        position += len(block)
-
-
 # A compressed file that has unpacked to this much without one NCCL line is given up if it also
 # shrank a hundredfold, which text with anything in it does not.
 SILENT_BYTES: Final = 256 << 20
@@ -77,6 +61,7 @@ SUSPECT_RATIO: Final = 100
 MOST_BYTES: Final = 64 << 30
 
 _MAGIC: Final = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_LONGEST_MAGIC: Final = 4
 _LARGEST_WINDOW_BYTES: Final = 128 << 20
 
 
@@ -89,72 +74,59 @@ def compression_of(start: bytes) -> str:
     return next((name for magic, name in _MAGIC if start.startswith(magic)), "")
 
 
-class _Joined(io.RawIOBase):
-    """Bytes already read, then the rest of a stream; counts what was taken."""
+class _Counted(io.RawIOBase):
+    """A stream that counts the bytes taken from it."""
 
-    def __init__(self, first: bytes, rest: BinaryIO) -> None:
-        self._first = first
-        self._rest = rest
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
         self.taken_bytes = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        wanted = len(buffer)
-        if self._first:
-            part, self._first = self._first[:wanted], self._first[wanted:]
-        else:
-            part = self._rest.read(wanted) or b""
+        part = self._stream.read(len(buffer)) or b""
         buffer[: len(part)] = part
         self.taken_bytes += len(part)
         return len(part)
 
 
-def decompressed(packed: str, first: bytes, rest: BinaryIO) -> Iterator[bytes]:
-    """The blocks behind a compressed stream that begins with `first`.
+def _decompressed(packed: str, stream: BinaryIO) -> Iterator[bytes]:
+    """The blocks behind a compressed stream.
 
     Raises:
         StoppedError: damaged or cut data, or data that unpacks without end and holds no NCCL line.
     """
-    joined = _Joined(first, rest)
+    counted = _Counted(stream)
+    reader, damaged = _unpacker(packed, io.BufferedReader(counted, BLOCK_BYTES))
     total = 0
     silent = True
-    blocks = _gunzipped(joined) if packed == "gzip" else _unzstd(joined)
     try:
-        for block in blocks:
+        while block := reader.read1(BLOCK_BYTES):
             total += len(block)
             silent = silent and b" NCCL " not in block and b"NCCL version" not in block
             yield block
-            if silent and total > max(SILENT_BYTES, SUSPECT_RATIO * joined.taken_bytes):
+            if silent and total > max(SILENT_BYTES, SUSPECT_RATIO * counted.taken_bytes):
                 raise StoppedError(
-                    f"{joined.taken_bytes:,} bytes unpacked to {total:,} without one NCCL line:"
+                    f"{counted.taken_bytes:,} bytes unpacked to {total:,} without one NCCL line:"
                     " this looks like a decompression bomb and was given up"
                 )
             if total > MOST_BYTES:
                 raise StoppedError(
                     f"unpacked to more than {MOST_BYTES >> 30} GiB; the rest is left out"
                 )
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except damaged as error:
         raise StoppedError(f"the {packed} data is damaged or cut off ({error})") from error
 
 
-def _gunzipped(stream: io.RawIOBase) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=io.BufferedReader(stream, BLOCK_BYTES)) as unpacked:
-        while block := unpacked.read1(BLOCK_BYTES):
-            yield block
-
-
-def _unzstd(stream: io.RawIOBase) -> Iterator[bytes]:
+def _unpacker(packed: str, stream: BinaryIO) -> tuple[Any, tuple[type[Exception], ...]]:
+    """A reader of what the stream holds, and what it raises where the data is damaged."""
+    if packed == "gzip":
+        return gzip.GzipFile(fileobj=stream), (EOFError, zlib.error, gzip.BadGzipFile)
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
-    reader = unpacker.stream_reader(io.BufferedReader(stream, BLOCK_BYTES), read_across_frames=True)
-    try:
-        while block := reader.read(BLOCK_BYTES):
-            yield block
-    except zstandard.ZstdError as error:
-        raise StoppedError(f"the zstd data is damaged or cut off ({error})") from error
+    return unpacker.stream_reader(stream, read_across_frames=True), (zstandard.ZstdError,)
 
 
 MOST_FILES: Final = 100_000
@@ -163,24 +135,16 @@ _SNIFFED_BYTES: Final = 4096
 _NUMBERS: Final = re.compile(r"(\d+)")
 _TEXT: Final = bytes({7, 8, 9, 10, 11, 12, 13, 27} | set(range(32, 256)))
 _MOST_BINARY: Final = 0.3
+_STANDARD_INPUT: Final = ("/dev/stdin", "/dev/fd/0", "/dev/null")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One stream. size_bytes: of the file as it lies there, None if unknown (a pipe).
-
-    packed: gzip or zstd, "" for plain text, None if it is not known before it is read.
-    """
+    """One stream. path: None for standard input. is_pipe: somebody may never write into it."""
 
     name: str
     path: Path | None
-    size_bytes: int | None
-    packed: str | None
-
-    @property
-    def can_be_cut(self) -> bool:
-        """Whether a worker can start reading in the middle."""
-        return self.packed == "" and self.path is not None
+    is_pipe: bool = False
 
 
 def find_sources(paths: Sequence[str | Path]) -> tuple[list[Source], list[str]]:
@@ -193,7 +157,7 @@ def find_sources(paths: Sequence[str | Path]) -> tuple[list[Source], list[str]]:
     remarks: list[str] = []
     for path in paths:
         if str(path) == "-":
-            found.setdefault("-", Source("standard input", None, None, None))
+            found.setdefault("-", Source("standard input", None))
             continue
         for source in _sources_of(Path(path), remarks):
             found.setdefault(str(source.path), source)
@@ -206,9 +170,10 @@ def _sources_of(path: Path, remarks: list[str]) -> Iterator[Source]:
         if stat.S_ISDIR(status.st_mode):
             yield from _in_folder(path, remarks)
         elif stat.S_ISREG(status.st_mode):
-            yield Source(str(path), path, status.st_size, compression_of(_start_of(path)))
-        elif stat.S_ISFIFO(status.st_mode) or _is_stdin(path):
-            yield Source(str(path), path, None, None)
+            _start_of(path)
+            yield Source(str(path), path)
+        elif stat.S_ISFIFO(status.st_mode) or str(path) in _STANDARD_INPUT:
+            yield Source(str(path), path, is_pipe=True)
         else:
             raise UsageError(
                 f"{path} is a device; expected a log file, a folder of them, a pipe or '-'"
@@ -220,10 +185,6 @@ def _sources_of(path: Path, remarks: list[str]) -> Iterator[Source]:
         ) from error
 
 
-def _is_stdin(path: Path) -> bool:
-    return str(path) in ("/dev/stdin", "/dev/fd/0", "/dev/null")
-
-
 def _in_folder(folder: Path, remarks: list[str]) -> Iterator[Source]:
     count = binary = 0
     for base, folders, names in os.walk(folder):
@@ -231,8 +192,7 @@ def _in_folder(folder: Path, remarks: list[str]) -> Iterator[Source]:
         for name in sorted((n for n in names if not n.startswith(".")), key=_natural):
             path = Path(base) / name
             try:
-                status = path.stat()
-                if not stat.S_ISREG(status.st_mode):
+                if not stat.S_ISREG(path.stat().st_mode):
                     continue
                 start = _start_of(path)
             except OSError as error:
@@ -242,11 +202,10 @@ def _in_folder(folder: Path, remarks: list[str]) -> Iterator[Source]:
             if count > MOST_FILES:
                 remarks.append(f"{folder} holds more than {MOST_FILES} files; the rest is left out")
                 return
-            packed = compression_of(start)
-            if not packed and _looks_binary(start):
+            if not compression_of(start) and _looks_binary(start):
                 binary += 1
                 continue
-            yield Source(str(path), path, status.st_size, packed)
+            yield Source(str(path), path)
     if binary:
         remarks.append(f"{folder}: {binary} binary file{'s' * (binary > 1)} left out")
     if not count:
@@ -270,55 +229,31 @@ def _looks_binary(start: bytes) -> bool:
     return control > _MOST_BINARY * max(len(visible), 1)
 
 
-def read_blocks(source: Source, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes of a source, decompressed; of a plain file only those of [start, end).
+def read_blocks(source: Source) -> Iterator[bytes]:
+    """The bytes of a source, decompressed.
 
     Raises:
         StoppedError: reading ended before the end of the data, with the reason in words.
     """
     try:
         with _opened(source) as stream:
-            if source.can_be_cut:
-                yield from _range(stream, start, end)
-                return
-            first = _read(stream)
-            packed = compression_of(first)
-            if not packed:
-                while first:
-                    yield first
-                    first = _read(stream)
-                return
-            yield from decompressed(packed, first, stream)
+            packed = compression_of(stream.peek(_LONGEST_MAGIC))
+            if packed:
+                yield from _decompressed(packed, stream)
+            else:
+                while block := stream.read(BLOCK_BYTES):
+                    yield block
     except OSError as error:
         raise StoppedError(f"reading stopped: {error.strerror or error}") from error
 
 
-def _range(stream: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
-    stream.seek(start)
-    left = None if end is None else end - start
-    while left is None or left > 0:
-        block = stream.read(BLOCK_BYTES if left is None else min(left, BLOCK_BYTES))
-        if not block:
-            return
-        left = None if left is None else left - len(block)
-        yield block
-
-
-def _read(stream: BinaryIO) -> bytes:
-    return stream.read(BLOCK_BYTES) or b""
-
-
-def _opened(source: Source) -> BinaryIO:
+def _opened(source: Source) -> io.BufferedReader:
+    """The stream; a pipe without waiting for ever for someone to write into it."""
     if source.path is None:
         return os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=BLOCK_BYTES)
-    if source.size_bytes is not None:
-        return source.path.open("rb", buffering=0)
-    return _opened_pipe(source.path)
-
-
-def _opened_pipe(path: Path) -> BinaryIO:
-    """Open a pipe without waiting for ever for someone to write into it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not source.is_pipe:
+        return source.path.open("rb", buffering=BLOCK_BYTES)
+    descriptor = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK)
     stream = os.fdopen(descriptor, "rb", buffering=BLOCK_BYTES)
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)

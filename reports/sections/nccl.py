@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from reports.findings import Findings
-from reports.nccl.asked import shortfalls, verdict_text, wishes_of
 from reports.nccl.audit import RunAudit, audit_run
+from reports.nccl.expectations import expectations_of, shortfalls, verdict_text
 from reports.nccl.presentation import (
     bytes_by_verdict,
     bytes_table,
@@ -53,7 +53,7 @@ def proofs(findings: Findings) -> dict[str, Proof]:
     found: dict[str, Proof] = {}
     for cell in findings.cells:
         source = logged.get(_workload(cell))
-        if source is None and not wishes_of(cell.resolved):
+        if source is None and not expectations_of(cell.resolved):
             continue
         audits = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
         audit = next((one.audit for one in audits if one.audit is not None), None)

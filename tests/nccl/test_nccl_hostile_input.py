@@ -78,7 +78,7 @@ def test_what_is_no_log_is_refused(path, tmp_path):
 def test_lines_not_understood_are_counted_and_shown(tmp_path):
     (tmp_path / "log").write_bytes(b"n1:1:2 [0] NCCL INFO Frobnicating 17 widgets\n" * 4)
     unread = audit_paths([tmp_path]).job.unread
-    assert unread.unknown_lines == 4
+    assert unread.unknown.total() == 4
     assert "Frobnicating 17 widgets" in unread.examples.values()
 
 

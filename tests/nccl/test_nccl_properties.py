@@ -9,11 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports.nccl import grammar
-from reports.nccl.audit import Audit, audit_paths, audit_sources
-from reports.nccl.job import Views, make_job
-from reports.nccl.reading import Found, Stretch, _join, read_stretch
+from reports.nccl.audit import Audit, audit_paths
+from reports.nccl.communicators import Views
 from reports.nccl.rows import Verdict
-from reports.nccl.source import find_sources
 
 QUICK = settings(
     max_examples=60,
@@ -111,35 +109,6 @@ def test_any_interleaving_by_process_gives_the_same_verdicts(tmp_path, seed, ver
         lines = interleaved(logs, random.Random(seed + shuffle))
         together.write_text("\n".join(lines) + "\n")
         assert facts(audit_paths([together])) == expected
-
-
-@QUICK
-@given(seed=st.integers(0, 10**6), where=st.floats(0.0, 1.0))
-def test_a_file_cut_at_any_line_and_read_in_two_gives_the_same_verdicts(tmp_path, seed, where):
-    lines = interleaved(job_logs(seed, "2.28.3"), random.Random(seed))
-    path = tmp_path / "log.txt"
-    path.write_text("\n".join(lines) + "\n")
-    [source], _ = find_sources([path])
-    whole = audit_sources([source])
-    data = path.read_bytes()
-    cut = data.index(b"\n", int(where * (len(data) - 2))) + 1
-    first: Found = read_stretch(Stretch(source, 0, cut))
-    if cut < len(data):
-        _join(first, read_stretch(Stretch(source, cut, None, after_cut=True)))
-    assert tallies(make_job([source], [first])) == tallies(whole.job)
-
-
-def tallies(job):
-    """All observations with their counts, segment by segment."""
-    return {
-        name: [
-            item
-            if not isinstance(item, dict)
-            else {o: (s.count, s.buffers) for o, s in item.items()}
-            for item in process.timeline.items
-        ]
-        for name, process in job.processes.items()
-    }
 
 
 WORDS = st.sampled_from(

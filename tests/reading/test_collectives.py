@@ -22,7 +22,7 @@ from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
-from reports.nccl.asked import shortfalls
+from reports.nccl.expectations import shortfalls
 from reports.renderers import quantity
 from reports.renderers.document import Bullets, Paragraph, TableBlock
 from reports.sections.cell_table import cells_section

@@ -1,11 +1,9 @@
-"""The conditions for a symmetric kernel, in the order in which a failure is reported.
+"""The reasons why a collective was not symmetric: to add or change one, start at CONDITIONS.
 
-Each says of some calls whether it holds, is proved to have failed (with the line that proves it),
-or is open, and then which subsystem of NCCL_DEBUG_SUBSYS would settle it. A condition is failed
-only if it failed for every call and for every version that the log leaves possible.
-
-From them follows why a collective was not symmetric: the first condition that the log proves to
-have failed.
+Each condition for a symmetric kernel says of some calls whether it holds, is proved to have failed
+(with the line that proves it), or is open, and then which subsystem of NCCL_DEBUG_SUBSYS would
+settle it. A condition is failed only if it failed for every call and for every version that the log
+leaves possible. The reason is the first condition that the log proves to have failed.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from reports.nccl.calls import UNKNOWN_OPERATION, CallEvidence
 from reports.nccl.model import DATATYPES, REDUCTIONS, Call, Version, Versions
-from reports.nccl.replay import UNKNOWN_OPERATION, CallEvidence
 
 FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
 BATCHED: Final[Version] = (2, 28, 3)
@@ -62,7 +60,7 @@ def version(case: CallEvidence) -> ConditionOutcome:
             f"NCCL {case.versions} has no symmetric kernels; 2.27.3 is the first version with them",
             case.version_line,
         )
-    if case.versions.all_from(FIRST_SYMMETRIC) or case.symmetric_line:
+    if case.versions.all_from(FIRST_SYMMETRIC) or case.symmetric_seen:
         return HOLDS
     return _open("the version is not known", VERSION)
 
@@ -76,7 +74,7 @@ def switches(case: CallEvidence) -> ConditionOutcome:
         event = case.setting(name)
         if event is not None and event.values[1] == "0":
             return _failed(f"{name}=0 switches symmetric memory off", event.text)
-    if case.symmetric_line or any(True for _ in case.standing("env")) or case.subsystem_on("ENV"):
+    if case.symmetric_seen or case.about("env") or case.subsystem_on("ENV"):
         return HOLDS
     return _open("a variable may switch symmetric memory off", "ENV")
 
@@ -88,7 +86,7 @@ def topology(case: CallEvidence) -> ConditionOutcome:
             return _failed(
                 "NCCL says that this communicator has no symmetric memory", view.not_supported_line
             )
-    warning = next(case.standing("unsupported"), None)
+    warning = case.about("unsupported")
     if warning is not None and len(case.views) <= 1:
         return _failed("a window was refused: no symmetric memory", warning.text)
     known = case.nodes_view
@@ -133,7 +131,7 @@ def _across_nodes(case: CallEvidence, nodes: int, line: str) -> ConditionOutcome
 def _connectivity(case: CallEvidence) -> ConditionOutcome:
     for view in case.views:
         direct, _, cuda = (*view.p2p, None, None, None)[:3]
-        all_cuda = case.versions.meet(_CUDA_P2P) == case.versions
+        all_cuda = case.versions.all_in(_CUDA_P2P)
         if all_cuda and cuda is not None:
             direct = cuda
         if direct == "0" and (not all_cuda or cuda is not None):
@@ -224,7 +222,7 @@ def registration(case: CallEvidence) -> ConditionOutcome:
     if not case.key.attributed:
         return _open("a buffer may lie outside the registered memory", "COLL", "REG")
     if case.key.phase == "":
-        if not case.registrations_shown:
+        if not case.registration_line and not case.subsystem_on("REG"):
             needs = ("REG",) if case.calls else ("COLL", "REG")
             return _open("the buffers may not be registered on this communicator", *needs)
         return _failed(
@@ -235,7 +233,7 @@ def registration(case: CallEvidence) -> ConditionOutcome:
 
 
 def _in_range(case: CallEvidence) -> ConditionOutcome:
-    outside = case.cell.outside
+    outside = case.group.outside
     if not case.calls or not outside:
         return _open("a buffer may lie outside the registered memory", "COLL")
     if all(outside):
@@ -243,7 +241,7 @@ def _in_range(case: CallEvidence) -> ConditionOutcome:
             f"buffer {outside[0]} is in no range registered on this communicator",
             case.call_line,
         )
-    if any(True for _ in case.standing("window")) or "symmetric" in case.cell.quotes:
+    if case.about("window") or "symmetric" in case.group.quotes:
         return HOLDS
     return _open(
         "the registration may be a plain one rather than a symmetric window, which print the same"
@@ -256,24 +254,24 @@ def grouping(case: CallEvidence) -> ConditionOutcome:
     """2.27 uses symmetric kernels for calls that stand alone."""
     if case.versions.all_from(BATCHED) or case.versions.all_before(FIRST_SYMMETRIC):
         return HOLDS
-    lines = sum(n for (_, _, kind), n in case.cell.lines.items() if kind == case.kind)
+    lines = sum(n for (_, _, kind), n in case.group.lines.items() if kind == case.kind)
     if case.versions.all_before(BATCHED):
-        if case.cell.grouped and case.cell.grouped >= lines:
+        if case.group.grouped and case.group.grouped >= lines:
             return _failed(
                 "the call was grouped with others of its communicator, and 2.27 takes symmetric"
                 " kernels only for a call that stands alone",
-                case.cell.grouped_quote,
+                case.group.grouped_quote,
             )
         if case.calls:
             return HOLDS
-    elif case.calls and not case.cell.grouped:
+    elif case.calls and not case.group.grouped:
         return HOLDS
     return _open("several calls may be grouped, which 2.27 does not launch symmetrically", "COLL")
 
 
 def size(case: CallEvidence) -> ConditionOutcome:
     """64 GiB over all ranks and more is too much for every symmetric kernel."""
-    ranks = case.ranks
+    ranks = next((view.ranks for view in case.views if view.ranks), None)
     if ranks is None or case.key.bytes_are != "per_rank":
         return HOLDS
     total = case.key.size_bytes * ranks
@@ -284,10 +282,8 @@ def size(case: CallEvidence) -> ConditionOutcome:
 
 def override(case: CallEvidence) -> ConditionOutcome:
     """One kernel can be forced, which excludes the others."""
-    warning = next(
-        (e for e in case.standing("no_kernel") if case.key.operation in (e.values[0] or "")), None
-    )
-    if warning is not None:
+    warnings = (e for e in case.lines("no_kernel") if case.key.operation in (e.values[0] or ""))
+    if (warning := next(warnings, None)) is not None:
         return _failed("NCCL found no symmetric kernel", warning.text)
     event = case.setting("NCCL_SYM_KERNEL")
     name = "" if event is None else event.values[1] or ""
@@ -377,7 +373,7 @@ def _regular(case: CallEvidence) -> Reason:
             tuple(name for name in _ORDER if name in needs),
         )
     text = f"eligible as far as the log shows; NCCL still chose {_chosen(case)}"
-    if case.versions.meet(_SMALL_QUIRK) == case.versions:
+    if case.versions.all_in(_SMALL_QUIRK):
         text += " (2.29.2 and 2.29.3 fall back for small messages even if they are registered)"
     return Reason("", text, case.line)
 
@@ -389,13 +385,13 @@ def _one_host(case: CallEvidence) -> str:
 
 
 def _chosen(case: CallEvidence) -> str:
-    names = [what for (kind, what) in case.cell.kernels if kind == case.kind]
+    names = [what for (kind, what) in case.group.kernels if kind == case.kind]
     return " and ".join(dict.fromkeys(names)) or "another kernel"
 
 
 def _copy_engine(case: CallEvidence) -> Reason:
     text = "the copy engine takes precedence; the memory is registered"
-    policy = next(case.standing("cta_policy"), None) or case.setting("NCCL_CTA_POLICY")
+    policy = case.about("cta_policy") or case.setting("NCCL_CTA_POLICY")
     if policy is not None and (policy.values[-1] or "").upper() in ("2", "ZERO"):
         return Reason("copy engine", f"{text} (CTA policy ZERO)", policy.text)
     if case.key.operation == "AllGather" and case.key.size_bytes > _COPY_ENGINE_BYTES:
@@ -412,8 +408,8 @@ def _no_evidence(case: CallEvidence) -> Reason:
             f"NCCL {case.versions} prints no line about the kernel; 2.20.3 is the first that does",
             case.version_line or quote,
         )
-    ready = next(case.standing("copy_engine_ready"), None)
-    if ready is not None and case.versions.meet(_SILENT_COPY_ENGINE) == case.versions:
+    ready = case.about("copy_engine_ready")
+    if ready is not None and case.versions.all_in(_SILENT_COPY_ENGINE):
         return Reason(
             "",
             "2.28 prints no line for a call on the copy engine, which was initialised here; whether"
@@ -442,10 +438,8 @@ def _no_evidence(case: CallEvidence) -> Reason:
 
 
 def _tuning_seen(case: CallEvidence) -> bool:
-    if any(case.subsystem_on(name) for name in ("TUNING",)):
-        return True
-    for process in case.processes:
-        for item in process.timeline.items:
-            if isinstance(item, dict) and any(o.choice is not None for o in item):
-                return True
-    return False
+    return case.subsystem_on("TUNING") or any(
+        one.choice is not None
+        for process in case.processes
+        for one in process.timeline.observations()
+    )

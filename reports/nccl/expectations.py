@@ -1,8 +1,8 @@
-"""What a run asked of NCCL, and what the log of a run like it proves: kernels, not settings.
+"""What a run requests of NCCL, and what the log of a run like it proves: kernels, not settings.
 
-A setting that NCCL was given proves nothing: it falls back without a word. So each wish names the
-kernels that show it: symmetric ones, the copy engine, NVLS (NVLink SHARP, also inside of symmetric
-kernels with multicast, `MC`), CollNet (SHARP of the network).
+A setting that NCCL was given proves nothing: it falls back without a word. So each expectation
+names the kernels that show it: symmetric ones, the copy engine, NVLS (NVLink SHARP, also inside of
+symmetric kernels with multicast, `MC`), CollNet (SHARP of the network).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _WEIGHTS_AND_GRADIENTS = ("AllGather", "ReduceScatter")
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked, in words; the operations it is about; whether a row shows it."""
+class Expectation:
+    """What is requested, in words; the operations it is about; whether a row shows it."""
 
     text: str
     operations: tuple[str, ...]
     is_met: Callable[[Row], bool]
 
 
-def wishes_of(resolved: ResolvedRun) -> list[Wish]:
+def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
     """What a run asked for that NCCL may silently leave undone."""
     launch, setting = resolved.launch, resolved.engine.setting
     symmetric = bool(setting("nccl_ub") and setting("symmetric_registration"))
@@ -35,37 +35,37 @@ def wishes_of(resolved: ResolvedRun) -> list[Wish]:
     found = []
     if launch.copy_engine:
         gathers = ("AllGather",)
-        found.append(Wish("copy-engine gathers", gathers, _by((Verdict.COPY_ENGINE,))))
+        found.append(Expectation("copy-engine gathers", gathers, _by((Verdict.COPY_ENGINE,))))
     if symmetric:
         operations = tuple(o for o in own if not (launch.copy_engine and o == "AllGather"))
         # Symmetric windows are what the copy engine works on, and newer NCCL prefers it by itself.
         verdicts = (Verdict.SYMMETRIC, Verdict.COPY_ENGINE, Verdict.HIERARCHICAL_CE)
         if operations:
-            found.append(Wish("symmetric kernels", operations, _by(verdicts)))
+            found.append(Expectation("symmetric kernels", operations, _by(verdicts)))
     if launch.nvls == "on":
-        found.append(Wish("NVLS (NVLink SHARP)", own, _uses_nvls))
+        found.append(Expectation("NVLS (NVLink SHARP)", own, _uses_nvls))
     if launch.collnet == "on":
-        found.append(Wish("CollNet (SHARP)", own, _uses_collnet))
+        found.append(Expectation("CollNet (SHARP)", own, _uses_collnet))
     return found
 
 
 def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
-    """A sentence for every wish that the log does not prove; audit None: there is no log."""
+    """A sentence for every expectation that the log does not prove; audit None: there is no log."""
     found = []
-    for wish in wishes_of(resolved):
+    for expected in expectations_of(resolved):
         if audit is None:
             found.append(
-                f"asked for {wish.text}, and no log tells whether it got them: add a cell with "
+                f"asked for {expected.text}, and no log tells whether it got them: add a cell with "
                 "measure.nccl: evidence"
             )
             continue
-        rows = [row for row in steady_rows(resolved, audit) if row.operation in wish.operations]
-        lacking = [row for row in rows if not wish.is_met(row)]
+        rows = [row for row in steady_rows(resolved, audit) if row.operation in expected.operations]
+        lacking = [row for row in rows if not expected.is_met(row)]
         if not rows:
-            operations = " or ".join(wish.operations)
-            found.append(f"asked for {wish.text}, and the log has no line about {operations}")
+            operations = " or ".join(expected.operations)
+            found.append(f"asked for {expected.text}, and the log has no line about {operations}")
         elif lacking:
-            found.append(f"asked for {wish.text} and did not get them: {_named(lacking)}")
+            found.append(f"asked for {expected.text} and did not get them: {_named(lacking)}")
     return found
 
 

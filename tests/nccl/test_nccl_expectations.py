@@ -8,8 +8,8 @@ import pytest
 
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
-from reports.nccl.asked import shortfalls, verdict_text
 from reports.nccl.audit import audit_run
+from reports.nccl.expectations import shortfalls, verdict_text
 
 HEAD = "n1:10:20 [0] NCCL INFO "
 COMM = "comm 0xa0 rank 0 nranks 2 cudaDev 0 busId 1b commId 0xc - Init COMPLETE"
