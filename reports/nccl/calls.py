@@ -129,7 +129,7 @@ class _Walk:
     def _observe(self, observation: Observation, seen: Seen) -> None:
         choice, call, grouped = observation
         view, eliminated = self._view_of(choice, call)
-        if call is not None and (call.count == 0 or call.ranks <= 1):
+        if call is not None and (call.elements == 0 or call.ranks <= 1):
             return  # nothing is launched for it
         key = self._key(choice, call, view)
         group = self._found.by_key.setdefault(key, CallGroup(key))
@@ -193,7 +193,7 @@ def _size(choice: Choice | None, call: Call | None, view: View | None) -> tuple[
     if size_bytes is not None:
         return size_bytes, "per_rank"
     if choice is None:
-        return (call.count if call is not None else 0), "total"
+        return (call.elements if call is not None else 0), "total"
     if choice.bytes_are == "per_rank" or choice.operation is None:
         return choice.size_bytes, choice.bytes_are
     if choice.operation not in SCALED_BY_RANKS:

@@ -144,7 +144,7 @@ class Call(NamedTuple):
     """What one COLL line says about a call, but for its buffers. `comm` is the printed pointer."""
 
     operation: str
-    count: int
+    elements: int
     datatype: int
     reduction: int
     comm: str
@@ -225,7 +225,7 @@ def call_bytes(call: Call) -> int | None:
     """Count times element size, as TUNING lines print since 2.24; None for an unknown type."""
     if call.datatype >= len(DATATYPES):
         return None
-    return call.count * DATATYPES[call.datatype][1]
+    return call.elements * DATATYPES[call.datatype][1]
 
 
 def expected_bytes(call: Call, choice: Choice) -> int | None:

@@ -250,11 +250,11 @@ def read_blocks(source: Source) -> Iterator[bytes]:
 def _opened(source: Source) -> io.BufferedReader:
     """The stream; a pipe without waiting for ever for someone to write into it."""
     if source.path is None:
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=BLOCK_BYTES)
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     if not source.is_pipe:
-        return source.path.open("rb", buffering=BLOCK_BYTES)
+        return source.path.open("rb")
     descriptor = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK)
-    stream = os.fdopen(descriptor, "rb", buffering=BLOCK_BYTES)
+    stream = os.fdopen(descriptor, "rb")
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     if not poller.poll(PIPE_PATIENCE_SECONDS * 1e3):

@@ -68,7 +68,7 @@ def _members(
         i
         for i, call in enumerate(calls)
         if i not in taken
-        and call.count > 0
+        and call.elements > 0
         and call.ranks > 1
         and choice.operation in (None, call.operation)
     ]
