@@ -9,7 +9,8 @@ MfsdpError
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
 ├── NonFiniteGradientError        NaN or Inf in a gradient, where looking for them was asked for
 ├── LifecycleError                a call at a time when it cannot mean anything
-│   └── PolicyChangeError         a change of the communication dtype that buffers cannot follow
+│   ├── PolicyChangeError         a change of the communication dtype that buffers cannot follow
+│   └── MismatchedReadError       ranks that read different sharded tensors at the same time
 ├── PoolExhaustedError            a buffer pool has no slot that a unit may use now
 ├── StateDictError                missing, unexpected or wrongly shaped entries
 └── CheckpointError               a checkpoint that cannot be written, or must not be read
@@ -68,6 +69,10 @@ class LifecycleError(MfsdpError, RuntimeError):
 
 class PolicyChangeError(LifecycleError):
     """A change of the dtype policy that running buffers cannot follow."""
+
+
+class MismatchedReadError(LifecycleError):
+    """Ranks that read different sharded tensors at the same time; says what each of them reads."""
 
 
 class PoolExhaustedError(MfsdpError, RuntimeError):

@@ -19,6 +19,7 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LayoutError
 from mfsdp_core.shard.chunk import Offsets, describe_chunk
 from mfsdp_core.shard.dtensor import (
+    agree_to_read,
     as_dtensor,
     assembly_order,
     gather_full,
@@ -196,6 +197,7 @@ def _offsets(dtensor: DTensor) -> Offsets:
 
 def _assembled(dtensor: DTensor) -> tuple[Offsets, tuple[int, ...]]:
     """Where this rank's part begins, and the shape that the parts of all ranks make up."""
+    agree_to_read([dtensor], "where the rows are")
     mesh, sizes = dtensor.device_mesh, list(local_of(dtensor).shape)
     offsets = [0] * len(sizes)
     for mesh_dim, dim in assembly_order(dtensor.placements):

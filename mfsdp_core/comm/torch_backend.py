@@ -12,9 +12,9 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.meeting import Meetings
 from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
+from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
 
@@ -57,14 +57,14 @@ class TorchCommunicator:
         self.role = role
         self._events = events
         self._streams = streams
-        self._meetings = Meetings(group)
+        self._rendezvous = UnitRendezvous(group, streams.device)
         # Events are frozen, and a bucket's are the same in every step.
         self._published: dict[tuple[str, str, torch.dtype, int], Event] = {}
 
     def meet(self, bucket: str) -> None:
         """See [Note: gathering again]."""
         if self.size > 1:
-            self._meetings.meet(bucket, self._streams.device)
+            self._rendezvous.meet(bucket)
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""

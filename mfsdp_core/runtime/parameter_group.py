@@ -223,7 +223,9 @@ class ParameterGroup:
         if self._cast_key is not None:
             reduced = self._allocator.acquire(self._cast_key).copy_(reduced)
         if self._gradient_shards is None:
-            self._gradient_shards = [self._as_dtensor(i, v) for i, v in self._enumerate(reduced)]
+            self._gradient_shards = [
+                self._as_dtensor(i, v, "gradient of ") for i, v in self._enumerate(reduced)
+            ]
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
             held = getattr(managed.sharded, self._attribute, None)
             if held is not None and held is not shard:
@@ -359,10 +361,12 @@ class ParameterGroup:
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         return enumerate(self.local_views(flat))
 
-    def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
-        part = self.parameters[index].part
+    def _as_dtensor(self, index: int, local: torch.Tensor, what: str = "") -> DTensor:
+        managed = self.parameters[index]
+        part = managed.part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
         shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
         layout = self.plan.layout
         slices = layout.slices if self._shards_optimizer else 0
-        return with_cut(shard, [layout.local_rows(index, i).rows for i in range(slices)])
+        cut = [layout.local_rows(index, i).rows for i in range(slices)]
+        return with_cut(shard, cut, what + managed.names[0])

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from mfsdp_core.comm.rendezvous import agree_on_read, time_limit
 from mfsdp_core.comm.uneven import gather_rows
 from mfsdp_core.errors import LayoutError
 from mfsdp_core.plan.coordinate import Coordinate
@@ -22,6 +23,9 @@ from mfsdp_core.plan.layout import Shape
 from mfsdp_core.plan.strategy import Strategy
 from mfsdp_core.shard.gather_hooks import values_of
 from mfsdp_core.shard.tensor_parallel import TensorPart
+
+#: Attribute of a shard: what errors call it.
+_NAME = "_mfsdp_name"
 
 
 def contiguous_stride(shape: Shape) -> tuple[int, ...]:
@@ -101,7 +105,17 @@ def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     Collective over the shard's mesh. Right on uneven and on hybrid shards, where
     `DTensor.full_tensor()` is not (see [Note: uneven shards]). Works for parameters, their
     gradients and optimizer state.
+
+    Raises:
+        MismatchedReadError: on all ranks, if they are about to gather different tensors.
     """
+    if isinstance(tensor, DTensor):
+        agree_to_read([tensor])
+    return assemble(tensor)
+
+
+def assemble(tensor: torch.Tensor) -> torch.Tensor:
+    """`gather_full` of a tensor whose read ranks have agreed on."""
     if not isinstance(tensor, DTensor):
         return tensor
     rows = values_of(tensor.to_local()).detach()
@@ -110,6 +124,47 @@ def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     for mesh_dim, dim in order:
         rows = gather_rows(rows.movedim(dim, 0), mesh.get_group(mesh_dim)).movedim(0, dim)
     return rows.reshape(tensor.shape) if order else rows.clone()
+
+
+def name_tensor(tensor: torch.Tensor, name: str) -> None:
+    """What errors call `tensor`, and what ranks compare before they read it."""
+    setattr(tensor, _NAME, name)
+
+
+def name_of(tensor: object) -> str:
+    """What `name_tensor` has said; "" for a tensor that nobody has named."""
+    found: str = getattr(tensor, _NAME, "")
+    return found
+
+
+def agree_to_read(tensors: Sequence[DTensor], operation: str = "") -> None:
+    """Return once all ranks that hold rows of `tensors` are about to read them.
+
+    See [Note: named reads]. operation: of torch, whose collectives differ from those of others.
+
+    Raises:
+        MismatchedReadError: on all ranks, if they are about to read different tensors.
+    """
+    spread = [tensor for tensor in tensors if not all(p.is_replicate() for p in tensor.placements)]
+    if not spread:
+        return
+    mesh = spread[0].device_mesh
+    axes = {
+        axis
+        for tensor in spread
+        for axis, p in enumerate(tensor.placements)
+        if not p.is_replicate()
+    }
+    own = mesh.get_coordinate()
+    assert own is not None, "a rank that holds a shard is in its mesh"
+    index = tuple(slice(None) if axis in axes else own[axis] for axis in range(mesh.ndim))
+    ranks = mesh.mesh[index].flatten().tolist()
+    what = ", ".join(
+        f"{name_of(tensor) or 'a tensor without a name'} {tuple(tensor.shape)} {tensor.dtype}"
+        for tensor in spread
+    )
+    limit = time_limit(mesh.get_group(min(axes)), torch.device(mesh.device_type))
+    agree_on_read(ranks, f"{operation} of {what}" if operation else what, limit)
 
 
 def assembly_order(placements: Sequence[Placement]) -> list[tuple[int, int]]:

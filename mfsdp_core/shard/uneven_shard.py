@@ -5,25 +5,39 @@ shards that the flat layout has cut otherwise its `mean()` is NaN, `full_tensor(
 and `std()` gathers the wrong rows. What treats every element, or every row, by itself is left to
 torch, and so are sums and norms. Anything else gets whole tensors, which are gathered for it: all
 ranks must call it. Views get such a copy too, and are read alone: what would write into one is
-refused, since the shard would not follow.
+refused, since the shard would not follow. Before a gather, be it ours or one that torch makes for
+an operation, ranks agree on what they read: see [Note: named reads].
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.shard.chunk import described_offsets, offsets_of
-from mfsdp_core.shard.dtensor import as_dtensor, gather_full, local_tensor, without_offset
+from mfsdp_core.shard.dtensor import (
+    agree_to_read,
+    as_dtensor,
+    assemble,
+    gather_full,
+    local_tensor,
+    name_of,
+    name_tensor,
+    without_offset,
+)
 from mfsdp_core.shard.subclass_dispatch import asked_for_operations
 
 _CUT = "_mfsdp_cut"
@@ -33,6 +47,13 @@ _LOST = (
     "otherwise, would write to a copy that the shard does not follow. Write values by operations "
     "on all of the shard, into to_local(), or by load_state_dict()."
 )
+
+#: Results that are called what the argument is called.
+_SAME = frozenset(("alias", "clone", "detach", "_to_copy"))
+#: What the names of operations on lists of tensors begin with.
+_IN_LISTS = ("_amp_foreach_", "_foreach_", "_fused_")
+#: Of torch's collectives, as operations.
+_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 
 #: Rows of every rank, in the order of their slices.
 Cut = tuple[int, ...]
@@ -71,18 +92,25 @@ class UnevenShard(DTensor):
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
         _check_written(func, args)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return args[0].full_tensor().item()  # torch would give this rank's part of a sum
         is_uneven = any(cut_of(tensor) is not None for tensor in tensors)
         if not is_uneven or _is_row_by_row(func, args, kwargs, tensors):
-            result = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
+            plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
+            with _named_reads(func, tensors):
+                result = func(*plain_args, **plain_kwargs)
             _count_changes(func, args)
             if any(hasattr(tensor, _VIEW) for tensor in tensors):
                 _mark_views(func, result)
             if isinstance(result, (list, tuple)) and isinstance(args[0], (list, tuple)):
-                return [cut_like(one, source) for one, source in zip(result, args[0], strict=True)]
-            return cut_like(result, next((t for t in tensors if cut_of(t) is not None), args[0]))
+                pairs = zip(result, args[0], strict=True)
+                return [_named(func, cut_like(one, source), source) for one, source in pairs]
+            source = next((t for t in tensors if cut_of(t) is not None), tensors[0])
+            return tree_map(lambda one: _named(func, cut_like(one, source), source), result)
         if func._schema.is_mutable:
             raise LifecycleError(_LOST.format(func=func))
         mesh = tensors[0].device_mesh
+        agree_to_read(tensors)
         whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
         results = tree_map(partial(_replicated, mesh), func(*whole_args, **whole_kwargs))
         _mark_views(func, results)
@@ -90,6 +118,8 @@ class UnevenShard(DTensor):
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor, with all rows in their order. Collective; shards get no gradient."""
+        if all(placement.is_replicate() for placement in self.placements):
+            return self.to_local(grad_placements=grad_placements)
         if not any(placement.is_shard() for placement in self.placements):
             return super().full_tensor(grad_placements=grad_placements)
         whole: torch.Tensor = _Gathered.apply(self)
@@ -105,7 +135,8 @@ class UnevenShard(DTensor):
         """
         wanted = tuple(placements or ())
         if cut_of(self) is None or wanted == self.placements:
-            return super().redistribute(device_mesh, placements, **options)
+            with _NamedReads("redistribute", [self]):
+                return super().redistribute(device_mesh, placements, **options)
         if len(wanted) != self.device_mesh.ndim or not all(p.is_replicate() for p in wanted):
             raise LifecycleError(
                 f"redistribute() of an uneven shard to {wanted}: expected replicas. Make them, and "
@@ -113,26 +144,100 @@ class UnevenShard(DTensor):
             )
         return DTensor.from_local(self.full_tensor(), self.device_mesh, wanted, run_check=False)
 
+    def data_ptr(self) -> int:
+        """Refuse: torch would say 0, which is the same for all shards."""
+        _refuse_storage(self, "data_ptr()")
+        return super().data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Refuse: torch would give one without memory."""
+        _refuse_storage(self, "untyped_storage()")
+        return super().untyped_storage()
+
+    def storage(self) -> torch.TypedStorage:
+        """Refuse, as `untyped_storage`."""
+        _refuse_storage(self, "storage()")
+        return super().storage()  # type: ignore[no-any-return]
+
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """As a DTensor, and how it is cut."""
         plain = without_offset(self).requires_grad_(self.requires_grad)
-        return _uneven, (plain, cut_of(self))
+        return _uneven, (plain, cut_of(self), name_of(self))
 
 
-def with_cut(shard: DTensor, cut: Sequence[int]) -> DTensor:
+def with_cut(shard: DTensor, cut: Sequence[int], name: str) -> DTensor:
     """The same shard as an `UnevenShard`, with `cut` where ranks have different numbers of rows.
 
     On a mesh of several axes always: ranks must agree, and each knows the cut of one axis.
     """
     known = len(set(cut)) > 1 or (cut and shard.device_mesh.ndim > 1)
-    return _uneven(shard, tuple(cut) if known else None)
+    return _uneven(shard, tuple(cut) if known else None, name)
 
 
-def _uneven(shard: DTensor, cut: Cut | None) -> DTensor:
+def _uneven(shard: DTensor, cut: Cut | None, name: str = "") -> DTensor:
     shard.__class__ = UnevenShard
     if cut is not None:
         setattr(shard, _CUT, cut)
+    if name:
+        name_tensor(shard, name)
     return shard
+
+
+def _refuse_storage(shard: DTensor, what: str) -> None:
+    """Refuse a question that only torch, which knows DTensors, gets an answer to."""
+    if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
+        return
+    raise LifecycleError(
+        f"{what} of {name_of(shard) or 'a shard'}: a sharded tensor has no storage of its own, and "
+        "rows of it on each rank. To write a model to files use save_safetensors(path, model); for "
+        "whole weights in memory export_state_dict(model), whose tensors save_pretrained("
+        "state_dict=...) takes; for this rank's rows tensor.to_local()."
+    )
+
+
+class _NamedReads(TorchDispatchMode):
+    """Ranks agree before the first collective that torch issues for one operation."""
+
+    def __init__(self, operation: str, tensors: Sequence[DTensor]) -> None:
+        super().__init__()
+        self._operation = operation
+        self._tensors = tensors
+        self._agreed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # comes back as what it does with local tensors
+        if func.namespace in _COLLECTIVES and not self._agreed and "wait" not in str(func):
+            self._agreed = True
+            if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+                agree_to_read(self._tensors, self._operation)
+        return func(*args, **(kwargs or {}))
+
+
+def _named_reads(func: Any, tensors: Sequence[DTensor]) -> AbstractContextManager[Any]:
+    """Agreement on what `func` sends, where it may send anything."""
+    name = func._schema.name.removeprefix("aten::")
+    is_local = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags
+    if is_local or (name.startswith(_IN_LISTS) and name != "_foreach_norm"):
+        first = tensors[0].placements
+        if all(t.placements == first and not any(map(_is_partial, first)) for t in tensors):
+            return nullcontext()
+    return _NamedReads(name, tensors)
+
+
+def _is_partial(placement: Placement) -> bool:
+    return placement.is_partial()
+
+
+def _named(func: Any, result: Any, source: DTensor) -> Any:
+    """`result` of an operation on `source` with a name that says so."""
+    if not isinstance(result, DTensor):
+        return result
+    name = name_of(source)
+    operation = func._schema.name.removeprefix("aten::")
+    if name and not func._schema.is_mutable and operation not in _SAME:
+        name = f"{operation} on {name.rpartition(' on ')[2]}"
+    return _uneven(result, cut_of(result), name)
 
 
 torch.serialization.add_safe_globals([_uneven])
@@ -222,7 +327,7 @@ def _check_written(func: Any, args: Any) -> None:
 def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
     """Whether torch gets it right, since each rank needs its own rows alone."""
     name = func._schema.name.removeprefix("aten::")
-    if name.startswith(("_amp_foreach_", "_foreach_", "_fused_")) and name != "_foreach_norm":
+    if name.startswith(_IN_LISTS) and name != "_foreach_norm":
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]
         return all(_alike(row) for row in zip(*lists, strict=False))
     if name in _REDUCTIONS:
@@ -270,7 +375,7 @@ def cut_like(result: Any, source: Any) -> Any:
     if not isinstance(result, DTensor) or not isinstance(source, UnevenShard):
         return result
     if (result.shape[:1], result.placements) == (source.shape[:1], source.placements):
-        return _uneven(result, cut_of(source))
+        return _uneven(result, cut_of(source), name_of(source))
     return result
 
 
@@ -293,4 +398,4 @@ def _whole(value: Any) -> Any:
         return value
     if any(isinstance(placement, Partial) for placement in value.placements):
         return value.full_tensor()
-    return gather_full(value)
+    return assemble(value)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mfsdp_core.comm.agreement import from_first, together
+from mfsdp_core.comm.rendezvous import agree_on_read, time_limit
 from mfsdp_core.errors import CheckpointError, ConfigurationError, MfsdpError
 from mfsdp_core.state import checkpoint_folder as folder
 from mfsdp_core.state.loading import Loading
@@ -48,7 +49,7 @@ def save_checkpoint(
             value cannot be stored. What was at `path` before is still there.
         ConfigurationError: the model is not sharded by this package, or the optimizer not its.
     """
-    group, path = group_of(model), Path(path)
+    group, path = begin_call("save_checkpoint", model), Path(path)
 
     def collect() -> NamedState:
         state = NamedState()
@@ -86,7 +87,7 @@ def load_checkpoint(
         StateDictError: names, shapes or parameter groups differ. Nothing was changed.
         ConfigurationError: the model is not sharded by this package, or the optimizer not its.
     """
-    group, path = group_of(model), Path(path)
+    group, path = begin_call("load_checkpoint", model), Path(path)
     loading = together(group, lambda: Loading.prepare(path, model, optimizer), CheckpointError)
     with _lost_ranks(path):
         _run_dcp(lambda: loading.read(group), f"{path} could not be read, and is loaded in part")
@@ -132,15 +133,20 @@ def _lost_ranks(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: a rank was lost ({error}).") from error
 
 
-def group_of(model: nn.Module) -> dist.ProcessGroup:
-    """All ranks that hold a part of `model`.
+def begin_call(name: str, model: nn.Module) -> dist.ProcessGroup:
+    """All ranks that hold a part of `model`, once each of them is about to call `name`.
 
     Raises:
         ConfigurationError: it is not sharded by this package, or in a way that cannot be saved.
+        MismatchedReadError: the ranks are about to do different things, see [Note: named reads].
     """
     group = getattr(model, "checkpoint_group", None)
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError(
-            f"expected a model that fully_shard_model has returned, found {type(model).__name__}."
+            f"{name} expects the model that fully_shard_model has returned, found "
+            f"{type(model).__name__}."
         )
+    device = next(model.parameters()).device
+    ranks = dist.get_process_group_ranks(group)
+    agree_on_read(ranks, f"{name}()", time_limit(group, device))
     return group

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optimizer
 
-from mfsdp_core.shard.dtensor import gather_full, local_tensor
+from mfsdp_core.shard.dtensor import gather_full, local_tensor, name_of, name_tensor
 from mfsdp_core.shard.uneven_shard import own_rows, shard_like
 from mfsdp_core.state.coded_moments import keeps_codes
 from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
@@ -218,7 +218,9 @@ class _Swapped:
         is_shard = isinstance(value, torch.Tensor) and value.shape == self._local.shape
         if not is_shard or name == "step":
             return value
-        return shard_like(value, parameter)
+        shard = shard_like(value, parameter)
+        name_tensor(shard, f"{name} of {name_of(parameter)}")
+        return shard
 
 
 def _local_gradient(parameter: DTensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.shard.dtensor import gather_full
+from mfsdp_core.shard.dtensor import gather_full, name_tensor
 from mfsdp_core.shard.uneven_shard import cut_of, is_cut_alike, is_cut_by_torch
 
 #: What the wrapper puts before every name.
@@ -128,6 +128,7 @@ def _load_parameter(group: ParameterGroup, index: int, value: torch.Tensor) -> N
         group.load_part(index, value.to_local())
         return
     if not _is_sharded_alike(value, managed.sharded):
+        name_tensor(value, f"what is loaded into {managed.names[0]}")
         group.load(index, gather_full(value))
         return
     target = list(group.local_views(group.weights.main))[index]

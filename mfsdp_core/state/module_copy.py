@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.runtime.hooks import is_runtime_hook
 from mfsdp_core.shard.chunk import offsets_of, remember_offsets
-from mfsdp_core.shard.dtensor import gather_full, local_tensor
+from mfsdp_core.shard.dtensor import agree_to_read, assemble, local_tensor
 from mfsdp_core.shard.uneven_shard import shard_like
 
 #: Attribute of a shard: dtype and shape in which its module computes; a sharded scalar is one row.
@@ -127,11 +127,12 @@ class _Gathering:
                 "a copy of a sharded module evaluates, it does not train: its weights would get no "
                 "gradients. Call it under torch.no_grad(), or freeze it with requires_grad_(False)."
             )
+        agree_to_read([shard for _, _, shard in self._shards if isinstance(shard, DTensor)])
         whole: dict[int, nn.Parameter] = {}
         for holder, name, shard in self._shards:
             if id(shard) not in whole:
                 dtype, shape = getattr(shard, COMPUTES_AS)
-                value = gather_full(shard.detach()).to(dtype).view(shape)
+                value = assemble(shard.detach()).to(dtype).view(shape)
                 whole[id(shard)] = nn.Parameter(value, requires_grad=False)
             holder._parameters[name] = whole[id(shard)]
 

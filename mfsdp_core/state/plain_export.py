@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.comm.agreement import from_first, together
 from mfsdp_core.errors import CheckpointError, StateDictError
 from mfsdp_core.shard.chunk import described_offsets
-from mfsdp_core.shard.dtensor import gather_full
+from mfsdp_core.shard.dtensor import agree_to_read, assemble
 from mfsdp_core.state import checkpoint_folder as folder
-from mfsdp_core.state.checkpoint import group_of
+from mfsdp_core.state.checkpoint import begin_call
 from mfsdp_core.state.model_state import PREFIX
 
 INDEX = "model.safetensors.index.json"
@@ -37,7 +37,7 @@ def export_state_dict(model: nn.Module, *, dtype: torch.dtype | None = None) -> 
     Collective. One parameter at a time is whole on every rank. dtype: what floating-point weights
     are cast to; None keeps that of the main weights. A tied parameter is there under all its names.
     """
-    group = group_of(model)
+    group = begin_call("export_state_dict", model)
     values, aliases = _own_values(model)
     whole = _gathered(values, dtype, keep=dist.get_rank(group) == 0)
     return whole | {alias: whole[name] for alias, name in aliases.items() if whole}
@@ -61,7 +61,7 @@ def save_safetensors(
     Raises:
         CheckpointError: safetensors is not installed, `path` exists, or it could not be written.
     """
-    group, path = group_of(model), Path(path)
+    group, path = begin_call("save_safetensors", model), Path(path)
     library = together(group, _safetensors, CheckpointError)
     tensors = _own_tensors(model)
     files = _split(tensors, dtype, max_file_bytes)
@@ -91,7 +91,7 @@ def load_safetensors(path: str | Path, model: nn.Module) -> None:
         CheckpointError: no such files, damaged ones, or safetensors is not installed.
         StateDictError: names or shapes differ. Nothing was changed.
     """
-    group, path = group_of(model), Path(path)
+    group, path = begin_call("load_safetensors", model), Path(path)
     tensors, aliases = _own_tensors(model), _own_values(model)[1]
 
     def compare() -> dict[str, Any]:
@@ -140,9 +140,10 @@ def _gathered(
     values: Mapping[str, Any], dtype: torch.dtype | None, *, keep: bool
 ) -> dict[str, Any]:
     """Each value whole and on the CPU where `keep`; a collective for every shard."""
+    agree_to_read([value for value in values.values() if isinstance(value, DTensor)], "export")
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        whole = gather_full(value) if isinstance(value, torch.Tensor) else value
+        whole = assemble(value) if isinstance(value, torch.Tensor) else value
         if keep and isinstance(whole, torch.Tensor):
             kept[name] = whole.to("cpu", _stored_dtype(whole, dtype), copy=True).contiguous()
         elif keep:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 
 from mfsdp_core import load_checkpoint, save_checkpoint
 from mfsdp_core.errors import CheckpointError
+from mfsdp_core.state import checkpoint
 from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.killed_saver import NAME
 from oracle.models import build
@@ -48,13 +51,18 @@ def full_disk(folder: str) -> tuple[str, list[str], list[str], list[str]]:
     """What is said, left beside the checkpoint, and in it, after one rank cannot write."""
     source, kept = saved_then_changed(folder)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if dist.get_rank() == 2:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(folder, source.model, source.optimizer, overwrite=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    write = checkpoint._write
+
+    def limited(*arguments: Any) -> None:
+        if dist.get_rank() == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    with patch.object(checkpoint, "_write", limited), pytest.raises(CheckpointError) as caught:
+        save_checkpoint(folder, source.model, source.optimizer, overwrite=True)
     dist.barrier()
     left = sorted(path.name for path in Path(folder).parent.iterdir())
     target = toy(NAME, LAYOUT, seed=8)

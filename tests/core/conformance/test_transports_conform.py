@@ -20,9 +20,9 @@ from mfsdp_core.comm import host_links, peer_memory
 from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.host_links import Exchange, HostLinks, Peer
 from mfsdp_core.comm.host_meeting import links_of
-from mfsdp_core.comm.meeting import Meetings
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator
+from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.comm.same_host import STRETCH_BYTES, SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.uneven import gather_rows, row_counts
@@ -165,10 +165,10 @@ def test_rows_and_flags_are_brought_together() -> None:
         same("what nobody set", flags.unset(), expected)
         same("read again", flags.unset(), expected)
     short = dist.new_group(list(range(4)), timeout=timedelta(seconds=0.2))
-    meetings = Meetings(short)
+    rendezvous = UnitRendezvous(short, _CPU)
     for name in ("a", "b", "a"):
-        meetings.meet(name, _CPU)
-    refuses(LifecycleError, "on some ranks only", lambda: meetings.meet(f"{rank}", _CPU))
+        rendezvous.meet(name)
+    refuses(LifecycleError, "on some ranks only", lambda: rendezvous.meet(f"{rank}"))
 
 
 def _offer(
