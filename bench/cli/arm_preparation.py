@@ -9,7 +9,6 @@ from bench.cli import console
 from bench.cli.planning import RequestedPlan
 from bench.launch import code_identity, launch
 from bench.launch.arm.prepare import PreparedArm, prepare_arms
-from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
 from bench.store import ResultsStore
 from sweeps.execution import Side, Sides
@@ -25,7 +24,7 @@ def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[Requested
     Raises:
         UsageError: an arm cannot be what it is asked to be; nothing has been run.
     """
-    launcher = plans.hosts or LocalLauncher()
+    launcher = plans.hosts or plans.launcher.start(plans.settings)
     if not plans.arms:
         return plans, {None: Side(partial(launch, launcher=launcher), code_identity)}
     cells = {

@@ -1,59 +1,154 @@
-"""What starts the runs of a sweep: this machine, or the jobs of a cluster."""
+"""What starts the runs of a sweep, by name: this machine, jobs of a cluster, or your own."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bench.errors import UsageError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bench.errors import UsageError, first_problem
 from bench.launch.hosts.hosts_file import read_hosts
+from bench.launch.local.launcher import LocalLauncher
+from bench.launch.protocol import Launcher
 from bench.launch.rank_code import checkout_root
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.nodes import node_of_cluster
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
 from bench.launch.slurm.submission import JobRequest
 from bench.resolve.cuda_devices import CudaDevice
+from bench.resolve.import_path import load, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import LaunchSpec
+from sweeps.suggest import did_you_mean
 
-LOCAL, SLURM, PRINT, TORCHRUN = "local", "slurm", "print", "torchrun"
-LAUNCHERS = (LOCAL, SLURM, PRINT, TORCHRUN)
+_OF_JOBS = ("--profile", "--slurm", "--max-jobs")
+LOCAL = "local"
 _UNKNOWN = 4096
+
+
+class NoSettings(BaseModel):
+    """Of a launcher that has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HostsSettings(NoSettings):
+    """Of hosts of one's own: their file, and how long they wait for each other."""
+
+    hosts: Path
+    seconds: float = 300.0
+
+
+def _like_this_one(settings: HostsSettings) -> Machine:
+    return replace(Machine.detect(), nodes=len(read_hosts(settings.hosts)))
+
+
+def _node_of_cluster(settings: SlurmSettings) -> Machine:
+    try:
+        return node_of_cluster(settings)
+    except ControllerSilentError as error:
+        raise UsageError(f"the cells cannot be planned for the cluster: {error}") from error
+
+
+def _any_node(settings: SlurmSettings) -> Machine:
+    """Scripts may be written where no cluster is; then its size prunes nothing."""
+    try:
+        return node_of_cluster(settings)
+    except ControllerSilentError:
+        devices = (CudaDevice("unknown"),) * _UNKNOWN
+        return Machine(_UNKNOWN, 2**60, devices, hostname="cluster", nodes=_UNKNOWN)
+
+
+@dataclass(frozen=True)
+class LauncherKind:
+    """One way of making runs. What is needed to add one is here, and nowhere else.
+
+    settings: a model of what `--launcher-option KEY=VALUE` may say. takes: other options of the
+    command line that mean something to it. machine: of the settings, what cells are planned for.
+    start: of the settings, what starts the processes of a run (`bench.launch.protocol.Launcher`).
+    shares_machine: its runs may be packed, and the arms of a block take turns, on this machine.
+    jobs: runs are made by jobs of a cluster: `followed`, or `written` as scripts to submit by hand.
+    on_hosts: is started on several hosts, which come together first (`bench.cli.on_hosts`).
+    """
+
+    settings: type[BaseModel] = NoSettings
+    takes: tuple[str, ...] = ()
+    machine: Callable[[Any], Machine] = lambda _: Machine.detect()
+    start: Callable[[Any], Launcher] = lambda _: LocalLauncher()
+    shares_machine: bool = False
+    jobs: Literal["followed", "written"] | None = None
+    on_hosts: bool = False
+
+
+LAUNCHERS: dict[str, LauncherKind] = {
+    "local": LauncherKind(shares_machine=True),
+    "slurm": LauncherKind(SlurmSettings, _OF_JOBS, _node_of_cluster, jobs="followed"),
+    "print": LauncherKind(SlurmSettings, _OF_JOBS, _any_node, jobs="written"),
+    "torchrun": LauncherKind(
+        HostsSettings, ("--hosts", "--hosts-timeout"), _like_this_one, on_hosts=True
+    ),
+}
+"""By the name that `--launcher` takes. Somebody else's is named by its import path instead."""
+
+
+def launcher_kind(name: str) -> LauncherKind:
+    """The kind of this name, or at the import path `package.module:NAME`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name in LAUNCHERS:
+        return LAUNCHERS[name]
+    known = f"expected one of {', '.join(LAUNCHERS)}, or package.module:NAME of your own"
+    if ":" not in name:
+        raise UsageError(f"--launcher {name}: {known}{did_you_mean(name, LAUNCHERS)}")
+    problem = problem_of(name)
+    if problem is not None:
+        raise UsageError(f"--launcher {name}: {problem}")
+    found = load(name)
+    if not isinstance(found, LauncherKind):
+        raise UsageError(f"--launcher {name}: expected a LauncherKind there, found {found!r}")
+    return found
 
 
 @dataclass(frozen=True)
 class LauncherRequest:
-    """What the command line says. assignments: KEY=VALUE of `SlurmSettings`.
+    """What the command line says. assignments: KEY=VALUE of `--launcher-option` and `--slurm`.
 
     hosts: file of the hosts of `torchrun`, which wait for each other for so many seconds.
     """
 
     name: str = LOCAL
     profile: str | None = None
-    assignments: tuple[str, ...] = ()
+    slurm: tuple[str, ...] = ()
     max_jobs: int | None = None
     hosts: Path | None = None
     hosts_seconds: float | None = None
+    assignments: tuple[str, ...] = ()
 
-    def settings(self, of_sweep: Mapping[str, Any]) -> SlurmSettings | None:
-        """Profile, then sweep file, then command line; None where no job is asked for.
+    @property
+    def kind(self) -> LauncherKind:
+        """Raises UsageError where there is none of that name."""
+        return launcher_kind(self.name)
+
+    def settings(self, of_sweep: Mapping[str, Any]) -> BaseModel:
+        """Profile, then sweep file, then command line.
 
         Raises:
             UsageError: something of it cannot be.
         """
-        if self.name not in LAUNCHERS:
-            raise UsageError(f"--launcher {self.name}: expected one of {', '.join(LAUNCHERS)}")
-        self._check_hosts()
-        if self.name in {LOCAL, TORCHRUN}:
-            given = self.profile or self.assignments or self.max_jobs
-            if given:
-                raise UsageError("--profile, --slurm and --max-jobs need --launcher slurm or print")
-            return None
-        options = _parsed(self.assignments)
+        kind = self.kind
+        self._check_options(kind)
+        options = _parsed("--launcher-option", self.assignments) | _parsed("--slurm", self.slurm)
+        if kind.settings is HostsSettings:
+            options |= {"hosts": self.hosts, "seconds": self.hosts_seconds}
+        if kind.settings is not SlurmSettings:
+            return _validated(kind.settings, options)
         if self.max_jobs is not None:
             options["max_jobs"] = self.max_jobs
         return slurm_settings(
@@ -62,17 +157,37 @@ class LauncherRequest:
             ("--slurm", options),
         )
 
-    def _check_hosts(self) -> None:
-        if self.name == TORCHRUN and self.hosts is None:
+    def _check_options(self, kind: LauncherKind) -> None:
+        given = {
+            "--profile": self.profile,
+            "--slurm": self.slurm or None,
+            "--max-jobs": self.max_jobs,
+            "--hosts": self.hosts,
+            "--hosts-timeout": self.hosts_seconds,
+        }
+        for option, value in given.items():
+            if value is not None and option not in kind.takes:
+                others = [name for name, one in LAUNCHERS.items() if option in one.takes]
+                raise UsageError(f"{option} needs --launcher {' or '.join(others)}")
+        if kind.on_hosts and self.hosts is None:
             raise UsageError(
-                "--launcher torchrun needs --hosts FILE, a host per line; start the same command on"
-                " each of them"
+                f"--launcher {self.name} needs --hosts FILE, a host per line; start the same"
+                " command on each of them"
             )
-        if self.name != TORCHRUN and (self.hosts, self.hosts_seconds) != (None, None):
-            raise UsageError("--hosts and --hosts-timeout need --launcher torchrun")
 
 
-def _parsed(assignments: tuple[str, ...]) -> dict[str, Any]:
+def _validated(model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        known = ", ".join(model.model_fields) or "none"
+        raise UsageError(
+            f"--launcher-option {first_problem(error)}; options of this launcher: {known}"
+        ) from None
+
+
+def _parsed(option: str, assignments: tuple[str, ...]) -> dict[str, Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -80,37 +195,17 @@ def _parsed(assignments: tuple[str, ...]) -> dict[str, Any]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"--slurm {text}: expected KEY=VALUE, as partition=gpu")
+            raise UsageError(f"{option} {text}: expected KEY=VALUE, as partition=gpu")
         try:
             parsed = YAML(typ="safe").load(value)
         except YAMLError:
             parsed = value
-        section, _, option = key.partition(".")
-        if option:
-            found.setdefault(section, {})[option] = parsed
+        section, _, rest = key.partition(".")
+        if rest:
+            found.setdefault(section, {})[rest] = parsed
         else:
             found[key] = parsed
     return found
-
-
-def machine_for(request: LauncherRequest, settings: SlurmSettings | None) -> Machine:
-    """What cells are planned for: this machine, hosts like it, or a node of the cluster.
-
-    Scripts may be written where no cluster is; then its size prunes nothing.
-
-    Raises:
-        UsageError: the controller does not answer, or the file of hosts is wrong.
-    """
-    if settings is None:
-        nodes = 1 if request.hosts is None else len(read_hosts(request.hosts))
-        return replace(Machine.detect(), nodes=nodes)
-    try:
-        return node_of_cluster(settings)
-    except ControllerSilentError as error:
-        if request.name == PRINT:
-            devices = (CudaDevice("unknown"),) * _UNKNOWN
-            return Machine(_UNKNOWN, 2**60, devices, hostname="cluster", nodes=_UNKNOWN)
-        raise UsageError(f"the cells cannot be planned for the cluster: {error}") from error
 
 
 def job_request(name: str, file: Path, launch: LaunchSpec, minutes: int) -> JobRequest:

@@ -6,22 +6,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from bench.cli import console, exit_codes
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.launchers import LauncherRequest
+from bench.cli.launchers import HostsSettings
 from bench.launch.hosts.follower import follow
 from bench.launch.hosts.hosts_file import own_number, read_hosts
 from bench.launch.hosts.leader import Leader
 from bench.launch.stop_request import StopRequest
 
-_WAIT_SECONDS = 300.0
 
-
-def on_hosts(request: LauncherRequest, results: Path, lead: Callable[[Leader], int]) -> int:
+def on_hosts(settings: BaseModel, results: Path, lead: Callable[[Leader], int]) -> int:
     """Do the part of this host; the exit code is the same on all of them.
 
     Args:
-        request: names the file of hosts.
+        settings: `HostsSettings`.
         results: the results folder, which they share.
         lead: what the first host does once all are there.
 
@@ -29,8 +29,9 @@ def on_hosts(request: LauncherRequest, results: Path, lead: Callable[[Leader], i
         NothingMeasuredError: not every host has come.
         UsageError: the file is wrong, or hosts were started with different commands.
     """
-    hosts = read_hosts(request.hosts or Path())
-    number, seconds = own_number(hosts), request.hosts_seconds or _WAIT_SECONDS
+    asked = HostsSettings.model_validate(settings)
+    hosts, seconds = read_hosts(asked.hosts), asked.seconds
+    number = own_number(hosts)
     stop = StopRequest()
     if number > 0:
         with stop_on_signals(stop):

@@ -56,8 +56,12 @@ LauncherOption = Annotated[
         "--launcher",
         metavar="[local|slurm|print|torchrun]",
         help="Where runs are made: here, in Slurm jobs, in scripts to submit yourself, or on the"
-        " hosts of --hosts.",
+        " hosts of --hosts. A launcher of your own is package.module:NAME.",
     ),
+]
+LauncherSetOption = Annotated[
+    list[str] | None,
+    typer.Option("--launcher-option", metavar="KEY=VALUE", help="A setting of the launcher."),
 ]
 HostsOption = Annotated[
     Path | None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import BaseModel
+
 import sweeps
 from bench.cli import console, exit_codes
-from bench.cli.launchers import LOCAL, LauncherRequest, machine_for
+from bench.cli.launchers import LAUNCHERS, LOCAL, LauncherKind, LauncherRequest, NoSettings
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.launch.hosts.leader import Leader
-from bench.launch.slurm.settings import SlurmSettings
 from bench.resolve.described import described_machine
 from bench.resolve.machine import Machine
 from bench.resolve.recipe_rules import gather_bytes
@@ -63,16 +64,16 @@ class RequestedPlan:
     """The plan of the whole sweep, and the part of it that was selected.
 
     `arms` are what is asked for; the plans name them only once they are prepared. named_by_code:
-    the id then ends with what the arms are, `asked_id` being what it begins with. slurm: settings
-    of the jobs that make the runs, None where this machine does. hosts: what starts the runs
-    on hosts of one's own, once they have met.
+    the id then ends with what the arms are, `asked_id` being what it begins with. launcher,
+    settings: what makes the runs, and its settings. hosts: what starts the runs on hosts of one's
+    own, once they have met.
     """
 
     whole: Plan
     chosen: Plan
     arms: tuple[ArmRequest, ...] = ()
-    launcher: str = LOCAL
-    slurm: SlurmSettings | None = None
+    launcher: LauncherKind = LAUNCHERS[LOCAL]
+    settings: BaseModel = field(default_factory=NoSettings)
     hosts: Leader | None = None
     named_by_code: bool = False
     asked_id: str = ""
@@ -100,8 +101,8 @@ def requested_plan(request: Request) -> RequestedPlan:
             "arms that differ in their settings are compared block by block; add `interleave: true`"
             " to the file, or --interleave"
         )
-    slurm = request.launcher.settings(definition.slurm)
-    machine = request.machine or machine_for(request.launcher, slurm)
+    launcher, settings = request.launcher.kind, request.launcher.settings(definition.slurm)
+    machine = request.machine or launcher.machine(settings)
     whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
@@ -109,11 +110,11 @@ def requested_plan(request: Request) -> RequestedPlan:
     if whole.pack and interleave:
         raise UsageError("--interleave compares arms by time, and the sweep packs its runs")
     # Jobs are packed by Slurm (`exclusive: false`), and runs on several hosts take all of each.
-    pack = whole.pack and request.launcher.name == LOCAL
+    pack = whole.pack and launcher.shares_machine
     turns = definition.turns or request.turns
-    if definition.turns and turns > 1 and request.launcher.name != LOCAL:
+    if definition.turns and turns > 1 and not launcher.shares_machine:
         console.note(f"{turns} turns: only --launcher local has them; arms run one after the other")
-    turns = turns if request.launcher.name == LOCAL else 1
+    turns = turns if launcher.shares_machine else 1
     whole = replace(whole, interleaved=interleave, pack=pack, turns=turns)
     chosen = whole.selected(c.id for c in cells if selection.keeps(c))
     # Arms of a file that all run this checkout are known by the file, as any sweep is.
@@ -122,8 +123,8 @@ def requested_plan(request: Request) -> RequestedPlan:
         whole,
         chosen,
         arms,
-        request.launcher.name,
-        slurm,
+        launcher,
+        settings,
         named_by_code=named_by_code,
         asked_id=whole.id,
     )

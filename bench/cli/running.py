@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.launchers import PRINT, TORCHRUN, job_request
+from bench.cli.launchers import job_request
 from bench.cli.on_hosts import on_hosts
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
 from bench.cli.remaining_time import parsed_seconds
@@ -93,11 +93,11 @@ def run_sweep(request: Request, options: Options) -> int:
     plans = requested_plan(request)
     _check_options(plans, options)
     store = ResultsStore.open(options.results, create=True)
-    if plans.launcher != TORCHRUN:
+    if not plans.launcher.on_hosts:
         return run_plans(plans, store, options)
     without_secrets(plans.chosen)
     return on_hosts(
-        request.launcher,
+        plans.settings,
         store.root,
         lambda hosts: run_plans(replace(plans, hosts=hosts), store, options),
     )
@@ -108,7 +108,7 @@ def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> in
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
-    if plans.launcher == PRINT:
+    if plans.launcher.jobs == "written":
         return _write_scripts(plans, sides, store, options)
     budget = None
     if options.budget_seconds is None:
@@ -144,7 +144,7 @@ def _report_or_hint(
     sweep = plans.chosen.id
     where = "" if options.results == Path("results") else f" --results {options.results}"
     if outcome.interrupted:
-        if plans.slurm is not None:
+        if plans.launcher.jobs:
             console.note(f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}")
     elif options.report:
         from bench.cli.reporting import write_sweep_report
@@ -169,7 +169,7 @@ def _check_options(plans: RequestedPlan, options: Options) -> None:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
-    if plans.slurm is not None:
+    if plans.launcher.jobs:
         for name, given in (
             ("--max-failures", options.max_failures),
             ("--until-decided", options.budget_seconds),
@@ -250,12 +250,13 @@ def run_planned(
     stop = StopRequest()
     if plans.hosts is not None:
         plans.hosts.stop_if_lost(stop)
-    make = run_sides if plans.slurm is None else partial(run_queued, _submission(plans, sides))
+    jobs = plans.launcher.jobs
+    make = partial(run_queued, _submission(plans, sides)) if jobs else run_sides
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
             stop,
-            lambda hint: publish(Stopping(hint if plans.slurm is None else _JOBS_GO_ON)),
+            lambda hint: publish(Stopping(_JOBS_GO_ON if jobs else hint)),
             last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
@@ -281,7 +282,7 @@ def run_planned(
 
 
 def _submission(plans: RequestedPlan, sides: Sides) -> Submission:
-    settings = plans.slurm or SlurmSettings()
+    settings = SlurmSettings.model_validate(plans.settings)
     if not settings.exclusive:
         console.note(
             "exclusive is false: other jobs may share nodes with these runs, and take time"
@@ -299,7 +300,7 @@ def _write_scripts(
     plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
 ) -> int:
     """`--launcher print`: paths to stdout, one per script."""
-    settings = plans.slurm or SlurmSettings()
+    settings = SlurmSettings.model_validate(plans.settings)
     scripts = write_scripts(
         _submission(plans, sides),
         plans.chosen,

@@ -6,11 +6,15 @@ Looked for where a rank will find it: in the current folder, then on the path of
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,22 @@ def problem_of(import_path: str) -> str | None:
         return None
     known = ", ".join(sorted(one for one in names if not one.startswith("_"))[:8]) or "nothing"
     return f"{code.file} defines no {name}: it has {known}"
+
+
+def load(import_path: str) -> Any:
+    """What `import_path` names, imported from where `locate` finds it.
+
+    Raises:
+        UsageError: it cannot be imported, or has no such name.
+    """
+    module, _, name = import_path.partition(":")
+    code = locate(import_path)
+    if code is not None and str(code.root) not in sys.path:
+        sys.path.insert(0, str(code.root))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # it is somebody's code, which may do anything
+        raise UsageError(f"{import_path} cannot be loaded: {error!r}") from error
 
 
 @cache

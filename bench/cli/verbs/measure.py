@@ -17,6 +17,7 @@ from bench.cli.options import (
     InterleaveOption,
     JsonOption,
     LauncherOption,
+    LauncherSetOption,
     OnlyOption,
     PolicyOption,
     ProfileOption,
@@ -39,6 +40,7 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     arm: ArmOption = None,
     interleave: InterleaveOption = False,
     launcher: LauncherOption = "local",
+    launcher_option: LauncherSetOption = None,
     profile: ProfileOption = None,
     slurm: SlurmOption = None,
     hosts: HostsOption = None,
@@ -54,7 +56,9 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     from bench.cli import launchers, planning
 
     arms = tuple(arm or ())
-    jobs = launchers.LauncherRequest(launcher, profile, tuple(slurm or ()), hosts=hosts)
+    jobs = launchers.LauncherRequest(
+        launcher, profile, tuple(slurm or ()), hosts=hosts, assignments=tuple(launcher_option or ())
+    )
     request = planning.Request(
         sweep,
         set_ or [],
@@ -109,6 +113,7 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         typer.Option("--max-failures", metavar="N", min=1, help="Stop after N failed runs."),
     ] = None,
     launcher: LauncherOption = "local",
+    launcher_option: LauncherSetOption = None,
     profile: ProfileOption = None,
     slurm: SlurmOption = None,
     max_jobs: Annotated[
@@ -133,7 +138,13 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
     seconds = running.budget_seconds(until_decided, budget, policy, repeat)
     interleave = interleave or until_decided
     jobs = launchers.LauncherRequest(
-        launcher, profile, tuple(slurm or ()), max_jobs, hosts, hosts_timeout
+        launcher,
+        profile,
+        tuple(slurm or ()),
+        max_jobs,
+        hosts,
+        hosts_timeout,
+        tuple(launcher_option or ()),
     )
     request = planning.Request(
         sweep,

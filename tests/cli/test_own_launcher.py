@@ -1,0 +1,82 @@
+"""A launcher of somebody's own: one file beside the sweep, nothing here."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cli import launchers
+from bench.cli.launchers import LAUNCHERS, LauncherKind
+
+OWN = '''
+"""Runs on this machine, with a variable of its own; refuses models of other people."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bench.cli.launchers import LauncherKind
+from bench.launch.local.launcher import LocalJob
+from bench.resolve.machine import Machine
+
+
+class Settings(BaseModel, extra="forbid"):
+    note: str = "nothing"
+    cpus: int = 2
+
+
+@dataclass
+class Noting:
+    note: str
+    job = None
+
+    def start(self, order):
+        Path("started").open("a").write(f"{self.note} {order.resolved.launch.ranks}\\n")
+        return LocalJob(order, {"TORCHINDUCTOR_NOTE": self.note})
+
+
+KIND = LauncherKind(
+    Settings,
+    machine=lambda settings: replace(Machine.detect(), cpu_count=settings.cpus),
+    start=lambda settings: Noting(settings.note),
+)
+NO_KIND = 3
+'''
+
+
+def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, fast):
+    (cli.folder / "mine.py").write_text(OWN)
+    sweep = cli.sweep(f"{fast}matrix: {{product: {{launch.ranks: [1, 64], train.global_batch: "
+                      "[64]}}\n")  # fmt: skip
+    own = ("--launcher", "mine:KIND", "--launcher-option", "note=hello")
+    done = cli.run("run", sweep, *own)
+    assert (cli.folder / "started").read_text() == "hello 1\n", done.stderr
+    assert cli.runs() == [("ranks=1", "ok")]
+    planned = cli.run("plan", sweep, *own, "--launcher-option", "cpus=1000").stdout
+    assert "to run 2, pruned 0" in planned, planned
+    refused = [
+        (("--launcher-option", "nite=hello"), "options of this launcher: note, cpus"),
+        (("--launcher-option", "note"), "expected KEY=VALUE"),
+        (("--launcher", "mine:KIN"), "defines no KIN"),
+        (("--launcher", "mine:NO_KIND"), "expected a LauncherKind there, found 3"),
+        (("--launcher", "nobody:KIND"), "no module nobody"),
+        (("--max-jobs", "3"), "--max-jobs needs --launcher slurm or print"),
+    ]
+    for more, why in refused:
+        done = cli.run("plan" if "--max-jobs" not in more else "run", sweep, *own, *more)
+        assert done.returncode == 2
+        assert why in done.stderr
+
+
+def test_a_launcher_of_the_repository_is_a_row_of_one_table(in_process, monkeypatch):
+    monkeypatch.setitem(LAUNCHERS, "mine", LauncherKind(shares_machine=True))
+    assert in_process("plan", "quickstart", "--launcher", "mine")[0] == 0
+    code, _, error = in_process("plan", "quickstart", "--launcher", "mien")
+    assert code == 2
+    assert "local, slurm, print, torchrun, mine, or package.module:NAME" in error
+    assert "did you mean 'mine'" in error
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_help_names_the_launchers_that_there_are(in_process, verb):
+    assert f"[{'|'.join(launchers.LAUNCHERS)}]" in in_process(verb, "--help")[1]
