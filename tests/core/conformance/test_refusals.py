@@ -96,43 +96,12 @@ def test_arguments_are_refused() -> None:
 
 
 def test_configurations_that_contradict_are_refused() -> None:
-    """Of the wrapper class: fields, arguments beside them, the index."""
+    """Of the wrapper class, beside those of test_drop_in_names.py."""
     config, wrapper = mfsdp_core.DistributedDataParallelConfig, mfsdp_core.MegatronFSDP
-    index = mfsdp_core.FSDPDistributedIndex
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    for error, words, made in (
-        (
-            ConfigurationError,
-            "is not a strategy",
-            {"ddp_config": config(data_parallel_sharding_strategy="zero")},
-        ),
-        (
-            ConfigurationError,
-            "The policy decides",
-            {"ddp_config": config(megatron_fsdp_grad_comm_dtype=torch.bfloat16)},
-        ),
-        (
-            ConfigurationError,
-            "fsdp_double_buffer: True as arguments",
-            {"ddp_config": config(), "fsdp_double_buffer": True},
-        ),
-        (TypeError, "['nonsense']", {"nonsense": 1}),
-        (
-            ConfigurationError,
-            "hsdp_outer_dp_shard",
-            {"dist_index": index(mesh, "dp", hsdp_outer_dp_shard=True), "ddp_config": config()},
-        ),
-        (
-            ConfigurationError,
-            "there is none",
-            {
-                "ddp_config": config(
-                    data_parallel_sharding_strategy="optim", outer_dp_sharding_strategy="optim"
-                )
-            },
-        ),
-    ):
-        refuses(error, words, lambda m=made: wrapper(Small(), fsdp_unit_modules=[Unit], **m))
+    sharded_twice = config(
+        data_parallel_sharding_strategy="optim", outer_dp_sharding_strategy="optim"
+    )
+    refuses(ConfigurationError, "there is none", lambda: wrapper(Small(), ddp_config=sharded_twice))
     same("implied", config(megatron_fsdp_max_pool_double_buffer=True).fsdp_double_buffer, True)
     same("not", config().fsdp_double_buffer, False)
 
