@@ -39,6 +39,13 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
             "import - --name pr3067 < page.txt",
         ),
     ),
+    (
+        read.lint,
+        (
+            "lint page.txt --format md",
+            "lint base.log head.log --ignore 'single_run=a first look'",
+        ),
+    ),
     (read.export, ("export --to csv", "export speed --to parquet --out /tmp/speed")),
     (
         judge.compare,

@@ -26,8 +26,11 @@ def annotation_lines(result: GateResult) -> list[str]:
     ]
     warnings += [("not comparable", f"{c}: {why}") for c, why in result.sides.not_comparable]
     return [
-        *(_line("error", title, text, source) for title, text in errors[:MOST_ANNOTATIONS]),
-        *(_line("warning", title, text, source) for title, text in warnings[:MOST_ANNOTATIONS]),
+        *(annotation("error", title, text, source) for title, text in errors[:MOST_ANNOTATIONS]),
+        *(
+            annotation("warning", title, text, source)
+            for title, text in warnings[:MOST_ANNOTATIONS]
+        ),
     ]
 
 
@@ -40,8 +43,12 @@ def summary(markdown: str, already_bytes: int = 0) -> str:
     return encoded[:room].decode(errors="ignore").rpartition("\n")[0] + "\n\n(cut off)\n"
 
 
-def _line(level: str, title: str, text: str, source: str) -> str:
+def annotation(
+    level: str, title: str, text: str, source: str = "", *, line: int | None = None
+) -> str:
+    """One workflow command; `source` and `line` say where GitHub shows it."""
     place = f"file={_property(source)}," if source else ""
+    place += f"line={line}," if source and line else ""
     return f"::{level} {place}title={_property(title)}::{_message(text)}"
 
 

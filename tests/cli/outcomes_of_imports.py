@@ -110,3 +110,57 @@ def _(world: World) -> int:
     code = world.run("import", log)
     assert "a is already the name of an import" in world.err
     return code
+
+
+_EVIDENCE = """\
+# base
+iteration 100/ 500 | elapsed time per iteration (ms): 5.0 | lm loss: 2.0 |
+# head
+iteration 100/ 500 | elapsed time per iteration (ms): 4.0 | lm loss: 2.0 |
+"""
+
+
+@scenario("lint", "findings")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text(_EVIDENCE)
+    for form in ("md", "github"):
+        assert world.run("lint", world.folder / "page.txt", "--format", form) == 1
+        assert "single_run" in world.out
+    code = world.run("lint", world.folder / "page.txt", "--json")
+    assert {one["rule"] for one in json.loads(world.out)["findings"]} == {
+        "single_run", "unstated_configuration",
+    }  # fmt: skip
+    return code
+
+
+@scenario("lint", "every finding silenced with a reason")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text(_EVIDENCE)
+    silences = ("--ignore", "single_run=why", "--ignore", "unstated_configuration=why")
+    return world.run("lint", world.folder / "page.txt", *silences)
+
+
+@scenario("lint", "a text without a run")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text("hello\n")
+    return world.run("lint", world.folder / "page.txt")
+
+
+@scenario("lint", "two imported runs")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text(_EVIDENCE)
+    assert world.run("import", world.folder / "page.txt") == 0
+    code = world.run("lint", "page.base", "page.head")
+    assert "n = 1, no interval: time -20.00 %" in world.out
+    return code
+
+
+@scenario("lint", "an unknown rule, format or run, or a silence without a reason")
+def _(world: World) -> int:
+    (world.folder / "page.txt").write_text(_EVIDENCE)
+    page = world.folder / "page.txt"
+    assert world.run("lint", page, "--ignore", "no_such_rule=why") == 2
+    assert world.run("lint", page, "--ignore", "single_run") == 2
+    assert world.run("lint", page, "--format", "html") == 2
+    world.sweep()
+    return world.run("lint", "no-such-run")

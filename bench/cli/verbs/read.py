@@ -120,6 +120,35 @@ def import_(
     )
 
 
+def lint(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|RUN...",
+            help="Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL.",
+        ),
+    ],
+    *,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore", metavar="RULE[@RUN]=REASON", help="Silence a rule, in all runs or in one."
+        ),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", metavar="[table|md|json|github]")] = "table",
+    results: ResultsOption = DEFAULT_RESULTS,
+    json: JsonOption = False,
+) -> int:
+    """Say what pasted or measured evidence does not support.
+
+    Configuration that is not stated, trade-offs that are not named, claims that the numbers do not
+    give, and comparisons of unlike things.
+    """
+    from bench.cli import linting
+
+    return linting.show_lint(results, what, ignore=ignore or [], form=form, as_json=json)
+
+
 def export(
     sweeps: Annotated[
         list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")

@@ -1,0 +1,94 @@
+"""`lint`: the command line in front of `reports.lint`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.cli import console, exit_codes
+from bench.cli.importing import STANDARD_INPUT, blocks
+from bench.errors import NothingMeasuredError, UsageError
+from bench.importers.table import read_text
+from bench.resolve.presets import PRESETS
+from bench.store import ResultsStore
+from bench.store.imports import ImportedRun
+from reports.comparisons.compare import load_side
+from reports.lint import presentation
+from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
+from reports.lint.rules import Subject
+from reports.nccl.source import Source, find_sources
+
+FORMATS = ("table", "md", "json", "github")
+
+
+def show_lint(
+    results: Path, what: Sequence[str], *, ignore: Sequence[str], form: str, as_json: bool
+) -> int:
+    """Print what the evidence does not support; 1 where a finding is open.
+
+    Raises:
+        UsageError: an unknown rule or format, a file that cannot be read, or no such run.
+    """
+    form = "json" if as_json else form
+    if form not in FORMATS:
+        raise UsageError(f"--format: expected one of {', '.join(FORMATS)}, found {form!r}")
+    silences = [silence(text) for text in ignore]
+    linted = lint(_subjects(results, what), silences)
+    _print(linted, form)
+    return exit_codes.REQUIREMENT_NOT_MET if linted.open else exit_codes.OK
+
+
+def _subjects(results: Path, what: Sequence[str]) -> list[Subject]:
+    """Every file or folder is texts; everything else names runs, which are looked at together."""
+    texts = [one for one in what if one == "-" or Path(one).exists()]
+    named = [one for one in what if one not in texts]
+    found: list[Subject] = []
+    sources, remarks = find_sources(texts) if texts else ([], [])
+    for remark in remarks:
+        console.note(remark)
+    found += (_of_text(source) for source in sources)
+    singles = [subject for subject in found if len(subject.runs) == 1]
+    if len(singles) > 1:
+        # Logs of one run each: they are there to be compared.
+        rest = [subject for subject in found if len(subject.runs) != 1]
+        found = [*rest, Subject(tuple(one.runs[0] for one in singles), (), PRESETS)]
+    if named:
+        store = ResultsStore.open(results, create=False)
+        known = store.imports.ids()
+        imports = [store.imports.read(one) for one in named if one in known]
+        cells = [cell for one in named if one not in known for cell in load_side(store, one)]
+        finished = [cell for cell in cells if cell.finished]
+        found.append(lint_runs(imports, finished, PRESETS))
+    return found
+
+
+def _of_text(source: Source) -> Subject:
+    text = b"".join(blocks(source))
+    shown = str(source.path or STANDARD_INPUT)
+    try:
+        read = read_text(shown, [text], None, {})
+    except NothingMeasuredError:
+        console.note(f"{shown} holds no run: there is nothing to look at")
+        return Subject(())
+    runs = [
+        ImportedRun(
+            one.name if len(read) > 1 else Path(shown).stem,
+            one.workload,
+            one.provenance,
+            one.steps,
+            one.nccl,
+        )
+        for one in read
+    ]
+    return lint_text(runs, text.decode(errors="replace").split("\n"), PRESETS)
+
+
+def _print(linted: Linted, form: str) -> None:
+    if form == "json":
+        console.data_json(presentation.to_data(linted))
+    elif form == "github":
+        for line in presentation.to_github(linted):
+            console.data(line)
+    else:
+        write = presentation.to_markdown if form == "md" else presentation.to_terminal
+        console.data(write(linted).rstrip("\n"))

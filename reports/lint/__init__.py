@@ -1,0 +1,1 @@
+"""What pasted or measured evidence supports: rules over runs, each with the numbers behind it."""

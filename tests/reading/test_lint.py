@@ -1,0 +1,283 @@
+"""What the evidence of two pull requests supports, and what each rule finds by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded_runs import Recorded, record_run, resolved_run
+
+from bench.cli.linting import PRESETS
+from bench.errors import UsageError
+from bench.importers.table import read_text
+from bench.store import ResultsStore
+from bench.store.imports import ImportedRun
+from reports.comparisons.compare import load_side
+from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
+from reports.lint.presentation import to_data, to_github, to_markdown, to_terminal
+from reports.lint.rules import RULES, Finding
+
+LOGS = Path(__file__).parents[1] / "run" / "logs"
+LINE = (
+    "iteration {step:4d}/ 500 | elapsed time per iteration (ms): {ms} | throughput per GPU"
+    " (TFLOP/s/GPU): {tflops} | global batch size: 128 | lm loss: {loss} | grad norm: {norm} |\n"
+)
+
+
+def linted(text: str, *ignore: str, **facts: str) -> Linted:
+    runs = [
+        ImportedRun(one.name, one.workload, one.provenance, one.steps, one.nccl)
+        for one in read_text("page", [text.encode()], None, facts)
+    ]
+    return lint([lint_text(runs, text.split("\n"), PRESETS)], [silence(one) for one in ignore])
+
+
+def document(name: str) -> Linted:
+    return linted((LOGS / f"{name}.txt").read_text())
+
+
+def line(step: int = 100, ms: float = 1000.0, tflops: float = 100.0, loss: float = 2.0, norm=1.0):
+    return LINE.format(step=step, ms=ms, tflops=tflops, loss=loss, norm=norm)
+
+
+def found(linted: Linted, rule: str) -> list[Finding]:
+    return [one for one in linted.findings if one.rule == rule]
+
+
+@pytest.fixture(scope="module")
+def pr3067() -> Linted:
+    return document("pr3067")
+
+
+@pytest.fixture(scope="module")
+def pr4133() -> Linted:
+    return document("pr4133")
+
+
+def of(linted: Linted, rule: str, run: str) -> Finding:
+    (one,) = (one for one in found(linted, rule) if one.run == run)
+    return one
+
+
+BF16 = "mixed-precision-bf16-comm-fp32-reduce-accum-via"
+HFSDP = "hfsdp-4-node-bf16-comm-fp32-reduce-accum-nccl"
+NAN = "nan-check-of-all-gradients-fully-shard-5-global"
+SMALL = "llama3-8b"
+
+
+@pytest.mark.parametrize(
+    ("run", "model", "seq_len", "devices", "exact"),
+    [
+        ("main-branch", SMALL, 8192, 8, 8.000),
+        ("mixed-precision", SMALL, 8192, 8, 7.999),
+        (BF16, SMALL, 8192, 8, 8.000),
+        ("llama-70b-main-branch", "llama3-70b", 1024, 64, 63.99),
+        ("llama-70b-mixed-precision", "llama3-70b", 1024, 64, 63.99),
+        (HFSDP, SMALL, 8192, 32, 31.996),
+        ("fp32-activations", SMALL, 4096, 8, 8.001),
+        ("main", SMALL, 1024, 8, 8.001),
+        ("main-branch-fsdp", SMALL, 1024, 8, 7.998),
+        (NAN, SMALL, 8192, 8, 8.000),
+    ],
+)
+def test_sequence_and_devices_follow_from_time_and_throughput(
+    pr3067: Linted, run: str, model: str, seq_len: int, devices: int, exact: float
+) -> None:
+    values = of(pr3067, "unstated_configuration", run).values
+    assert (values["model"], values["seq_len"], values["devices"]) == (model, seq_len, devices)
+    assert values["devices_exact"] == pytest.approx(exact, abs=6e-4)
+
+
+def test_the_model_is_found_where_nothing_states_one(pr4133: Linted) -> None:
+    values = of(pr4133, "unstated_configuration", "no-fusedadam-master-weights").values
+    assert (values["model"], values["seq_len"], values["devices"]) == (SMALL, 1024, 8)
+    assert "model" in values["unstated"]
+
+
+def test_a_length_that_differs_from_the_usual_one_is_named(pr3067: Linted) -> None:
+    usual = {
+        one.run: one.values["usual_seq_len"]
+        for one in found(pr3067, "unstated_configuration")
+        if "usual_seq_len" in one.values
+    }
+    assert usual == {"fp32-activations": 8192}
+
+
+def changes(linted: Linted, head: str, base: str) -> dict[str, float]:
+    (pair,) = (p for p in linted.pairs if (p.head.name, p.base.name) == (head, base))
+    return pair.values()
+
+
+def test_changes_are_those_of_the_two_pull_requests(pr3067: Linted, pr4133: Linted) -> None:
+    parity = changes(pr3067, "mixed-precision", "main-branch")
+    assert parity["time_change_percent"] == pytest.approx(-0.30, abs=5e-3)
+    assert parity["loss_change_percent"] == pytest.approx(-0.045, abs=5e-4)
+    faster = changes(pr3067, BF16, "main-branch")
+    assert faster["time_change_percent"] == pytest.approx(-4.59, abs=5e-3)
+    assert faster["throughput_change_percent"] == pytest.approx(4.8, abs=5e-2)
+    large = changes(pr3067, "llama-70b-mixed-precision", "llama-70b-main-branch")
+    assert large["time_change_percent"] == pytest.approx(-22.5, abs=5e-2)
+    assert large["throughput_change_percent"] == pytest.approx(28.97, abs=5e-3)
+    nan = changes(pr3067, NAN, "main-branch")
+    assert nan["time_change_percent"] == pytest.approx(5.37, abs=5e-3)
+    assert "loss_change_percent" not in nan, "losses of other iterations are no change"
+    decoupled = changes(pr4133, "no-fusedadam-master-weights", "fusedadam-master-weights")
+    assert decoupled["time_change_percent"] == pytest.approx(3.61, abs=5e-3)
+
+
+def test_tradeoffs_that_are_not_named(pr3067: Linted, pr4133: Linted) -> None:
+    memory = of(pr3067, "tradeoff", BF16)
+    assert memory.values["base"] == "mixed-precision"
+    assert memory.values["allocated_change_mib"] == pytest.approx(1248.9, abs=5e-2)
+    assert memory.values["max_allocated_change_mib"] == pytest.approx(606.8, abs=5e-2)
+    assert memory.lines == (18, 19, 26, 27)
+    time = of(pr4133, "tradeoff", "no-fusedadam-master-weights")
+    assert "less memory, but slower" in time.text
+    assert time.values["max_allocated_change_mib"] == pytest.approx(-3830, abs=0.5)
+    assert time.values["max_allocated_change_percent"] == pytest.approx(-12.4, abs=5e-2)
+    loss = of(pr3067, "tradeoff", HFSDP)
+    assert loss.values["loss_change_percent"] == pytest.approx(4.73, abs=5e-3)
+    assert loss.values["grad_norm_change_percent"] == pytest.approx(-26.8, abs=5e-2)
+    assert "though parity is claimed" in loss.text
+
+
+def test_claims_that_the_numbers_do_not_give(pr3067: Linted) -> None:
+    reduction = of(pr3067, "claim_mismatch", "llama-70b-mixed-precision")
+    assert (reduction.values["claimed"], reduction.values["reading"]) == (22.5, "time")
+    assert reduction.values["throughput_change_percent"] == pytest.approx(28.97, abs=5e-3)
+    none = of(pr3067, "claim_mismatch", HFSDP)
+    assert none.values["ratios"] == pytest.approx([3.84, 3.83, 3.66], abs=5e-3)
+    either = of(pr3067, "claim_mismatch", BF16)
+    assert (either.level, either.values["reading"]) == ("note", "throughput or time")
+    assert len(found(pr3067, "claim_mismatch")) == 3
+
+
+def test_unlike_things_single_runs_and_parity_without_a_spread(pr3067: Linted) -> None:
+    (iterations,) = found(pr3067, "unlike_iterations")
+    assert iterations.run == NAN
+    assert (iterations.values["base_iteration"], iterations.values["head_iteration"]) == (100, 6)
+    (machines,) = found(pr3067, "unlike_machines")
+    assert (machines.values["base_devices"], machines.values["head_devices"]) == (8, 32)
+    assert {one.run for one in found(pr3067, "single_run")} == {p.head.name for p in pr3067.pairs}
+    assert {one.run for one in found(pr3067, "no_spread")} == {
+        "mixed-precision", BF16, HFSDP, "llama-70b-mixed-precision",
+    }  # fmt: skip
+
+
+def test_symmetric_kernels_that_nothing_shows(pr3067: Linted) -> None:
+    shown = {
+        (one.run, one.values.get("operation")): one.values["other_lines"]
+        for one in found(pr3067, "no_engagement")
+    }
+    assert shown == {
+        (BF16, None): 0,
+        ("llama-70b-mixed-precision", None): 0,
+        ("fp32-activations", None): 0,
+        ("a-loss-that-moved-under-hfsdp-with-bf16", "ReduceScatter"): 6,
+    }
+
+
+PAIR = "# base\n" + line() + "# head\n"
+
+
+def test_a_tradeoff_that_is_named_is_none() -> None:
+    memory = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: {} |\n"
+    text = "# base\n" + memory.format(100.0) + line() + "- {}\n# head\n" + memory.format(150.0)
+    silent, named = (
+        linted(text.replace("{}", words) + line(ms=900.0)) for words in ("new", "more memory")
+    )
+    assert [one.values["max_allocated_change_percent"] for one in found(silent, "tradeoff")] == [50]
+    assert found(named, "tradeoff") == []
+
+
+@pytest.mark.parametrize(
+    ("claim", "ms", "reading"),
+    [
+        ("20 % faster", 800.0, "time"),
+        ("25 % faster", 800.0, None),
+        ("20 % less time", 800.0, None),
+        ("25 % less time", 800.0, "throughput"),
+        ("30 % faster", 800.0, "none"),
+        ("1.25x faster", 800.0, None),
+        ("1.4x faster", 800.0, "none"),
+        ("20 % less memory", 800.0, None),
+        ("20 % of the data", 800.0, None),
+    ],
+)
+def test_a_claim_is_held_against_time_and_throughput(claim: str, ms: float, reading) -> None:
+    shown = found(linted(f"# base\n{line()}\n- {claim}\n{line(ms=ms)}"), "claim_mismatch")
+    assert [one.values["reading"] for one in shown] == ([reading] if reading else [])
+
+
+def test_a_claim_far_above_a_run_is_not_about_it() -> None:
+    text = "- 50 % faster\n" + "words\n" * 9 + PAIR + line(ms=990.0)
+    assert found(linted(text), "claim_mismatch") == []
+
+
+def test_norms_that_differ_by_the_number_of_devices() -> None:
+    by_eight = found(linted(PAIR + line(norm=8.05), ranks="8"), "norm_scale")
+    assert [one.values["factor"] for one in by_eight] == [8.05]
+    assert found(linted(PAIR + line(norm=6.0), ranks="8"), "norm_scale") == []
+    (root,) = found(linted(PAIR + line(norm=0.25), ranks="16"), "norm_scale")
+    assert "the root of the number" in root.text
+
+
+def test_more_than_a_peak_cannot_be() -> None:
+    h100 = "NVIDIA H100 80GB HBM3"
+    assert found(linted(line(tflops=900.0), device=h100), "impossible_utilisation") == []
+    (above,) = found(linted(line(tflops=1000.0), device=h100), "impossible_utilisation")
+    assert above.values["peak_teraflops"] == 989.4
+    fp8 = "# FP8\n" + line(tflops=1000.0)
+    assert found(linted(fp8, device=h100), "impossible_utilisation") == []
+    titan = "# {}\nstep: 1  loss: 2.0  memory: 1.00GiB(1.00%)  tps: 9  tflops: 600.0  mfu: {}%\n"
+    (against,) = found(linted(titan.format("MXFP8", 60.65)), "impossible_utilisation")
+    assert against.values["mfu_fp8_percent"] == pytest.approx(30.32, abs=1e-2)
+    assert found(linted(titan.format("BF16", 60.65)), "impossible_utilisation") == []
+    assert len(found(linted(titan.format("BF16", 563.0)), "impossible_utilisation")) == 1
+
+
+def test_what_is_stated_and_agrees_is_no_finding_and_what_does_not_is_one() -> None:
+    text = "# Llama 8B @ SeqLen 8K\n" + line(ms=10925.4, tflops=617.5)
+    facts = {"ranks": "8", "device": "NVIDIA H100 80GB HBM3"}
+    assert found(linted(text, **facts), "unstated_configuration") == []
+    (wrong,) = found(linted(text, **{**facts, "ranks": "16"}), "unstated_configuration")
+    assert (wrong.values["stated_devices"], wrong.values["devices"]) == (16, 8)
+
+
+def test_a_silenced_rule_is_shown_with_its_reason_and_is_not_open() -> None:
+    text = PAIR + line(ms=900.0)
+    facts = {"model": "x", "seq_len": "1", "ranks": "1", "device": "y"}
+    assert [one.rule for one in linted(text, **facts).open] == ["single_run"]
+    quiet = linted(text, "single_run@head=a first look", **facts)
+    assert quiet.open == ()
+    assert "[silenced: a first look]" in to_terminal(quiet)
+    assert linted(text, "single_run@base=another run", **facts).open != ()
+
+
+@pytest.mark.parametrize("text", ["no_such_rule=why", "single_run", "single_run= "])
+def test_a_silence_without_rule_or_reason_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--ignore"):
+        silence(text)
+
+
+def test_every_form_says_rule_run_lines_and_values(pr4133: Linted) -> None:
+    data = to_data(pr4133)
+    assert {*data["findings"][0]} >= {"rule", "run", "lines", "values", "source", "silenced"}
+    assert {one["rule"] for one in data["findings"]} <= {*RULES}
+    assert data["runs"][0]["implied_devices"] == 8
+    assert "| tradeoff | no-fusedadam-master-weights | 5, 6, 9, 10 |" in to_markdown(pr4133)
+    annotations = to_github(pr4133)
+    assert len(annotations) == data["open"]
+    assert any(
+        text.startswith("::warning file=page,line=10,title=tradeoff%3A no-fused")
+        for text in annotations
+    )
+
+
+def test_measured_cells_are_looked_at_like_pasted_runs(tmp_path: Path) -> None:
+    store = ResultsStore.open(tmp_path / "results", create=True)
+    for name in ("base", "head"):
+        record_run(store, Recorded(resolved_run(), cell=name, sweep=name))
+    cells = [cell for name in ("base", "head") for cell in load_side(store, name)]
+    shown = lint([lint_runs([], cells, PRESETS)])
+    assert {one.rule for one in shown.findings} == {"single_run"}
