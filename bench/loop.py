@@ -9,6 +9,7 @@ of a few bytes per step. Meters run after the clock has stopped; what they cost 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -76,7 +77,9 @@ class TrainingLoop:
         self.device_state = DeviceState.of(device, self._train.steps)
         self.cost = MeterCost()
         capture = getattr(engine, "captured", None)
-        self.captured = None if capture is None else capture(self._enqueue_given)
+        # Weakly: a graph must be gone, without the garbage collector, before its process group.
+        own = weakref.proxy(self)
+        self.captured = capture and capture(lambda *tensors: own._enqueue_given(*tensors))
 
     def run(
         self,

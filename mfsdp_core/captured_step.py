@@ -11,6 +11,7 @@ On a device without graphs (a CPU) steps are checked as well, and then run as th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -40,6 +41,9 @@ class CapturedStep:
     After `optimizer.load_state_dict` the step is captured anew; after anything else that replaces
     memory (parameters, buffers) call `reset`. What a replay does is published as events, as if the
     host had issued it.
+
+    A graph holds NCCL's communicators, and `destroy_process_group` waits for it: drop the step
+    first. Nothing here refers back to it, so it goes with its last reference.
     """
 
     def __init__(
@@ -56,7 +60,14 @@ class CapturedStep:
         self._streams = model.streams
         self._inputs: tuple[Tensor, ...] | None = None
         self.reset()
-        optimizer.register_load_state_dict_post_hook(lambda _: self.reset())
+        reset = weakref.WeakMethod(self.reset)
+
+        def capture_anew(_optimizer: torch.optim.Optimizer) -> None:
+            forget = reset()
+            if forget is not None:
+                forget()
+
+        optimizer.register_load_state_dict_post_hook(capture_anew)
 
     def reset(self) -> None:
         """Forget the graph: the next calls warm up, are checked and captured again."""

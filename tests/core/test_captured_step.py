@@ -6,8 +6,10 @@ steps enqueue. `test_device.py` captures on a GPU.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
+import weakref
 from contextlib import contextmanager
 from itertools import product
 
@@ -282,6 +284,18 @@ def test_what_reads_or_moves_is_refused_when_the_model_is_built(options, said):
     with pytest.raises(ConfigurationError, match="cuda_graph_mode=True") as refused:
         sharded(**options)
     assert said in str(refused.value)
+
+
+def test_a_step_is_gone_with_its_last_reference():
+    """Not with the garbage collector: a graph holds NCCL's communicators, see `CapturedStep`."""
+    model = sharded()
+    step = captured(model)
+    run(step)
+    gone = weakref.ref(step)
+    gc.disable()
+    del step
+    gc.enable()
+    assert gone() is None
 
 
 def test_a_model_without_the_mode_is_refused():

@@ -264,3 +264,14 @@ def test_a_torch_that_cannot_name_its_nccl_gives_none(monkeypatch, has) -> None:
     else:
         monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", object, raising=False)
     assert (nccl_version("runtime"), nccl_version("build")) == (None, None)
+
+
+def test_a_captured_step_is_dead_when_its_group_is_destroyed(tmp_path):
+    """`destroy_process_group` waits for graphs, which hold NCCL's communicators."""
+    switches = {"cuda_graph": True, "allocator": "fixed_pool", "double_buffer": True}
+    folder = spec(tmp_path / "run", engine="mfsdp", switches=switches, steps=6)
+    command = [sys.executable, str(Path(__file__).with_name("captured_rank.py")), str(folder)]
+    variables = environment(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_PORT="0")
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["0 of 1 captured steps live"]
