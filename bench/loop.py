@@ -79,7 +79,11 @@ class TrainingLoop:
         capture = getattr(engine, "captured", None)
         # Weakly: a graph must be gone, without the garbage collector, before its process group.
         own = weakref.proxy(self)
-        self.captured = capture and capture(lambda *tensors: own._enqueue_given(*tensors))
+
+        def enqueue(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+            return own._enqueue_given(*tensors)
+
+        self.captured = capture and capture(enqueue)
 
     def run(
         self,

@@ -5,9 +5,11 @@ half-precision values travel as they are and are never rounded between two ranks
 on any backend). Each rank sends (n-1)/n of the buffer, as under a ring.
 
 On gloo this is also faster than its own flat collectives, which stage through buffers of their own
-(README, Decisions). Messages carry a tag counted per operation, so gathers and reductions need not
-be interleaved alike on all ranks, nor those of several models on one group. `all_reduce` is a
-reduction of slices followed by their gather, which starts when the first half is waited for.
+(README, Decisions). There messages carry a tag counted per operation, so gathers and reductions
+need not be interleaved alike on all ranks, nor those of several models on one group. NCCL takes
+tags and ignores them: messages meet in the order in which they were issued, as its collectives do.
+`all_reduce` is a reduction of slices followed by their gather, which starts when the first half is
+waited for.
 """
 
 from __future__ import annotations
@@ -57,12 +59,15 @@ class PointToPointCommunicator(TorchCommunicator):
     ) -> None:
         super().__init__(group, role, events, streams)
         self._scratch = scratch
+        self._has_tags = carries_tags(group)
         self._channel = next(_channels.setdefault(group, itertools.count())) % _CHANNELS
         self._gathers = 0
         self._reductions = 0
 
     def meet(self, bucket: str) -> None:
-        """Do nothing: messages for different buckets never meet."""
+        """Do nothing where messages for different buckets never meet."""
+        if not self._has_tags:
+            super().meet(bucket)
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
@@ -170,8 +175,15 @@ class PointToPointCommunicator(TorchCommunicator):
         return tag
 
     def _tag(self, operation: int, bucket: str) -> int:
+        if not self._has_tags:
+            return 0
         number = _checksum(bucket) * _OPERATIONS + operation % _OPERATIONS
         return _FIRST_TAG + (number * _CHANNELS + self._channel) * 2
+
+
+def carries_tags(group: dist.ProcessGroup) -> bool:
+    """Whether a message is received by whoever asks for its tag."""
+    return dist.get_backend(group) == "gloo"
 
 
 @cache

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core.comm import point_to_point
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import WAYS, beside, own_batch, refusal
 from oracle.models import Block, loss
@@ -38,7 +39,7 @@ class Repeating(nn.Module):
 
 
 @cache
-def impatient(_transport: str) -> DeviceMesh:
+def impatient(_name: str) -> DeviceMesh:
     """A mesh of two ranks on a group of its own, which breaks after three seconds of waiting."""
     groups = [
         dist.new_group([first, first + 1], timeout=timedelta(seconds=3))
@@ -47,19 +48,22 @@ def impatient(_transport: str) -> DeviceMesh:
     return DeviceMesh.from_group(groups[dist.get_rank() // 2], "cpu")
 
 
-def repeated_on_one_rank(strategy: str, transport: str) -> tuple[str, list[float]]:
+def repeated_on_one_rank(strategy: str, name: str) -> tuple[str, list[float]]:
     """What is said, and the errors of outputs up to then; in evaluation, where nothing reduces."""
     torch.manual_seed(1)
     plain = Repeating().double()
     torch.manual_seed(1)
-    model = fully_shard_model(
-        Repeating().double(),
-        device_mesh=impatient(transport),
-        fsdp_unit_modules=[Block],
-        zero_dp_strategy=strategy,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        transport=transport,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if name.endswith("without tags"):  # as NCCL's messages
+            patch.setattr(point_to_point, "carries_tags", lambda _group: False)
+        model = fully_shard_model(
+            Repeating().double(),
+            device_mesh=impatient(name),
+            fsdp_unit_modules=[Block],
+            zero_dp_strategy=strategy,
+            mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+            transport=name.partition(" ")[0],
+        )
     errors: list[float] = []
 
     def evaluate() -> None:
@@ -100,7 +104,7 @@ def hidden(way: tuple[str, str]) -> tuple[str, float]:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("transport", ["point_to_point", "native"])
+@pytest.mark.parametrize("transport", ["point_to_point", "point_to_point without tags", "native"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_weights_of_different_units_never_mix(
     ranks: RankPool, strategy: str, transport: str

@@ -22,7 +22,8 @@ def note(self, *arguments):
 
 
 def count(*arguments):
-    print(f"{sum(step() is not None for step in steps)} of {len(steps)} captured steps live")
+    alive = sum(step() is not None for step in steps)
+    sys.stdout.write(f"{alive} of {len(steps)} captured steps live\n")
     destroy(*arguments)
 
 
