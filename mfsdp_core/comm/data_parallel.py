@@ -18,7 +18,7 @@ from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Scratch
 from mfsdp_core.comm.same_host import SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.plan.config import Transport
 from mfsdp_core.plan.coordinate import Coordinate
@@ -43,11 +43,26 @@ class DataParallelAxes:
     hybrid_group: dist.ProcessGroup | None = None
 
     def group_of_all(self) -> dist.ProcessGroup:
-        """One group over `ranks`; beside tensor parallelism a new one, made by all of them."""
+        """One group over `ranks`; beside tensor parallelism a new one, unless they are the world.
+
+        Raises:
+            CapabilityNotBuiltError: a new one of a part of the world, whose ranks are bound to
+                devices: torch would split it off, and wait for all ranks of the world.
+        """
         if self.whole.ndim == 1:
             return self.whole.get_group(0)
         if self.hybrid_group is not None and self.whole.ndim == self.mesh.ndim:
             return self.hybrid_group
+        world: dist.ProcessGroup = dist.group.WORLD
+        if len(self.ranks) == world.size():
+            return world
+        if world.bound_device_id is not None:
+            raise CapabilityNotBuiltError(
+                f"a checkpoint of ranks {self.ranks} of {world.size()}, with tensor parallelism, "
+                "needs a group of them, which torch would split off the world: all its ranks would "
+                "have to take part. Call init_process_group without device_id, or let the mesh "
+                "hold all ranks."
+            )
         group: dist.ProcessGroup = dist.new_group(self.ranks, use_local_synchronization=True)
         return group
 
