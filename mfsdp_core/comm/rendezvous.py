@@ -3,7 +3,7 @@
 [Note: gathering again] Native collectives know no names: two ranks that gather different units, or
 one of them a unit once more, get each other's weights. Ranks that leave units out agree all the
 same (see [Note: gather order]), and nothing is asked of a unit's first gather in a pass. Before a
-further one the ranks meet here. Messages from rank to rank carry names, and need no rendezvous.
+further one the ranks meet here. Messages that carry tags, as those of gloo do, need no such wait.
 
 [Note: named reads] What a user computes from sharded weights may gather them, in the order in which
 each rank happens to ask. Before each such gather the ranks say here what they are about to read:
@@ -93,7 +93,8 @@ class _Rendezvous:
 
 def time_limit(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """For how long a collective of `group` may wait for its ranks."""
-    limit: timedelta = group._get_backend(device).options._timeout
+    options = group._get_backend(device).options  # torch's fake backend has none
+    limit: timedelta = distributed_c10d.default_pg_timeout if options is None else options._timeout
     return limit
 
 
