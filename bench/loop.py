@@ -78,7 +78,7 @@ class TrainingLoop:
         self.cost = MeterCost()
         capture = getattr(engine, "captured", None)
         # Weakly: a graph must be gone, without the garbage collector, before its process group.
-        own = weakref.proxy(self)
+        own: TrainingLoop = weakref.proxy(self)
 
         def enqueue(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
             return own._enqueue_given(*tensors)

@@ -7,6 +7,7 @@ experts: every expert lives on fewer ranks, whose mesh is another cut through th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -53,9 +54,9 @@ class DataParallelAxes:
             return self.whole.get_group(0)
         if self.hybrid_group is not None and self.whole.ndim == self.mesh.ndim:
             return self.hybrid_group
-        world: dist.ProcessGroup = dist.group.WORLD
+        world: Any = dist.group.WORLD
         if len(self.ranks) == world.size():
-            return world
+            return world  # type: ignore[no-any-return] # torch says that it may be None
         if world.bound_device_id is not None:
             raise CapabilityNotBuiltError(
                 f"a checkpoint of ranks {self.ranks} of {world.size()}, with tensor parallelism, "

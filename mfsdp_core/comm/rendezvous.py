@@ -20,6 +20,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -93,7 +94,7 @@ class _Rendezvous:
 
 def time_limit(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """For how long a collective of `group` may wait for its ranks."""
-    options = group._get_backend(device).options  # torch's fake backend has none
+    options: Any = group._get_backend(device).options  # torch's fake backend has none
     limit: timedelta = distributed_c10d.default_pg_timeout if options is None else options._timeout
     return limit
 
