@@ -9,7 +9,7 @@ read.
 
 from __future__ import annotations
 
-from bench.spec import ModelShape
+from bench.spec import PREDICTION, ModelShape
 
 FORMULA = "megatron-causal-2025-03"
 HYBRID_FORMULA = "hybrid-causal-scan7"
@@ -33,7 +33,8 @@ def flops_per_global_batch(shape: ModelShape, seq_len: int, global_batch: int) -
     and 2 d h for its projections and 7 d m for the scan, taken token by token (what a chunked scan
     computes beyond that is not model work); experts 4 h (k e + shared width) for the k that a token
     visits of width e; a feed-forward 4 h f. Not counted besides the above: the short convolution
-    and the router. Megatron takes d = 2 h whatever the heads are; here d is what the model has, and
+    and the router. A depth of multi-token prediction adds its blocks, its projection 4 h h and the
+    logits again. Megatron takes d = 2 h whatever the heads are; here d is what the model has, and
     both agree where heads * head_dim = 2 h.
 
     Args:
@@ -52,7 +53,8 @@ def flops_per_global_batch(shape: ModelShape, seq_len: int, global_batch: int) -
             f"seq_len and global_batch must be at least 1, found {seq_len} and {global_batch}"
         )
     query = shape.heads * shape.head_dim
-    logits = shape.hidden * shape.vocab
+    depths = 0 if shape.hybrid is None else shape.hybrid.pattern.count(PREDICTION)
+    logits = shape.hidden * shape.vocab * (1 + depths)
     tokens = float(global_batch) * seq_len
     attentions = shape.layers if shape.hybrid is None else shape.hybrid.pattern.count("*")
     attention = tokens * seq_len * 6.0 * query * attentions
@@ -78,6 +80,7 @@ def _multiplying_weights(shape: ModelShape) -> float:
         kinds.count("M") * (into_mamba + inner)
         + kinds.count("E") * 2 * visited
         + kinds.count("-") * 2 * shape.ffn_hidden
+        + kinds.count(PREDICTION) * 2 * shape.hidden
     )
     return float(shape.hidden * per_hidden)
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from bench.models.norm import RMSNorm
 from bench.spec import ModelShape
 
+LEFT_OUT = -100
+
 
 class Decoder(nn.Module):
     """A stack of `layers` between an embedding and a head.
@@ -55,16 +57,26 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """int64 [batch, seq_len] twice to the mean cross-entropy, a scalar in FP32 or wider."""
-        logits = self.logits(tokens)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+        return self.loss(self.stream(tokens), targets)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """int64 [batch, seq_len] to [batch, seq_len, vocab] in the compute dtype."""
-        with self.precision():
-            x = self.run_layers(self.embedding(tokens))
-        out: Tensor = self.head(self.norm(x))
+        out: Tensor = self.head(self.norm(self.stream(tokens)))
         return out
+
+    def stream(self, tokens: Tensor) -> Tensor:
+        """int64 [batch, seq_len] to [batch, seq_len, hidden], before the last norm."""
+        with self.precision():
+            return self.run_layers(self.embedding(tokens))
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """[batch, seq_len, hidden] and targets to their mean cross-entropy.
+
+        Targets below 0 are left out.
+        """
+        logits: Tensor = self.head(self.norm(x))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=LEFT_OUT)
 
     def run_layers(self, x: Tensor) -> Tensor:
         """[batch, seq_len, hidden] through all layers."""

@@ -7,7 +7,7 @@ import difflib
 from bench.errors import ConfigError
 from bench.resolve.hugging_face import read_config
 from bench.resolve.presets import PRESETS
-from bench.spec import BLOCK_LETTERS, HybridShape, ModelShape, ModelSpec, is_import_path
+from bench.spec import BLOCK_LETTERS, PREDICTION, HybridShape, ModelShape, ModelSpec, is_import_path
 
 _REPLACEABLE_IN_HYBRIDS = ("pattern", "experts", "experts_per_token")
 _REPLACEABLE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tie_embeddings")
@@ -100,6 +100,11 @@ def _resolve_hybrid(model: ModelSpec, preset: HybridShape) -> HybridShape:
         found = f"found {', '.join(map(repr, unknown))}" if unknown else "found no block at all"
         spelled = ", ".join(f"{letter} {what}" for letter, what in BLOCK_LETTERS.items())
         raise ConfigError(f"model.pattern: expected one letter per block out of {spelled}; {found}")
+    if not all(hybrid.pattern.split(PREDICTION)):
+        raise ConfigError(
+            f"model.pattern: {hybrid.pattern!r} has no block before or behind a {PREDICTION!r},"
+            " which begins a depth of multi-token prediction: spell its blocks"
+        )
     if hybrid.experts_per_token > hybrid.experts:
         raise ConfigError(
             f"model.experts_per_token: a token cannot visit {hybrid.experts_per_token} of"

@@ -69,6 +69,10 @@ def _layers(shape: ModelShape) -> list[_Layer]:
         "*": _attention(shape),
         "E": _experts(shape.hidden, shape.hybrid),
         "-": _feed_forward("feed_forward", shape.hidden, shape.ffn_hidden),
+        "/": [
+            ("embedded_norm.weight", (shape.hidden,)),
+            ("join.weight", (shape.hidden, 2 * shape.hidden)),
+        ],
     }
     return [norm + mixers[letter] for letter in shape.hybrid.pattern]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from bench.errors import ConfigError
-from bench.spec import DataSpec, ModelShape, RunSpec
+from bench.spec import PREDICTION, DataSpec, ModelShape, RunSpec
 
 _BYTE_VALUES = 256
 
@@ -21,7 +21,18 @@ def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> N
     _check_batch(spec, data_parallel)
     _check_warmup(spec)
     _check_data(spec, shape)
+    _check_depths(spec, shape)
     check_launch(spec)
+
+
+def _check_depths(spec: RunSpec, shape: ModelShape | None) -> None:
+    hybrid = None if shape is None else shape.hybrid
+    depths = 0 if hybrid is None else hybrid.pattern.count(PREDICTION)
+    if spec.train.seq_len <= depths:
+        raise ConfigError(
+            f"train.seq_len: {spec.train.seq_len} tokens leave nothing to predict {depths} tokens"
+            f" ahead (model.pattern); expected at least {depths + 1}"
+        )
 
 
 def check_launch(spec: RunSpec) -> None:

@@ -35,6 +35,7 @@ from bench.spec.names import (
     BLOCK_LETTERS,
     HYBRID_NAMES,
     POOLS,
+    PREDICTION,
     AllocatorName,
     CollectiveName,
     DataKind,

@@ -161,6 +161,7 @@ class ModelShape(Frozen):
             "*": self.attention_weights,
             "E": hidden * hybrid.experts + 2 * hidden * expert_widths,
             "-": 2 * hidden * self.ffn_hidden,
+            "/": 2 * hidden * hidden + hidden,
         }
         # One norm before every block.
         return sum(each[letter] + hidden for letter in hybrid.pattern)

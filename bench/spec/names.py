@@ -38,8 +38,13 @@ BLOCK_LETTERS: Final = {
     "*": "attention",
     "E": "experts",
     "-": "feed-forward",
+    "/": "multi-token prediction",
 }
-"""Blocks of a hybrid (state space, attention, mixture of experts), in Nemotron-H's notation."""
+"""Blocks of a hybrid (state space, attention, mixture of experts), in Nemotron-H's notation.
+
+`/` begins a depth of multi-token prediction, made of the blocks behind it.
+"""
+PREDICTION: Final = "/"
 
 
 class Frozen(BaseModel):

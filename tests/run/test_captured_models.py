@@ -30,39 +30,40 @@ def fake_group() -> Iterator[None]:
 @pytest.mark.usefixtures("fake_group")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("preset", "recompute"),
+    ("model", "recompute"),
     [
-        ("debug", "full"),
-        ("debug", "selective"),
-        ("hybrid-tiny", "none"),
-        ("hybrid-tiny", "full"),
-        ("hybrid-tiny", "selective"),
+        ({"preset": "debug"}, "full"),
+        ({"preset": "debug"}, "selective"),
+        ({"preset": "hybrid-tiny"}, "none"),
+        ({"preset": "hybrid-tiny"}, "full"),
+        ({"preset": "hybrid-tiny", "pattern": "M*E/*E/E"}, "full"),
     ],
+    ids=str,
 )
-def test_a_step_with_experts_and_recompute_can_be_replayed(
-    preset: str, recompute: Recompute, dtype: torch.dtype
+def test_a_step_with_experts_recompute_and_prediction_can_be_replayed(
+    model: dict[str, str], recompute: Recompute, dtype: torch.dtype
 ) -> None:
-    spec = RunSpec.model_validate({"model": {"preset": preset}, "launch": {"ranks": 4}})
+    spec = RunSpec.model_validate({"model": model, "launch": {"ranks": 4}})
     shape = resolve(spec, Machine(cpu_count=4, memory_bytes=2**40)).shape
     assert shape is not None
     module = build_model(shape, recompute=recompute, seed=0, device=torch.device("cpu"))
-    model = fully_shard_model(
+    sharded = fully_shard_model(
         module.to(dtype),
         fsdp_unit_modules=list(module.unit_classes),
         cuda_graph_mode=True,
         fsdp_double_buffer=True,
         transport="native",
     )
-    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = fully_shard_optimizer(torch.optim.SGD(sharded.parameters(), lr=0.1))
 
     def iteration(tokens: torch.Tensor) -> torch.Tensor:
-        loss = model(tokens, tokens)
+        loss = sharded(tokens, tokens)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
-    step = CapturedStep(model, optimizer, iteration)
+    step = CapturedStep(sharded, optimizer, iteration)
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         step(torch.randint(0, shape.vocab, (2, 32), generator=generator))

@@ -189,6 +189,33 @@ def test_no_token_sees_what_comes_after_it():
         assert not torch.allclose(before[:, later], after[:, later], atol=1e-9)
 
 
+PREDICTING = SMALL.model_copy(
+    update={"hybrid": PARTS.model_copy(update={"pattern": "M*/*/-E"}), "layers": 7}
+)
+
+
+def test_a_depth_predicts_one_token_further_from_the_stream_before_it() -> None:
+    """The loss by its definition, position by position, from the blocks alone."""
+    model = small(shape=PREDICTING).double()
+    tokens, targets = batch()
+    trunk, first, second = model.layers[:2], model.layers[2:4], model.layers[4:]
+    x = model.embedding(tokens)
+    for layer in trunk:
+        x = layer(x)
+    length = tokens.shape[1]
+    wanted = F.cross_entropy(model.head(model.norm(x)).flatten(0, 1), targets.flatten())
+    for ahead, (join, *layers) in enumerate((first, second)):
+        # Positions whose token so far ahead is known; later ones change nothing before them.
+        known = length - ahead
+        x = join(x[:, :known], model.embedding(targets[:, ahead:]))
+        for layer in layers:
+            x = layer(x)
+        logits = model.head(model.norm(x))[:, : known - 1]
+        further = targets[:, ahead + 1 :]
+        wanted = wanted + 0.05 * F.cross_entropy(logits.flatten(0, 1), further.flatten())
+    torch.testing.assert_close(model(tokens, targets), wanted)
+
+
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputing_activations_changes_nothing(recompute):
     plain, recomputed = small(), small(recompute)

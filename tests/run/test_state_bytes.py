@@ -32,7 +32,11 @@ from bench.spec import (
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
 from mfsdp_core.plan.recipes import RECIPES, GatherPrecision
 
-SHAPES = [*PRESETS.values(), resolve_shape(ModelSpec(tie_embeddings=True, kv_heads=1))]
+SHAPES = [
+    *PRESETS.values(),
+    resolve_shape(ModelSpec(tie_embeddings=True, kv_heads=1)),
+    resolve_shape(ModelSpec(preset="hybrid-tiny", pattern="M*/E/-")),
+]
 GIB = 2**30
 
 
