@@ -80,7 +80,10 @@ def test_a_hybrid_counts_its_blocks_from_its_pattern() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pattern": "MXE"}, r"one letter per block out of M Mamba-2.*- feed-forward, .*; found 'X'"),
+        (
+            {"pattern": "MXE"},
+            r"one letter per block out of M Mamba-2.*- feed-forward, .*; found 'X'",
+        ),
         ({"pattern": ""}, "found no block at all"),
         ({"pattern": "M/"}, "'M/' has no block before or behind a '/'"),
         ({"layers": 3}, r"3 blocks do not fit the pattern 'MEM\*EMEM\*E', which spells 10"),
