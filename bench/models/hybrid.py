@@ -3,7 +3,7 @@
 Every block is a norm, one mixer and a residual, as in Nemotron-H (arXiv:2504.03624). Attention has
 no rotary embedding: the state-space blocks mark the order of tokens. Behind a `/` follow the blocks
 of one depth of multi-token prediction, as in DeepSeek-V3 (arXiv:2412.19437, section 2.2): they get
-the stream of the depth before and the embedding of the token that it predicts, and predict the token
+the stream of the depth before and the embedding of the next token, and predict the token
 after that, by the same embedding, last norm and head.
 """
 
