@@ -26,6 +26,7 @@ Kind = Literal[
     "wait",
     "resize",
     "python_call",
+    "python_line",
     "kernel_launch",
 ]
 MOVES: Final = ("cast", "copy", "fill")
@@ -71,6 +72,7 @@ class Rates(BaseModel):
     wire_bytes_per_second: float | None = None
     seconds_per_operation: float
     seconds_per_call: float
+    seconds_per_line: float = 0.0
 
     def milliseconds(self, row: CountRow) -> float:
         """About how long `row` takes on one thread, if nothing hides it; 0 for waits: who knows."""
@@ -78,6 +80,8 @@ class Rates(BaseModel):
             return 0.0
         if row.kind == "python_call":
             return row.count * self.seconds_per_call * 1e3
+        if row.kind == "python_line":
+            return row.count * self.seconds_per_line * 1e3
         rate = self.copied_bytes_per_second
         if row.kind == "collective":
             rate = self.wire_bytes_per_second or rate
@@ -88,6 +92,7 @@ class StepCounts(BaseModel):
     """`counts.json`: one step over all ranks. units: modules that are sharded as one, at least 1.
 
     varying: rows that no two counted steps in a row agree about ([Note: counted steps]).
+    left_out: sites whose lines do not count, by how they begin, as they wait for other ranks.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -97,6 +102,7 @@ class StepCounts(BaseModel):
     microbatches: int
     rows: tuple[CountRow, ...]
     varying: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     rates: Rates | None = None
 
 
@@ -142,6 +148,7 @@ COUNTED: Final[Mapping[str, tuple[str, Callable[[CountRow], int]]]] = {
     "waits": ("waits", _of_kinds("count", "wait")),
     "exposed_waits": ("waits behind no compute", _of_kinds("exposed")),
     "python_calls": ("Python calls", _of_kinds("count", "python_call")),
+    "python_lines": ("Python lines", _of_kinds("count", "python_line")),
     "kernel_launches": ("kernel launches", _of_kinds("count", "kernel_launch")),
 }
 """Metric -> its title, and what one row adds to it. All per step, over all ranks."""

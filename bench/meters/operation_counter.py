@@ -1,7 +1,8 @@
 """Counts what one step of one rank does, as the dispatcher and the interpreter see it.
 
 Below autograd: a dispatch mode, which autograd's threads inherit. Python calls, storages that
-grow and blocking calls: the interpreter's profile function, in every thread that dispatches.
+grow and blocking calls: the interpreter's profile function, in every thread that dispatches, and
+lines of Python by its trace function (`bench.meters.line_counter`).
 Waits for collectives: `Work.wait`, for as long as the counter counts; torch publishes no event for
 them. What the counter itself does is left out. Work that C++ does below an operation (the
 reductions inside of gloo, workspaces of a kernel) is not seen. Nor is what `_LINKS` does, which
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.derive.counts import CountRow, Kind
 from bench.meters.call_sites import CallSites, is_of_engine
+from bench.meters.line_counter import LineCounter
 
 _FILLS: Final = frozenset(
     ("zero_", "fill_", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like")
@@ -78,13 +80,14 @@ class OperationCounter(TorchDispatchMode):
         self._products = 0
         self._local = threading.local()
         self._active = False
+        self._lines = LineCounter(sites)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count everything in the block; the garbage collector, whose time is its own, waits."""
         gc.collect()
         gc.disable()
-        wait, before = dist.Work.wait, sys.getprofile()
+        wait, before, traced = dist.Work.wait, sys.getprofile(), sys.gettrace()
         counter = self
 
         def counted(work: Any, *arguments: Any, **named: Any) -> Any:
@@ -93,19 +96,26 @@ class OperationCounter(TorchDispatchMode):
 
         dist.Work.wait = counted  # type: ignore[assignment, method-assign]
         self._active = True
+        self._lines.start()
         try:
             with _eager(), self:
                 self._watch_thread()
                 yield
         finally:
             sys.setprofile(before)
+            sys.settrace(traced)
             self._active = False
+            self._lines.stop()
             dist.Work.wait = wait  # type: ignore[method-assign]
             self._works.clear()
             gc.enable()
 
     def rows(self) -> list[CountRow]:
         """Everything counted so far, in a fixed order."""
+        for site, count in self._lines.lines.items():
+            if count:
+                found = self._found(("python line", "python_line", "", site), 0)
+                found.count, found.line = count, self._lines.first_line[site]
         return [
             CountRow(
                 operation=key[0],
@@ -142,6 +152,7 @@ class OperationCounter(TorchDispatchMode):
         self._local.inside = False
         self._local.links = None
         sys.setprofile(self._profile)
+        self._lines.watch()
 
     def _operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         schema = self._schemas.get(func) or self._schema(func)

@@ -13,6 +13,7 @@ from torch import nn
 from bench.derive.counts import CountRow, Rates, StepCounts, added
 from bench.loop import TrainingLoop
 from bench.meters.call_sites import CallSites
+from bench.meters.line_counter import WAITS
 from bench.meters.operation_counter import OperationCounter, varying
 from bench.models.units import units
 from bench.spec import ResolvedRun, known_engine
@@ -23,6 +24,7 @@ _WARM_STEPS: Final = 2
 _MOST_STEPS: Final = 7
 _COPY_BYTES: Final = 16 * 2**20
 _WIRE_BYTES: Final = 4 * 2**20
+_LINES: Final = 20_000
 _LAUNCHES: Final = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "GraphLaunch")
 
 
@@ -62,6 +64,7 @@ def count_steps(
         microbatches=resolved.microbatches,
         rows=tuple(_sum(gathered(rows, place))),
         varying=tuple(sorted(set(differing))),
+        left_out=WAITS,
         rates=_rates(place.device),
     )
 
@@ -127,11 +130,18 @@ def _rates(device: torch.device) -> Rates:
         wire_bytes_per_second=sent,
         seconds_per_operation=small_operation,
         seconds_per_call=call,
+        seconds_per_line=_seconds(_many_lines, 5, device) / _LINES,
     )
 
 
 def _nothing() -> None:
     return
+
+
+def _many_lines() -> None:
+    left = _LINES // 2
+    while left:
+        left -= 1
 
 
 def _seconds(call: Callable[[], object], times: int, device: torch.device) -> float:

@@ -25,7 +25,7 @@ _MOST_TELLING: tuple[str, ...] = (
     "allocations",
     "waits",
 )
-_MOST_TELLING += ("exposed_waits", "operations", "python_calls", "live_storage")
+_MOST_TELLING += ("exposed_waits", "operations", "python_calls", "python_lines", "live_storage")
 _ARMS_PER_SWEEP = 7
 """Beside the base: a sweep may have eight."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import mfsdp_core
 from bench.derive.counts import COUNTED, CountRow
 from bench.meters.call_sites import CallSites
+from bench.meters.memory_profile import peak_of_changes
 from bench.meters.operation_counter import OperationCounter, varying
 from bench.worker.counting import is_compiled
 
@@ -107,6 +112,62 @@ def test_a_python_loop_and_a_sleep_are_seen():
     assert (total(few, "waits"), total(many, "waits")) == (0, 1)
 
 
+def turn(times: int) -> None:
+    while times:
+        times -= 1
+
+
+def test_lines_of_a_loop_that_calls_nothing_are_counted_by_function():
+    one, many = counted(lambda: turn(1)), counted(lambda: turn(40_000))
+    assert total(many, "python_lines") - total(one, "python_lines") == 2 * 39_999
+    lines = {one.site.partition(":")[2]: one for one in many if one.kind == "python_line"}
+    assert (lines["turn"].count, lines["turn"].line) == (80_001, turn.__code__.co_firstlineno)
+    assert total(one, "python_calls") == total(many, "python_calls")
+
+
+def test_turns_of_a_loop_on_one_line_are_counted():
+    def on_one_line(times):
+        return [None for _ in range(times)]
+
+    few, many = counted(lambda: on_one_line(1)), counted(lambda: on_one_line(1000))
+    assert total(many, "python_lines") - total(few, "python_lines") == 999
+
+
+def test_lines_that_wait_for_other_ranks_and_what_runs_below_them_are_left_out():
+    file = Path(mfsdp_core.__file__).parent / "comm" / "host_links.py"
+    names: dict[str, Any] = {"turn": turn}
+    source = "def wait(times):\n    while times:\n        times -= 1\n    turn(1000)"
+    exec(compile(source, str(file), "exec"), names)  # noqa: S102 - source of this test
+
+    def step(times: int) -> None:
+        names["wait"](times)
+        turn(5)
+
+    few, many = counted(lambda: step(1)), counted(lambda: step(1000))
+    assert total(few, "python_lines") == total(many, "python_lines")
+    assert {one.site: one.count for one in many if one.site.endswith(":turn")} == {
+        one.site: one.count for one in counted(lambda: turn(5)) if one.site.endswith(":turn")
+    }
+
+
+def test_lines_of_the_harness_do_not_count():
+    rows = counted(lambda: peak_of_changes([(1, 2)] * 1000))
+    assert not [one for one in rows if one.site.startswith("bench/")]
+
+
+def test_a_trace_function_that_was_there_before_is_there_again():
+    def mine(frame, event, argument):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(mine)
+    try:
+        counted(lambda: turn(1))
+        assert sys.gettrace() is mine
+    finally:
+        sys.settrace(before)
+
+
 def test_a_wait_behind_a_matrix_product_is_hidden_and_one_without_is_exposed(tmp_path):
     rendezvous = f"file://{tmp_path / 'rendezvous'}"
     dist.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
@@ -135,7 +196,7 @@ def test_nothing_of_the_counter_stays_behind():
     before = dist.Work.wait
     counted(lambda: torch.ones(1))
     assert dist.Work.wait is before
-    assert [one for one in counted(lambda: None) if one.kind != "python_call"] == []
+    assert [one for one in counted(lambda: None) if not one.kind.startswith("python")] == []
 
 
 def test_two_counts_that_differ_name_the_rows():

@@ -92,6 +92,7 @@ def test_every_slow_down_is_found_by_a_gate_of_one_run_and_unchanged_code_passes
         "a-gather-twice": "collectives",
         "a-kept-copy": "live_storage",
         "a-loop-over-parameters": "python_calls",
+        "a-loop-that-calls-nothing": "python_lines",
         "a-lost-fusion": "operations",
         "a-lost-overlap": "exposed_waits",
         "a-sleep": "waits",
