@@ -22,7 +22,7 @@ from sweeps.reader import Reader
 from sweeps.schema import MatrixSection, OverrideSection, SweepFile
 from sweeps.settings import Scalar, explain
 from sweeps.suggest import did_you_mean
-from sweeps.targets import Target
+from sweeps.targets import KernelRequirement, Target
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class SweepDefinition:
     arms: tuple[ArmRequest, ...] = ()
     interleave: bool = False
     targets: tuple[Target, ...] = ()
+    require: tuple[KernelRequirement, ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
     pack: bool = False
     turns: int | None = None
@@ -82,8 +83,9 @@ def define(document: Document) -> SweepDefinition:
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
     arms = _read_arms(reader, data.get("arms") or {})
     targets = _read_targets(reader, data.get("targets") or [], matrix, arm_names)
+    require = _read_requirements(reader, data.get("require") or [], matrix)
     reader.stop_on_problems()
-    _check_cells(reader, matrix, arms, targets)
+    _check_cells(reader, matrix, arms, [*targets, *require])
     if data.get("pack"):
         _check_packing(reader, data)
     reader.stop_on_problems()
@@ -97,6 +99,7 @@ def define(document: Document) -> SweepDefinition:
         arms=arms,
         interleave=data.get("interleave", False),
         targets=targets,
+        require=require,
         slurm=data.get("slurm") or {},
         pack=data.get("pack", False),
         turns=data.get("turns"),
@@ -142,6 +145,21 @@ def _read_targets(
         when = _condition(reader, item["when"], (*where, "when"), labels)
         targets.append(Target(when, item["base"], item["head"], item["at_most"]))
     return tuple(targets)
+
+
+def _read_requirements(
+    reader: Reader, written: Sequence[Mapping[str, Any]], matrix: Matrix
+) -> tuple[KernelRequirement, ...]:
+    labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
+    return tuple(
+        KernelRequirement(
+            _condition(reader, item["when"], ("require", index, "when"), labels),
+            item["nccl"],
+            item.get("after_iteration"),
+            item.get("min_bytes", 0),
+        )
+        for index, item in enumerate(written)
+    )
 
 
 def _check_packing(reader: Reader, data: Mapping[str, Any]) -> None:
@@ -256,7 +274,10 @@ def _override(
 
 
 def _check_cells(
-    reader: Reader, matrix: Matrix, arms: Sequence[ArmRequest], targets: Sequence[Target]
+    reader: Reader,
+    matrix: Matrix,
+    arms: Sequence[ArmRequest],
+    judged: Sequence[Target | KernelRequirement],
 ) -> None:
     """The matrix has a sensible size, and every rule of it means at least one cell."""
     if matrix.size > MAX_CELLS:
@@ -269,7 +290,7 @@ def _check_cells(
         return
     rules = [("exclude", rule) for rule in matrix.exclude]
     rules += [("override", rule.when) for rule in matrix.overrides]
-    rules += [("target", target.when) for target in targets]
+    rules += [("target" if isinstance(o, Target) else "requirement", o.when) for o in judged]
     if not rules:
         return
     plain = replace(matrix, exclude=(), overrides=())

@@ -75,6 +75,15 @@ class TargetSection(_Section):
     )
 
 
+class RequireSection(_Section):
+    """Which kernels NCCL's logs of the cells that match `when` are to show."""
+
+    when: dict[str, Any] = Field(description="axis or setting -> value, list or glob")
+    nccl: str = Field(description="OPERATION=KIND terms, as AG=sym,RS=sym")
+    after_iteration: int | None = Field(default=None, ge=0, description="judge what follows it")
+    min_bytes: int = Field(default=0, ge=0, description="judge messages of at least so many bytes")
+
+
 class SweepFile(_Section):
     """A sweep file. `base` is a partial RunSpec; settings may also be written with dots."""
 
@@ -103,6 +112,9 @@ class SweepFile(_Section):
     )
     slurm: SlurmSettings = Field(
         default=SlurmSettings(), description="jobs of a cluster, for `run --launcher slurm`"
+    )
+    require: list[RequireSection] = Field(
+        default_factory=list, description="kernels that NCCL's logs are to show; nccl SWEEP judges"
     )
     targets: list[TargetSection] = Field(
         default_factory=list, description="how the arms are to compare"

@@ -23,6 +23,20 @@ class Target:
 
 
 @dataclass(frozen=True)
+class KernelRequirement:
+    """For the cells that match `when`: the kernels that NCCL's logs are to show.
+
+    nccl: terms as `AG=sym,RS=sym`, which `reports.nccl.requirement` reads. after_iteration,
+    min_bytes: which calls count.
+    """
+
+    when: Condition
+    nccl: str
+    after_iteration: int | None
+    min_bytes: int
+
+
+@dataclass(frozen=True)
 class PlannedTarget:
     """One metric of one cell."""
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.kernel_requirements import show_requirements
+from bench.cli.planning import find_sweep_file
 from bench.errors import NothingMeasuredError, UsageError
 from reports.nccl.audit import Audit, audit_paths
 from reports.nccl.requirement import (
@@ -27,6 +29,7 @@ def show_audit(
     conditions: Conditions,
     form: str,
     junit: Path | None,
+    results_folder: Path,
 ) -> int:
     """Print the audit; the exit code says whether the requirements are met.
 
@@ -41,6 +44,11 @@ def show_audit(
         raise UsageError("--junit writes the results of requirements; give --require or --profile")
     if conditions.after_iteration is not None and not requirements:
         raise UsageError("--after-iteration narrows requirements; give --require or --profile")
+    sweep = None if len(logs) != 1 or Path(logs[0]).is_dir() else find_sweep_file(Path(logs[0]))
+    if sweep is not None and (sweep.suffix == ".yaml" or not Path(logs[0]).exists()):
+        if requirements or junit is not None or form == "md":
+            raise UsageError(f"{logs[0]} is a sweep, whose requirements stand in it: name it alone")
+        return show_requirements(sweep, results_folder, as_json=form == "json")
     audit = _audit(logs)
     results = judge(audit, requirements, conditions)
     _print(audit, results, form)

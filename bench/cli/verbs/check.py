@@ -79,9 +79,13 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
 def nccl(
     logs: Annotated[
         list[str],
-        typer.Argument(metavar="LOG...", help="Files, folders, a run's folder, or - for stdin."),
+        typer.Argument(
+            metavar="LOG...",
+            help="Files, folders, a run's folder, - for stdin, or a sweep with requirements.",
+        ),
     ],
     *,
+    results: ResultsOption = DEFAULT_RESULTS,
     require: Annotated[
         str | None,
         typer.Option("--require", metavar="OP=KIND,...", help="Fail unless met, as AG=sym,RS=sym."),
@@ -123,6 +127,7 @@ def nccl(
         conditions=Conditions(after_iteration, min_bytes),
         form="json" if json else form,
         junit=junit,
+        results_folder=results,
     )
 
 
