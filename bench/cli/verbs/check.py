@@ -76,7 +76,7 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
     return validating.run_validation(results, asked)
 
 
-def nccl(
+def nccl(  # noqa: PLR0913 - every option of the command line is a parameter
     logs: Annotated[
         list[str],
         typer.Argument(
