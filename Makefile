@@ -8,7 +8,7 @@
 # TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
 # WORKERS=2                 processes that `make test` and `make nightly` spread the files over
 # DRAWS=1763877600          what `make nightly` draws its examples from; the time if not given
-# SEED=1 SAMPLE=30          mutants of `make mutation`: which, and how many per room of the core
+# SEED=1 SAMPLE=30          mutants of `make mutation`: which, and how many
 # MINUTES=600               after which `make mutation` ends; the next one goes on
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
 # DEVICE=cpu                tries `make gpu-check` out without a GPU; PARTS="core speed" runs some parts
@@ -102,7 +102,7 @@ check: venv
 OLDEST_TESTS := $(addprefix tests/core/test_,oracle_training.py hybrid_sharding.py checkpoint_reshard.py \
   right_or_refused_shards.py)
 oldest-torch: venv
-	@code=0; python="$$($(BIN)/python -m benchmarks.torch_build $(OLDEST_TORCH))" || code=$$?; \
+	@code=0; python="$$($(BIN)/python -m tools.torch_build $(OLDEST_TORCH))" || code=$$?; \
 	case $$code in \
 	  0) PYTHONPATH=. "$$python" -m pytest -p no:cacheprovider $(OLDEST_TESTS) ;; \
 	  3) echo "not tried on torch $(OLDEST_TORCH)" >&2 ;; \
@@ -116,25 +116,25 @@ nightly: venv
 	  -n $(WORKERS) --dist loadfile --no-loadscope-reorder || \
 	  { code=$$?; echo "to draw the same again: make nightly DRAWS=$(DRAWS)" >&2; exit $$code; }
 
-# Goes on where the last one ended: 30 mutants per room take hours. MINUTES=60 ends it in time.
+# Which detector notices which change of the core; goes on where the last one ended.
 mutation: venv
-	@$(BIN)/python -m bench.validate.mutation_score --seed $(SEED) --per-room $(SAMPLE) --minutes $(MINUTES)
+	@$(BIN)/python -m tools.kill_matrix results/mutation --seed $(SEED) --mutants $(SAMPLE) --minutes $(MINUTES)
 
 # A run that fails leaves its record and its cell undecided; the tables are printed all the same.
 # Without a GPU every cell of gpu_one is pruned, with the reason. On one rank it measures hooks,
 # casts and copies: nothing is communicated.
 bench: venv
-	@$(BIN)/python -m benchmarks.nccl_reading
-	@$(BIN)/python -W ignore -m benchmarks.host_overhead
+	@$(BIN)/python -m tools.nccl_reading
+	@$(BIN)/python -W ignore -m tools.host_overhead
 	-@$(BIN)/mfsdp-bench run gpu_one
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
 	@$(BIN)/python -m tools.own_costs
 	@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
-	@$(BIN)/python -m benchmarks.floor speed
+	@$(BIN)/python -m tools.floor speed
 	@for pair in $(PROFILED); do \
-	  $(BIN)/python -m benchmarks.step_profile --steps 8 --out results/profile-$${pair#*:}.json \
+	  $(BIN)/python -m tools.step_profile --steps 8 --out results/profile-$${pair#*:}.json \
 	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done
@@ -147,15 +147,15 @@ faults: venv
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
 ifeq ($(DEVICE),cpu)
 gpu-check: venv
-	@$(BIN)/python -m benchmarks.gpu_check --device cpu $(PARTS:%=--part %)
+	@$(BIN)/python -m tools.gpu_check --device cpu $(PARTS:%=--part %)
 else
 gpu-check:
-	@$(GPU_PYTHON) benchmarks/gpu_wheels.py install
-	@PYTHONPATH=.gpu-packages $(GPU_PYTHON) -m benchmarks.gpu_check $(PARTS:%=--part %)
+	@$(GPU_PYTHON) tools/gpu_wheels.py install
+	@PYTHONPATH=.gpu-packages $(GPU_PYTHON) -m tools.gpu_check $(PARTS:%=--part %)
 endif
 
 gpu-wheels: venv
-	@$(BIN)/python -m benchmarks.gpu_wheels download --python $(WHEELS_FOR)
+	@$(BIN)/python -m tools.gpu_wheels download --python $(WHEELS_FOR)
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

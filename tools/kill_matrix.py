@@ -33,16 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.testing.workers import ForkServer
-from bench.validate import test_trial
 from bench.validate.bugs import BUGS, UNLISTED, Bug
 from bench.validate.cases import Case
 from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.line_coverage import CoverageFile, Lines
 from bench.validate.matrix import AnyCase, cases
-from bench.validate.mutant_trial import Trials, cover, executing
-from bench.validate.mutants import Mutant, sample
-from bench.validate.mutation import CORE, apply, copy_of_core
+from bench.validate.patched_core import CORE, apply, copy_of_core
 from bench.validate.session import MODULES
+from tools.mutation import test_trials
+from tools.mutation.case_trials import Trials, cover, executing
+from tools.mutation.line_coverage import CoverageFile, Lines
+from tools.mutation.mutants import Mutant, sample
 
 KINDS: dict[str, type[AnyCase]] = {
     "cases": Case,
@@ -144,7 +144,7 @@ def on_cases(
 
 def on_tests(folder: Path, fork_server: ForkServer, most: int) -> Asked:
     """Asks the tests of the core."""
-    trials = test_trial.TestTrials(fork_server, folder / "tests.jsonl")
+    trials = test_trials.TestTrials(fork_server, folder / "tests.jsonl")
     trials.trace(float("inf"))
 
     def asked(change: Mutant) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def ask(folder: Path, asked: argparse.Namespace) -> None:
     detectors: dict[str, Asked] = {}
     with ExitStack() as stack:
         server = stack.enter_context(ForkServer(modules=MODULES))
-        of_tests = stack.enter_context(ForkServer(modules=test_trial.MODULES))
+        of_tests = stack.enter_context(ForkServer(modules=test_trials.MODULES))
         trials = Trials(server, {one["case"] for one in known.values() if "case" in one})
         for are_patches in (True, False):
             own = [one for one in wanted if isinstance(one, Patched) == are_patches]

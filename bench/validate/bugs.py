@@ -2,7 +2,7 @@
 
 One source for all users: the regression tests of the core, which have to fail on a copy with the
 bug, and `validate --inject`, whose checker has to notice it without knowing which bug is in.
-`bench.validate.mutation` makes the copy. The first line of a patch says what the bug does.
+`bench.validate.patched_core` makes the copy. The first line of a patch says what the bug does.
 
     patches/historical/R1.patch   bugs that FSDP implementations had; tests and documents use the
                                   same numbers

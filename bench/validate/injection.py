@@ -17,7 +17,7 @@ from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUG_BY_ID, BUGS, UNLISTED, Bug, bug_of
 from bench.validate.matrix import AnyCase
-from bench.validate.mutation import copy_of_core
+from bench.validate.patched_core import copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import BugVerdict, CaseVerdict
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from bench.validate.bugs import BUGS, Bug
-from bench.validate.mutation import copy_of_core
+from bench.validate.patched_core import copy_of_core
 
 TESTS = Path(__file__).parent
 _ROOT = TESTS.parents[1]

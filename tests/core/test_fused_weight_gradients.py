@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.testing.transformer_engine import Linear
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.errors import LifecycleError
 from oracle.models import loss
 from oracle.ranks import RankPool, mesh
 from oracle.reference import relative_difference
 from oracle.sharded import STRATEGIES
+from oracle.transformer_engine import Linear
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "host_overhead.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "host_overhead.py"
 
 
 def test_a_unit_costs_the_host_at_most_half_the_calls_of_fsdp2() -> None:

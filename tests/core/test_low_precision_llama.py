@@ -13,7 +13,7 @@ from bench.engines.registry import build_engine
 from bench.models.build import run_model
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
-from bench.testing import transformer_engine
+from oracle import transformer_engine
 from oracle.ranks import WORLD, RankPool
 
 pytestmark = pytest.mark.processes

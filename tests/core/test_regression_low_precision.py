@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.testing import transformer_engine as te
 from mfsdp_core import Float8Reference, MixedPrecisionPolicy, fully_shard_model
+from oracle import transformer_engine as te
 from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes

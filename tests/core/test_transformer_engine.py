@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.testing import transformer_engine as te
 from bench.testing.quantised import quantised
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from oracle import transformer_engine as te
 from oracle.ranks import RankPool, mesh, two_axes
 
 pytestmark = pytest.mark.processes

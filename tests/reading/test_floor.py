@@ -7,13 +7,13 @@ from gate_runs import Arm, record_arms
 from recorded_runs import resolved_run
 
 from bench.errors import NothingMeasuredError
-from benchmarks.floor import (
+from reports.views.sweep_view import load_sweeps
+from tools.floor import (
     copy_bytes_per_second,
     floor_table,
     floors,
     optimizer_milliseconds,
 )
-from reports.views.sweep_view import load_sweeps
 
 CELLS = {
     "alone": resolved_run("ddp", "no_shard"),

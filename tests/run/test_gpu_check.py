@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from bench.store import ResultsStore
-from benchmarks.gpu_check import training
-from benchmarks.gpu_check.__main__ import PARTS, main, run_part
-from benchmarks.gpu_check.communication import judge as judge_collective
-from benchmarks.gpu_check.core import device_tests, note_tests
-from benchmarks.gpu_check.memory import judge as judge_memory
-from benchmarks.gpu_check.record import Check, Findings, state_of
-from benchmarks.gpu_check.speed import judge as judge_speed
-from benchmarks.gpu_check.timed import Timed
-from benchmarks.gpu_check.trained import Trained
-from benchmarks.gpu_check.validate import note_verdicts
+from tools.gpu_check import training
+from tools.gpu_check.__main__ import PARTS, main, run_part
+from tools.gpu_check.communication import judge as judge_collective
+from tools.gpu_check.core import device_tests, note_tests
+from tools.gpu_check.memory import judge as judge_memory
+from tools.gpu_check.record import Check, Findings, state_of
+from tools.gpu_check.speed import judge as judge_speed
+from tools.gpu_check.timed import Timed
+from tools.gpu_check.trained import Trained
+from tools.gpu_check.validate import note_verdicts
 
 PASSED_ON_A_CPU = ("core", "validate", "speed", "memory", "communication", "graphs", "fp8")
 JUNIT = """<testsuites><testsuite>
@@ -101,7 +101,7 @@ def test_ranks_share_one_device_only_where_nccl_lets_them(monkeypatch, nccl, dev
 
 
 def test_without_a_device_the_check_says_so_and_ends(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu_check.__main__._has_device", lambda: False)
+    monkeypatch.setattr("tools.gpu_check.__main__._has_device", lambda: False)
     assert main(["--out", str(tmp_path)]) == 2
     assert "--device cpu" in capsys.readouterr().err
 
@@ -175,6 +175,6 @@ def test_its_records_lie_in_a_results_folder_that_runs_can_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmarks.gpu_check.__main__.run_part", lambda *_: "passed")
+    monkeypatch.setattr("tools.gpu_check.__main__.run_part", lambda *_: "passed")
     assert main(["--device", "cpu", "--part", "fp8"]) == 0
     assert (ResultsStore.open("results", create=False).root / "gpu-check").is_dir()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_wheels
-from benchmarks.gpu_wheels import NEEDED, WheelsError, check_folder, install, main, missing
+from tools import gpu_wheels
+from tools.gpu_wheels import NEEDED, WheelsError, check_folder, install, main, missing
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 

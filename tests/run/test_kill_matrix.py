@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.validate.bugs import BUG_BY_ID
-from bench.validate.mutation import CORE, copy_of_core
+from bench.validate.patched_core import CORE, copy_of_core
 from tools.kill_matrix import answers, changed_statements, is_in_functions, patched, table
 
 OLD = """import os

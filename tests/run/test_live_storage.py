@@ -13,10 +13,10 @@ from bench.meters.call_sites import CallSites
 from bench.meters.live_storage import LiveStorageMeter
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
-from bench.validate.mutation import copy_of_core
+from bench.validate.patched_core import copy_of_core
 
 CPU = torch.device("cpu")
-KEPT_COPY = Path(__file__).parents[2] / "benchmarks" / "slow_downs" / "a-kept-copy.patch"
+KEPT_COPY = Path(__file__).parents[2] / "tests" / "run" / "slow_downs" / "a-kept-copy.patch"
 
 
 def live(make) -> LiveStorage:

@@ -10,10 +10,10 @@ import pytest
 from bench.derive.counts import COUNTED, StepCounts, by_name
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
-from bench.validate.mutation import apply, copy_of_core
+from bench.validate.patched_core import apply, copy_of_core
 
 STEPS = 3
-SLOW_DOWNS = Path(__file__).parents[2] / "benchmarks" / "slow_downs"
+SLOW_DOWNS = Path(__file__).parents[2] / "tests" / "run" / "slow_downs"
 
 
 def cell(engine: str, *, counts: bool = True):

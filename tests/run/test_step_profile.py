@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step_profile`: engines side by side, phase by phase."""
+"""`python -m tools.step_profile`: engines side by side, phase by phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bench.errors import UsageError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
-from benchmarks.step_profile import METERS, PHASES, _spec, measure, table
+from tools.step_profile import METERS, PHASES, _spec, measure, table
 
 
 def run(engine: EngineSpec, ranks: int = 2):

@@ -13,7 +13,7 @@ from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUGS, UNLISTED, Bug
 from bench.validate.injection import first_failure, parse_bugs
 from bench.validate.matrix import cases
-from bench.validate.mutation import CORE, copy_of_core
+from bench.validate.patched_core import CORE, copy_of_core
 from bench.validate.session import WorkerSettings
 
 pytestmark = pytest.mark.processes

@@ -21,7 +21,7 @@ from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.script import script
 from bench.validate.fuzz.session import Fuzzer, Outcome, Tally
 from bench.validate.fuzz.shrinking import shrunk
-from bench.validate.mutation import copy_of_core
+from bench.validate.patched_core import copy_of_core
 
 pytestmark = pytest.mark.processes
 

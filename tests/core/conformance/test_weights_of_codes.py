@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import mfsdp_core
-from bench.testing import transformer_engine as te
 from bench.testing.fused_adam import FusedAdam
 from bench.testing.quantised import quantised
 from conformance.judging import close, refuses, same
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.precision.transformer_engine import initial_values
+from oracle import transformer_engine as te
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(4)]
 

@@ -1,1 +1,0 @@
-"""Measurements of the project itself: commands, run as `python -m benchmarks.NAME`."""

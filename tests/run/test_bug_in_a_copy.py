@@ -1,0 +1,45 @@
+"""A historical bug as a folder that can be an arm of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from tools.bug_in_a_copy import main, put_back
+
+
+def test_the_copy_has_the_bug_and_nothing_else_in_it(tmp_path: Path) -> None:
+    copy = put_back("R1", tmp_path / "new" / "with_r1")
+    source = Path(__file__).parents[2] / "mfsdp_core"
+    assert copy == tmp_path / "new" / "with_r1" / "mfsdp_core"
+    differing = {
+        str(file.relative_to(source))
+        for file in source.rglob("*.py")
+        if (copy / file.relative_to(source)).read_text() != file.read_text()
+    }
+    assert differing == {"runtime/gradient_buffers.py"}
+
+
+@pytest.mark.parametrize(("bug", "said"), [("R99", "some of R1, "), ("no.patch", "cannot read")])
+def test_a_bug_that_cannot_be_put_back_is_refused_in_words(
+    tmp_path: Path, bug: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        put_back(bug, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_existing_folder_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("data")
+    assert main(["R1", str(tmp_path)]) == 2
+    assert "cannot make the folder" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_command_wants_a_bug_and_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["R1"]) == 2
+    assert "usage" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Short training runs in forked ranks, for every part that compares or measures them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bench.errors import UnsupportedError
+from bench.launch.command import SHARED_DEVICE
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve
+from bench.spec import ResolvedRun, RunSpec
+from bench.testing.workers import ForkServer, Workers
+from bench.worker.runtime_report import nccl_version
+from tools.gpu_check.record import ROOT, Device, Findings
+from tools.gpu_check.trained import Trained, train
+
+_SECONDS = 200.0
+#: The first NCCL that lets several ranks share a device.
+SHARING_NCCL = (2, 30, 0)
+
+
+@contextmanager
+def ranks(device: Device, count: int) -> Iterator[Workers]:
+    """Up to `count` forked ranks."""
+    if device == "cuda" and _per_device(count) > 1:
+        os.environ.update(SHARED_DEVICE)
+    with (
+        ForkServer(
+            device, (str(ROOT),), ("tools.gpu_check.trained", "tools.gpu_check.timed")
+        ) as server,
+        server.workers(count) as workers,
+    ):
+        yield workers
+
+
+def run(
+    workers: Workers, spec: dict[str, Any], findings: Findings, name: str
+) -> list[Trained] | None:
+    """Train as `spec` says, on its ranks; None, with the reason in `findings`, where it cannot."""
+    resolved = asked(spec, findings, name)
+    if resolved is None:
+        return None
+    document = resolved.model_dump(mode="json")
+    count = resolved.launch.ranks
+    trained: list[Trained] = workers.run(train, document, seconds=_SECONDS, ranks=count)
+    return trained
+
+
+def asked(spec: dict[str, Any], findings: Findings, name: str) -> ResolvedRun | None:
+    """The run that `spec` means; None, with the reason in `findings`, where it cannot start."""
+    try:
+        return resolve(RunSpec.model_validate(spec), Machine.detect())
+    except UnsupportedError as refusal:
+        findings.note(name, "skipped", f"{refusal.rule}: {refusal.reason}")
+        return None
+
+
+def rank_count(device: Device) -> int:
+    """Two CPU ranks; one on each of several CUDA devices, or two on one, where NCCL can."""
+    if device == "cpu":
+        return 2
+    devices = torch.cuda.device_count()
+    return devices if devices > 1 or not shares_devices() else 2
+
+
+def shares_devices() -> bool:
+    """Whether the NCCL that is loaded lets ranks share a device."""
+    version = nccl_version("runtime") or "0"
+    return tuple(map(int, version.split("."))) >= SHARING_NCCL
+
+
+def small_run(device: Device, engine: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """A spec of the smallest model in FP32; `single` consumes the batch of all ranks."""
+    count = rank_count(device)
+    alone = engine["name"] == "single"
+    return {
+        "model": {"preset": "debug"},
+        "data": {"kind": "markov"},
+        "engine": engine,
+        "train": {"steps": 4, "global_batch": 2 * count, "micro_batch": 1, "seq_len": 16} | train,
+        "launch": launch(device, 1 if alone else count),
+    }
+
+
+def launch(device: Device, count: int | None = None) -> dict[str, Any]:
+    """The section of a spec for `count` ranks, those of the part if left out."""
+    count = rank_count(device) if count is None else count
+    per_device = 1 if device == "cpu" else _per_device(count)
+    return {"ranks": count, "device": device, "ranks_per_device": per_device}
+
+
+def _per_device(count: int) -> int:
+    return -(-count // max(1, torch.cuda.device_count()))
+
+
+def note_ranks(device: Device, findings: Findings) -> None:
+    """Say on how many ranks a part ran, and why not on more."""
+    count = rank_count(device)
+    findings.measurements["ranks"] = count
+    if device == "cuda" and count == 1:
+        found = nccl_version("runtime")
+        said = f"one device, and NCCL {found} puts one rank on it; NCCL_LIB names a newer one"
+        findings.note("several ranks", "skipped", said)

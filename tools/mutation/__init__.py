@@ -1,0 +1,1 @@
+"""Small wrong changes of mfsdp_core, and which cases and tests meet them."""

@@ -1,0 +1,126 @@
+"""A run of pytest in a forked process: tests of the core on the mfsdp_core of a folder.
+
+The process has loaded torch before, and so has the server that forks the ranks of its tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+
+from bench.testing import workers
+from bench.testing.call import Call
+from bench.testing.load_clock import stretched
+from bench.validate.patched_core import CORE
+from tools.mutation.line_coverage import Lines, LineTracer, joined
+
+ROOT = CORE.parent
+#: Of one test on a machine with nothing else to do.
+_TEST_SECONDS = 60.0
+
+
+@dataclass
+class Ran:
+    """What came of a run. failed: the first test that did, and how. lines: of tests that passed."""
+
+    failed: tuple[str, str] | None = None
+    lines: dict[str, Lines] = field(default_factory=dict)
+
+
+def run_pytest(core: str, arguments: Sequence[str], trace: bool) -> Ran:
+    """On a rank of its own: run the tests that `arguments` name with the core below `core`."""
+    import pytest
+
+    # Tests start groups of their own.
+    dist.destroy_process_group()
+    os.chdir(ROOT)
+    os.environ |= {"PYTHONPATH": os.pathsep.join((core, str(ROOT))), "PYTHONSAFEPATH": "1"}
+    # Before pytest starts threads. It ends with this process.
+    told = _Told(workers.ForkedServer().__enter__(), trace)
+    # Without the root, which holds another mfsdp_core.
+    options = ["-q", "-p", "no:cacheprovider", "-o", "pythonpath=tests/core"]
+    options += [f"--timeout={stretched(_TEST_SECONDS):.0f}", *([] if trace else ["-x"])]
+    pytest.main([*options, *arguments], plugins=[told])
+    return told.ran
+
+
+class _Told:
+    """A plugin of pytest: gives the first pool of ranks a server, and notes how tests end."""
+
+    def __init__(self, server: workers.ForkServer, trace: bool) -> None:
+        self.ran = Ran()
+        self._server: workers.ForkServer | None = server
+        self._tracer = LineTracer()
+        self._trace = trace
+        self._of_ranks: list[Lines] = []
+
+    def pytest_configure(self) -> None:
+        """Before any test is collected."""
+        ranks: Any = import_module("oracle.ranks")
+        ranks.ForkServer = self._given
+        if self._trace:
+            self._trace_ranks()
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file that cannot be imported any more."""
+        if report.failed:
+            self._failed(report)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A part of a test is over."""
+        if report.failed:
+            self._failed(report)
+        elif self._trace and report.when == "call" and report.passed:
+            self.ran.lines[report.nodeid] = {}
+
+    def pytest_runtest_logstart(self) -> None:
+        """A test begins, its fixtures included."""
+        self._of_ranks.clear()
+        if self._trace:
+            self._tracer.start()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """It is over."""
+        self._tracer.stop()
+        if nodeid in self.ran.lines:
+            self.ran.lines[nodeid] = joined([self._tracer.lines, *self._of_ranks])
+
+    def _failed(self, report: Any) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        said = crash.message if crash else str(report.longrepr)
+        self.ran.failed = self.ran.failed or (report.nodeid, " ".join(said.split())[:160])
+
+    def _given(self, paths: tuple[str, ...] = ()) -> AbstractContextManager[workers.ForkServer]:
+        """For the first pool the server that was forked at once."""
+        server, self._server = self._server, None
+        if server is None:
+            return workers.ForkServer(paths=paths)
+        server.paths = paths
+        return nullcontext(server)
+
+    def _trace_ranks(self) -> None:
+        patched: Any = workers.Workers
+        plain = patched._run
+
+        def run(own: Any, call: Call, ranks: int, seconds: float) -> list[Any]:
+            found = plain(own, Call.of(_noted, (call,)), ranks, seconds)
+            self._of_ranks += [lines for _, lines in found]
+            return [value for value, _ in found]
+
+        patched._run = run
+
+
+def _noted(call: Call) -> tuple[Any, Lines]:
+    """On a rank: what `call` returns, and the lines that it executes."""
+    tracer = LineTracer()
+    tracer.start()
+    try:
+        return call.run(), tracer.lines
+    finally:
+        tracer.stop()

@@ -1,0 +1,122 @@
+"""A Python with another torch than ours, made once and kept outside of the tree.
+
+    python -m tools.torch_build 2.11.0            prints its interpreter
+    python -m tools.torch_build 2.11.0 --cuda     of its CUDA build in any case
+
+A CPU build is taken where pip finds one. Else a CUDA build is, about 4 GB with what its import
+loads; it computes on a CPU as well. Everything else has the versions of `constraints.txt`. Exit
+code 3: it cannot be had here, for the reason that is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+_LONGEST_SECONDS = 600
+_NEEDED_BYTES = 8 << 30
+#: Of torch's own requirements, what neither its import nor a step on a CPU loads: 200 MB.
+_UNNEEDED = ("triton", "cuda-bindings", "cuda-pathfinder")
+#: For the tests of the core, beside torch and what the project itself requires.
+_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "safetensors", "pyarrow")
+_REQUIRED = """
+import importlib.metadata as metadata
+print("\\n".join(r for r in metadata.requires("torch") if "extra ==" not in r))
+"""
+
+
+class NotServedError(Exception):
+    """Why there is no such build here."""
+
+
+def interpreter(version: str, *, cuda: bool, cache: Path) -> Path:
+    """The Python of a kept environment, which is made where it is not there.
+
+    Raises:
+        NotServedError: pip does not find it, or not in time, or the disk is full.
+    """
+    python_version = f"py{sys.version_info.major}{sys.version_info.minor}"
+    folder = cache / f"torch-{version}-{'cuda' if cuda else 'cpu'}-{python_version}"
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(cache).free
+        if free < _NEEDED_BYTES:
+            raise NotServedError(
+                f"{cache} has {free >> 30} GiB free, and torch {version} may need "
+                f"{_NEEDED_BYTES >> 30}"
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _make(folder, python, version, cuda=cuda)
+        except NotServedError:
+            shutil.rmtree(folder)
+            raise
+        ready.touch()
+    return python
+
+
+def _make(folder: Path, python: Path, version: str, *, cuda: bool) -> None:
+    end = time.monotonic() + _LONGEST_SECONDS
+    constraints = folder / "constraints.txt"
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+
+    def run(*command: str) -> None:
+        left = max(1.0, end - time.monotonic())
+        try:
+            subprocess.run(command, check=True, timeout=left, capture_output=True, text=True)
+        except subprocess.TimeoutExpired as error:
+            raise NotServedError(f"torch {version} has not come in {_LONGEST_SECONDS} s") from error
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or ["no reason was given"])[-1]
+            raise NotServedError(f"torch {version}: {last}") from error
+
+    run(sys.executable, "-m", "venv", str(folder))
+    pinned = (_ROOT / "constraints.txt").read_text()
+    constraints.write_text(re.sub(r"^(torch|setuptools)==.*\n", "", pinned, flags=re.MULTILINE))
+    names = (f"torch=={version}+cpu", f"torch=={version}")[cuda:]
+    for name in names:
+        try:
+            run(*pip, "--no-deps", name)
+            break
+        except NotServedError:
+            if name == names[-1]:
+                raise
+    said = subprocess.run([python, "-c", _REQUIRED], check=True, capture_output=True, text=True)
+    required = [one for one in said.stdout.splitlines() if not one.startswith(_UNNEEDED)]
+    run(*pip, "--constraint", str(constraints), *required, *_of_the_project(), *_TOOLS)
+    run(str(python), "-c", "import torch")
+
+
+def _of_the_project() -> list[str]:
+    import tomllib
+
+    document = tomllib.loads((_ROOT / "pyproject.toml").read_text())
+    return [one for one in document["project"]["dependencies"] if not one.startswith("torch")]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("version")
+    parser.add_argument("--cuda", action="store_true")
+    asked = parser.parse_args(arguments)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        print(interpreter(asked.version, cuda=asked.cuda, cache=home / "mfsdp-bench"))
+    except NotServedError as error:
+        sys.stderr.write(f"{error}\n")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
