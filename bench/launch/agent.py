@@ -21,9 +21,11 @@ from typing import Any
 from bench.launch.command import WORKER_MODULE
 from bench.launch.deaths import Deaths
 from bench.launch.forked_ranks import fork_ranks, load_torch
+from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.parent_death import die_with_parent
 from bench.launch.process import AGENT_PID_VARIABLE
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
+from bench.launch.remote_end import watch_if_elsewhere
 from bench.launch.rendezvous import Rendezvous, node_number
 from bench.launch.share import keep_to_share
 
@@ -41,6 +43,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(parent) or os.getppid())
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
     keep_to_share()
+    watch_if_elsewhere(Path(run_dir), _ask_for_stacks)
     meeting, node = Rendezvous.from_environment(), node_number()
     where = ["--standalone", "--local-addr=127.0.0.1"]
     if meeting is None:
@@ -51,8 +54,12 @@ def main(arguments: list[str]) -> int:
     if interface is not None and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     where = meeting.torchrun_arguments(node)
-    outcome = f"agent.node{node}.json" if node else OUTCOME_FILE
-    return _run(int(ranks), worker_module, Path(run_dir), where, outcome)
+    return _run(int(ranks), worker_module, Path(run_dir), where, node_file(OUTCOME_FILE, node))
+
+
+def node_file(name: str, node: int) -> str:
+    """Of several nodes each has its own: `agent.json`, `agent.node1.json`."""
+    return name.replace(".", f".node{node}.", 1) if node else name
 
 
 def _ask_for_stacks() -> None:
@@ -86,7 +93,7 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
         worker_module,
         str(run_dir),
     ]
-    deaths = Deaths(ranks)
+    deaths, kills_before = Deaths(ranks), out_of_memory_kills()
     outcome: dict[str, Any] = {"failures": [], "signal": None}
     code = 0
     try:
@@ -110,6 +117,7 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
         code = 128 + error.sigval
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    outcome["kernel_oom_kills"] = out_of_memory_kills() - kills_before
     _write_outcome(run_dir / "logs" / file, outcome)
     return code
 

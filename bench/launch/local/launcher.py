@@ -14,7 +14,6 @@ from bench.launch.command import agent_command, rank_environment
 from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.local.process_tree import ask_for_stacks, end_run, process_state, rank_states
 from bench.launch.protocol import JobState, Order, Symptoms
-from bench.launch.rendezvous import NODE_VARIABLE
 from bench.store.layout import LOGS
 
 AGENT_LOG = "agent.log"
@@ -76,9 +75,7 @@ class LocalJob:
 def _start_agent(order: Order, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
     run_dir: Path = order.run_dir
-    node = variables.get(NODE_VARIABLE, "0")
-    log_name = AGENT_LOG if node == "0" else f"agent.node{node}.log"
-    with (run_dir / LOGS / log_name).open("ab") as log:
+    with (run_dir / LOGS / AGENT_LOG).open("ab") as log:
         return subprocess.Popen(
             agent_command(order.resolved, run_dir, order.code),
             stdin=subprocess.DEVNULL,
