@@ -62,7 +62,7 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
     (judge.bisect, ("bisect my.yaml --good v1.2 --metric copied_bytes --only engine.name=mfsdp",)),
     (check.validate, ("validate", "validate fsdp2 ddp --full", "validate --inject all")),
     (check.nccl, ("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml")),
-    (check.doctor, ("doctor", "doctor --cluster --ranks 4")),
+    (check.doctor, ("doctor",)),
     (check.schema, ("schema sweep > sweep.schema.json",)),
 )
 _BASELINE_VERBS: tuple[tuple[str, Verb, Examples], ...] = (

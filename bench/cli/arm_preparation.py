@@ -24,7 +24,7 @@ def prepared_sides(plans: RequestedPlan, store: ResultsStore) -> tuple[Requested
     Raises:
         UsageError: an arm cannot be what it is asked to be; nothing has been run.
     """
-    launcher = plans.hosts or plans.launcher.start(plans.settings)
+    launcher = plans.launcher.start(plans.settings)
     if not plans.arms:
         return plans, {None: Side(partial(launch, launcher=launcher), code_identity)}
     cells = {

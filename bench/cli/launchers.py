@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.errors import UsageError, first_problem
-from bench.launch.hosts.hosts_file import read_hosts
+from bench.launch.command_launcher import SSH, CommandLauncher
+from bench.launch.hosts_file import read_hosts
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
 from bench.launch.rank_code import checkout_root
@@ -37,14 +38,14 @@ class NoSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class HostsSettings(NoSettings):
-    """Of hosts of one's own: their file, and how long they wait for each other."""
+class CommandSettings(NoSettings):
+    """Of hosts of one's own: their file, and how a command is started there."""
 
     hosts: Path
-    seconds: float = 300.0
+    command: str = SSH
 
 
-def _like_this_one(settings: HostsSettings) -> Machine:
+def _like_this_one(settings: CommandSettings) -> Machine:
     return replace(Machine.detect(), nodes=len(read_hosts(settings.hosts)))
 
 
@@ -73,7 +74,7 @@ class LauncherKind:
     start: of the settings, what starts the processes of a run (`bench.launch.protocol.Launcher`).
     shares_machine: its runs may be packed, and the arms of a block take turns, on this machine.
     jobs: runs are made by jobs of a cluster: `followed`, or `written` as scripts to submit by hand.
-    on_hosts: is started on several hosts, which come together first (`bench.cli.on_hosts`).
+    elsewhere: settings of runs go to other machines by a file, so that none may be a credential.
     """
 
     settings: type[BaseModel] = NoSettings
@@ -82,15 +83,18 @@ class LauncherKind:
     start: Callable[[Any], Launcher] = lambda _: LocalLauncher()
     shares_machine: bool = False
     jobs: Literal["followed", "written"] | None = None
-    on_hosts: bool = False
+    elsewhere: bool = False
 
 
 LAUNCHERS: dict[str, LauncherKind] = {
     "local": LauncherKind(shares_machine=True),
     "slurm": LauncherKind(SlurmSettings, _OF_JOBS, _node_of_cluster, jobs="followed"),
     "print": LauncherKind(SlurmSettings, _OF_JOBS, _any_node, jobs="written"),
-    "torchrun": LauncherKind(
-        HostsSettings, ("--hosts", "--hosts-timeout"), _like_this_one, on_hosts=True
+    "command": LauncherKind(
+        CommandSettings,
+        machine=_like_this_one,
+        start=lambda settings: CommandLauncher(read_hosts(settings.hosts), settings.command),
+        elsewhere=True,
     ),
 }
 """By the name that `--launcher` takes. Somebody else's is named by its import path instead."""
@@ -118,17 +122,12 @@ def launcher_kind(name: str) -> LauncherKind:
 
 @dataclass(frozen=True)
 class LauncherRequest:
-    """What the command line says. assignments: KEY=VALUE of `--launcher-option` and `--slurm`.
-
-    hosts: file of the hosts of `torchrun`, which wait for each other for so many seconds.
-    """
+    """What the command line says. assignments: KEY=VALUE of `--launcher-option`."""
 
     name: str = LOCAL
     profile: str | None = None
     slurm: tuple[str, ...] = ()
     max_jobs: int | None = None
-    hosts: Path | None = None
-    hosts_seconds: float | None = None
     assignments: tuple[str, ...] = ()
 
     @property
@@ -145,8 +144,6 @@ class LauncherRequest:
         kind = self.kind
         self._check_options(kind)
         options = _parsed("--launcher-option", self.assignments) | _parsed("--slurm", self.slurm)
-        if kind.settings is HostsSettings:
-            options |= {"hosts": self.hosts, "seconds": self.hosts_seconds}
         if kind.settings is not SlurmSettings:
             return _validated(kind.settings, options)
         if self.max_jobs is not None:
@@ -162,18 +159,11 @@ class LauncherRequest:
             "--profile": self.profile,
             "--slurm": self.slurm or None,
             "--max-jobs": self.max_jobs,
-            "--hosts": self.hosts,
-            "--hosts-timeout": self.hosts_seconds,
         }
         for option, value in given.items():
             if value is not None and option not in kind.takes:
                 others = [name for name, one in LAUNCHERS.items() if option in one.takes]
                 raise UsageError(f"{option} needs --launcher {' or '.join(others)}")
-        if kind.on_hosts and self.hosts is None:
-            raise UsageError(
-                f"--launcher {self.name} needs --hosts FILE, a host per line; start the same"
-                " command on each of them"
-            )
 
 
 def _validated(model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:

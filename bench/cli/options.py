@@ -54,26 +54,14 @@ LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="[local|slurm|print|torchrun]",
-        help="Where runs are made: here, in Slurm jobs, in scripts to submit yourself, or on the"
-        " hosts of --hosts. A launcher of your own is package.module:NAME.",
+        metavar="[local|slurm|print|command]",
+        help="Where runs are made: here, in Slurm jobs, in scripts to submit yourself, or on hosts"
+        " that a command of yours reaches. A launcher of your own is package.module:NAME.",
     ),
 ]
 LauncherSetOption = Annotated[
     list[str] | None,
     typer.Option("--launcher-option", metavar="KEY=VALUE", help="A setting of the launcher."),
-]
-HostsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--hosts", metavar="FILE", help="Hosts for --launcher torchrun; start it on each of them."
-    ),
-]
-HostsTimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--hosts-timeout", metavar="SECONDS", min=1, help="How long hosts wait for others (300)."
-    ),
 ]
 ProfileOption = Annotated[
     str | None,

@@ -12,7 +12,6 @@ from bench.cli import console, exit_codes
 from bench.cli.launchers import LAUNCHERS, LOCAL, LauncherKind, LauncherRequest, NoSettings
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
-from bench.launch.hosts.leader import Leader
 from bench.resolve.described import described_machine
 from bench.resolve.machine import Machine
 from bench.resolve.recipe_rules import gather_bytes
@@ -65,8 +64,7 @@ class RequestedPlan:
 
     `arms` are what is asked for; the plans name them only once they are prepared. named_by_code:
     the id then ends with what the arms are, `asked_id` being what it begins with. launcher,
-    settings: what makes the runs, and its settings. hosts: what starts the runs on hosts of one's
-    own, once they have met.
+    settings: what makes the runs, and its settings.
     """
 
     whole: Plan
@@ -74,7 +72,6 @@ class RequestedPlan:
     arms: tuple[ArmRequest, ...] = ()
     launcher: LauncherKind = LAUNCHERS[LOCAL]
     settings: BaseModel = field(default_factory=NoSettings)
-    hosts: Leader | None = None
     named_by_code: bool = False
     asked_id: str = ""
 

@@ -13,7 +13,6 @@ from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import job_request
-from bench.cli.on_hosts import on_hosts
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
 from bench.cli.remaining_time import parsed_seconds
 from bench.errors import UsageError
@@ -93,14 +92,9 @@ def run_sweep(request: Request, options: Options) -> int:
     plans = requested_plan(request)
     _check_options(plans, options)
     store = ResultsStore.open(options.results, create=True)
-    if not plans.launcher.on_hosts:
-        return run_plans(plans, store, options)
-    without_secrets(plans.chosen)
-    return on_hosts(
-        plans.settings,
-        store.root,
-        lambda hosts: run_plans(replace(plans, hosts=hosts), store, options),
-    )
+    if plans.launcher.elsewhere:
+        without_secrets(plans.chosen)
+    return run_plans(plans, store, options)
 
 
 def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> int:
@@ -119,9 +113,6 @@ def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> in
         policy = read_policy(options.policy)
         plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
     code = outcome_code(plans.chosen, outcome)
-    if plans.hosts is not None and plans.hosts.lost:
-        code = exit_codes.NOTHING_MEASURED
-        console.note(f"stopped: {plans.hosts.lost}; start the same command again on all hosts")
     if not options.as_json:
         _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
@@ -248,8 +239,6 @@ def run_planned(
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
-    if plans.hosts is not None:
-        plans.hosts.stop_if_lost(stop)
     jobs = plans.launcher.jobs
     make = partial(run_queued, _submission(plans, sides)) if jobs else run_sides
     with (

@@ -109,8 +109,8 @@ class CommandLauncher:
             if word == "{command}":
                 found += ["sh", str(script), node]
             else:
-                word = word.replace("{hosts}", host).replace("{host}", host)
-                found.append(word.replace("{nodes}", str(nodes)))
+                named = word.replace("{hosts}", host).replace("{host}", host)
+                found.append(named.replace("{nodes}", str(nodes)))
         return found
 
 
@@ -235,7 +235,9 @@ class CommandJob:
     def symptoms(self) -> Symptoms:
         """Where each rank is: nobody here sees the processes of other hosts."""
         launch = self._order.resolved.launch
-        places = (f"on {self._hosts[rank // launch.ranks_per_node]}" for rank in range(launch.ranks))
+        places = (
+            f"on {self._hosts[rank // launch.ranks_per_node]}" for rank in range(launch.ranks)
+        )
         return Symptoms(dict(enumerate(places)))
 
     def ask_for_stacks(self) -> None:

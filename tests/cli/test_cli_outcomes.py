@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -412,44 +411,3 @@ def _(world: World) -> int:
     code = doctor(world, "--results", "/proc/results")
     assert "cannot be written" in world.out
     return code
-
-
-@scenario("doctor", "a job over all ranks, all alike")
-def _(world: World) -> int:
-    code = world.run("doctor", "--cluster", "--device", "cpu")
-    assert "2 ranks met" in world.out
-    assert "bandwidth within nodes" in world.out
-    return code
-
-
-@scenario("doctor", "a job over all ranks that fails")
-def _(world: World) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.doctor.cluster._RANK_MODULE", "no_such_module")
-        code = world.run("doctor", "--cluster", "--ranks", "1", "--device", "cpu")
-    assert "No module named no_such_module" in world.out
-    return code
-
-
-@scenario("doctor", "a job over nodes with different versions")
-def _(world: World) -> int:
-    def two_nodes(resolved, folder, **_):
-        facts = [
-            {"rank": n, "node": n, "host": f"n{n}", "met_seconds": 1.0, "same": {"torch": f"2.{n}"}}
-            for n in range(2)
-        ]
-        report = {"ranks": facts, "clocks": [], "pairs": [], "bytes": 1}
-        (folder.path / "cluster.json").write_text(json.dumps(report))
-        return folder.status.model_copy(update={"state": "ok"})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.doctor.cluster.launch", two_nodes)
-        code = world.run("doctor", "--cluster", "--device", "cpu")
-    assert "torch differs" in world.out
-    return code
-
-
-@scenario("doctor", "options of the job without the job, or a device that is not there")
-def _(world: World) -> int:
-    assert world.run("doctor", "--ranks", "2") == 2
-    return world.run("doctor", "--cluster", "--device", "tpu")

@@ -133,30 +133,12 @@ def nccl(  # noqa: PLR0913 - every option of the command line is a parameter
 
 def doctor(
     *,
-    cluster: Annotated[
-        bool,
-        typer.Option(
-            "--cluster",
-            help="Run a short job over all ranks: rendezvous, bandwidth, clocks, versions.",
-        ),
-    ] = False,
-    ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", metavar="N", min=1, help="Of that job; one per GPU, or 2 on CPU."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="[cpu|cuda]", help="Of that job.")
-    ] = None,
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:
     """Say what this machine can run, and what is missing."""
     from bench.cli import diagnosis
 
-    if cluster:
-        return diagnosis.show_cluster(results, ranks, device, as_json=json)
-    if ranks is not None or device is not None:
-        raise UsageError("--ranks and --device belong to doctor --cluster; add it, or drop them")
     return diagnosis.show_diagnosis(results, as_json=json)
 
 

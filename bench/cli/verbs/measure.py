@@ -12,8 +12,6 @@ from bench.cli.options import (
     BudgetOption,
     DeviceOption,
     GpusOption,
-    HostsOption,
-    HostsTimeoutOption,
     InterleaveOption,
     JsonOption,
     LauncherOption,
@@ -43,7 +41,6 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
     launcher_option: LauncherSetOption = None,
     profile: ProfileOption = None,
     slurm: SlurmOption = None,
-    hosts: HostsOption = None,
     device: DeviceOption = None,
     gpus: GpusOption = None,
     json: JsonOption = False,
@@ -57,7 +54,7 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
 
     arms = tuple(arm or ())
     jobs = launchers.LauncherRequest(
-        launcher, profile, tuple(slurm or ()), hosts=hosts, assignments=tuple(launcher_option or ())
+        launcher, profile, tuple(slurm or ()), assignments=tuple(launcher_option or ())
     )
     request = planning.Request(
         sweep,
@@ -120,8 +117,6 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         int | None,
         typer.Option("--max-jobs", metavar="N", min=1, help="Jobs that run at the same time."),
     ] = None,
-    hosts: HostsOption = None,
-    hosts_timeout: HostsTimeoutOption = None,
     report: Annotated[
         bool, typer.Option("--report", help="Write the report and print its path at the end.")
     ] = False,
@@ -142,8 +137,6 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         profile,
         tuple(slurm or ()),
         max_jobs,
-        hosts,
-        hosts_timeout,
         tuple(launcher_option or ()),
     )
     request = planning.Request(

@@ -1,1 +1,0 @@
-"""Hosts of one's own: the same command runs on each, the first one leads, torchrun meets."""

@@ -1,0 +1,248 @@
+"""`--launcher command`: a template starts the agents of a run; here two hosts are one machine."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.errors import UsageError
+from bench.launch.command_launcher import checked_template
+from bench.launch.hosts_file import read_hosts
+from bench.launch.process import RANK_NAME
+from bench.record import FINISHED_GOOD, RunRecord
+from bench.store import ResultsStore
+
+CHECKOUT = Path(__file__).parents[2]
+HOSTS = ("127.0.0.1", "127.0.0.2")
+#: Starts a command here, whatever the host is called.
+HERE = "env HOST={host} {command}"
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
+SWEEP = """\
+name: two
+base:
+  model: {preset: debug}
+  train: {global_batch: 4, micro_batch: 1, seq_len: 16, steps: STEPS}
+  launch: {ranks: 2, nodes: NODES}
+  engine: {name: mfsdp}
+"""
+
+
+class Sweep:
+    """A sweep of one run in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[str] | None = None
+        (folder / "hosts").write_text("\n".join(HOSTS))
+
+    def start(self, template: str, *, steps: int = 6, nodes: int = 2) -> None:
+        text = SWEEP.replace("STEPS", str(steps)).replace("NODES", str(nodes))
+        (self.folder / "two.yaml").write_text(text)
+        options = ["--launcher", "command", "--launcher-option", "hosts=hosts"]
+        options += ["--launcher-option", f"command={template}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench", "run", "two.yaml", *options],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ended(self) -> tuple[int, str, RunRecord]:
+        assert self.process is not None
+        _, err = self.process.communicate(timeout=200)
+        [record] = ResultsStore.open(self.folder / "results", create=True).records()
+        return self.process.returncode, err, record
+
+    def wait_for_steps(self) -> Path:
+        deadline = time.monotonic() + 150
+        while True:
+            for record in ResultsStore.open(self.folder / "results", create=True).records():
+                if len(record.losses) > 1:
+                    return self.folder / "results" / "runs" / record.run_id
+            assert self.process is not None
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the run, wherever they were started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                variables = process.environ()
+            except (psutil.Error, OSError):
+                continue
+            if variables.get("MFSDP_BENCH_RUN_DIR", "").startswith(str(self.folder)):
+                found.append(process)
+        return found
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    found = Sweep(tmp_path)
+    yield found
+    if found.process is not None:
+        found.process.kill()
+        found.process.communicate()
+    for process in found.left():
+        process.kill()
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Iterator[str]:
+    """A template for two real SSH servers, one per address, of a user's own."""
+    if SSHD is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs sshd and ssh-keygen (apt-get install openssh-server)")
+    with socket.socket() as probe:
+        probe.bind((HOSTS[0], 0))
+        port = probe.getsockname()[1]
+    keys = tmp_path / "ssh"
+    keys.mkdir(mode=0o700)
+    for name in ("host", "user"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)]
+        subprocess.run(command, check=True)
+    Path("/run/sshd").mkdir(exist_ok=True) if os.geteuid() == 0 else None
+    servers = []
+    for address in HOSTS:
+        settings = f"Port {port}\nListenAddress {address}\nHostKey {keys}/host\nPidFile none\n"
+        settings += f"AuthorizedKeysFile {keys}/user.pub\nStrictModes no\nUsePAM no\n"
+        config = keys / f"sshd.{address}"
+        config.write_text(settings)
+        command = [SSHD, "-D", "-f", str(config), "-E", str(keys / f"log.{address}")]
+        servers.append(subprocess.Popen(command))
+    config = keys / "config"
+    config.write_text(
+        f"Host 127.*\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {keys}/user\n"
+        "  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
+    )
+    _wait_for(port)
+    yield f"ssh -F {config} -o BatchMode=yes {{host}} {{command}}"
+    for server in servers:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + 30
+    for address in HOSTS:
+        while True:
+            with socket.socket() as client:
+                if client.connect_ex((address, port)) == 0:
+                    break
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
+    sweep.start(ssh)
+    code, err, record = sweep.ended()
+    assert (code, record.status.state in FINISHED_GOOD) == (0, True), err
+    assert record.placement is not None
+    assert record.placement.nodes == HOSTS
+    assert len(record.losses) == 6
+    assert not sweep.left()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh: str) -> None:
+    sweep.start(ssh, steps=1_000_000)
+    sweep.wait_for_steps()
+    assert sweep.process is not None
+    clients = [
+        one for one in psutil.Process(sweep.process.pid).children() if "127.0.0.2" in one.cmdline()
+    ]
+    [client] = clients
+    client.kill()
+    code, err, record = sweep.ended()
+    assert (code, record.status.state) == (3, "interrupted"), err
+    assert "host 127.0.0.2 was lost" in record.status.reason or "127.0.0.2" in record.status.reason
+    assert not sweep.left()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
+    sweep.start(HERE, steps=1_000_000)
+    run = sweep.wait_for_steps()
+    assert sweep.process is not None
+    sweep.process.send_signal(signal.SIGINT)
+    code, err, record = sweep.ended()
+    assert (code, record.status.state) == (130, "interrupted"), err
+    assert not sweep.left()
+    assert not list((run / "logs").glob("launcher.*"))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_a_rank_that_is_killed_on_one_host_is_named_as_on_this_machine(sweep: Sweep) -> None:
+    sweep.start(HERE, steps=1_000_000)
+    sweep.wait_for_steps()
+    ranks = {one.name(): one for one in sweep.left() if one.name().startswith(RANK_NAME)}
+    ranks[f"{RANK_NAME}1"].kill()
+    code, err, record = sweep.ended()
+    assert (code, record.status.state, record.status.failed_rank) == (3, "crashed", 1), err
+    assert "SIGKILL" in record.status.reason
+
+
+@pytest.mark.processes
+def test_a_command_that_cannot_reach_its_host_is_quoted(sweep: Sweep) -> None:
+    sweep.start("sh -c 'echo no route to {host} >&2; exit 255' {command}", nodes=1)
+    code, err, record = sweep.ended()
+    assert (code, record.status.state) == (3, "interrupted"), err
+    said = "host 127.0.0.1 was lost: the command for 127.0.0.1 ended with exit code 255"
+    assert record.status.reason.startswith(f"{said}: no route to 127.0.0.1")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_one_command_for_all_hosts_gives_each_node_its_number(sweep: Sweep) -> None:
+    start = sweep.folder / "start_all"
+    start.write_text(
+        '#!/bin/sh\n[ "$1" = 127.0.0.1,127.0.0.2 ] || exit 9\nshift\n'
+        'for node in 0 1; do OMPI_COMM_WORLD_RANK=$node "$@" & pids="$pids $!"; done\n'
+        "for pid in $pids; do wait $pid || exit 1; done\n"
+    )
+    start.chmod(0o755)
+    sweep.start(f"{start} {{hosts}} {{command}}")
+    code, err, record = sweep.ended()
+    assert (code, record.status.state in FINISHED_GOOD) == (0, True), err
+    assert record.placement is not None
+    assert record.placement.nodes == HOSTS
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["ssh {host}", "{command}", "ssh {host} 'nice {command}'", "x {host} {hosts} {command}", "'"],
+)
+def test_a_template_that_cannot_start_anything_is_refused(template: str) -> None:
+    with pytest.raises(UsageError, match="--command"):
+        checked_template(template)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# none\n", "expected a host per line, found none"),
+        ("a\nb slots=8\na # again\n", "a stands there more than once"),
+    ],
+)
+def test_a_file_of_hosts_that_cannot_be_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_hosts(tmp_path / "hosts")
