@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.errors import UsageError
 from bench.launch.agent import OUTCOME_FILE, node_file
@@ -209,7 +209,7 @@ class CommandJob:
             return JobState("ended", lost, code, "interrupted", kills)
         return JobState("ended", f"on {place}", code, kernel_oom_kills=kills)
 
-    def _outcome(self, node: int) -> dict[str, object] | None:
+    def _outcome(self, node: int) -> dict[str, Any] | None:
         file = node_file(OUTCOME_FILE, node)
         return read_json_object(self._order.run_dir / LOGS / file, [])
 

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +72,7 @@ def audit_sources(
 ) -> Audit:
     """Audit streams; `boundaries` and `groups` come from the folder of a run, if there is one."""
     marks = boundaries or {}
-    with _no_garbage_collection():
-        job = make_job(sources, [read_source(one, marks.get(one.name, ())) for one in sources])
+    job = make_job(sources, [read_source(one, marks.get(one.name, ())) for one in sources])
     job.remarks[:0] = remarks
     _add_loss_remarks(job)
     audit = Audit((), job, calls_of(job), (), groups=groups)
@@ -84,18 +81,6 @@ def audit_sources(
     if job.iterations_seen is not None:
         by = "marks of the run" if boundaries else "iteration lines, in the order of the file"
     return replace(audit, rows=found, hints=tuple(hints(job, found)), boundaries_by=by)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Reading makes millions of short-lived objects and no cycles; collecting costs a third."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _add_loss_remarks(job: Job) -> None:
