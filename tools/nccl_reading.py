@@ -1,4 +1,4 @@
-"""The two logs of the speed targets, and the comparison with grep and a plain loop.
+"""Speed of the NCCL audit on two long logs.
 
     python -m tools.nccl_reading            generate both, measure, remove them
     python -m tools.nccl_reading write KIND LINES PATH
@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +26,6 @@ _OPERATIONS: Final = ("AllGather", "ReduceScatter", "AllReduce")
 _ELEMENTS: Final = (65_732_608, 27_267_072, 65_736_704)
 _ALL: Final = "{0..23}"
 _KINDS: Final = ("tuning", "calls")
-_PATTERN: Final = r"NCCL INFO (\w+)( \[Symmetric\])?: (\d+) Bytes -> (Algo|Kernel) (\w+)"
 
 
 def write_log(path: Path, kind: str, lines: int, *, seed: int = 0) -> None:
@@ -87,56 +83,17 @@ def _call_lines(random_: random.Random) -> Iterator[str]:
         yield head + _choice(operation, 2 * count)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Seconds of wall time and of processor time of the best of several runs."""
-
-    wall_seconds: float
-    processor_seconds: float
-
-
-def best(command: Callable[[], object], repeats: int = 3) -> Measured:
-    """The best of `repeats` runs, which says most about the program and least about the machine."""
+def seconds(log: Path) -> tuple[float, float]:
+    """Wall and processor time of the audit of a log, the better of two."""
     found = []
-    for _ in range(repeats):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        start = time.perf_counter()
-        command()
-        wall = time.perf_counter() - start
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(2):
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        command = [sys.executable, "-m", "bench", "nccl", str(log)]
+        subprocess.run(command, capture_output=True, check=True)
+        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        found.append(Measured(wall, used))
-    return min(found, key=lambda one: one.wall_seconds)
-
-
-def _run(*command: str) -> None:
-    # Into a pipe: grep stops at its first match where it sees that its output goes to /dev/null.
-    plain = os.environ | {"LC_ALL": "C"}
-    subprocess.run(command, capture_output=True, check=True, env=plain)
-
-
-def _plain_loop(path: Path) -> list[str]:
-    program = (
-        "import re,sys,collections\n"
-        f"p=re.compile({_PATTERN!r})\n"
-        "c=collections.Counter()\n"
-        "for line in open(sys.argv[1]):\n"
-        "    m=p.search(line)\n"
-        "    if m: c[m.groups()]+=1\n"
-        "print(len(c))\n"
-    )
-    return [sys.executable, "-c", program, str(path)]
-
-
-def compare(path: Path, repeats: int) -> dict[str, Measured]:
-    """The audit, `grep -E` and a plain loop with one regular expression, on one log, in turn."""
-    grep_pattern = re.sub(r"\\([wd])", lambda m: {"w": "[A-Za-z_]", "d": "[0-9]"}[m[1]], _PATTERN)
-    commands: dict[str, list[str]] = {
-        "mfsdp-bench nccl": [sys.executable, "-m", "bench", "nccl", str(path)],
-        "grep -E": ["grep", "-cE", grep_pattern, str(path)],
-        "plain loop": _plain_loop(path),
-    }
-    return {name: best(partial(_run, *line), repeats) for name, line in commands.items()}
+        found.append((wall, used))
+    return min(found)
 
 
 def main(arguments: list[str]) -> int:
@@ -145,20 +102,14 @@ def main(arguments: list[str]) -> int:
         kind, lines, path = arguments[1:]
         write_log(Path(path), kind, int(lines))
         return 0
-    out = sys.stdout
-    out.write(f"NCCL audit, {LINES:,} lines, warm cache, load {os.getloadavg()[0]:.1f}\n")
+    print(f"NCCL audit, {LINES:,} lines, warm cache, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
-        for kind, target in zip(_KINDS, (1.0, 2.0), strict=True):
+        for kind in _KINDS:
             log = Path(folder) / f"{kind}.log"
             write_log(log, kind, LINES)
-            found = compare(log, repeats=2)
-            out.write(f"{kind}: {log.stat().st_size / 1e6:.0f} MB, target {target:.1f} s\n")
-            grep = found["grep -E"].wall_seconds
-            for name, one in found.items():
-                out.write(
-                    f"  {name:18} {one.wall_seconds:6.2f} s wall  {one.processor_seconds:6.2f} s"
-                    f" processor  {one.wall_seconds / grep:5.2f} x grep\n"
-                )
+            wall, used = seconds(log)
+            size = log.stat().st_size / 1e6
+            print(f"{kind}: {size:.0f} MB, {wall:.2f} s wall, {used:.2f} s processor")
             log.unlink()
     return 0
 
