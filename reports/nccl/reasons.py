@@ -92,7 +92,7 @@ def topology(case: CallEvidence) -> ConditionOutcome:
     known = case.nodes_view
     if known is None or known.nodes is None:
         if len(case.job.hosts) == 1:
-            return HOLDS  # as far as the log shows; said in `why`
+            return HOLDS  # as far as the log shows; `_one_host` says so
         return _open("the communicator may span nodes", "INIT")
     if known.nodes > 1:
         return _across_nodes(case, known.nodes, known.nodes_line)

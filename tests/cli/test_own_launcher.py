@@ -73,7 +73,7 @@ def test_a_launcher_of_the_repository_is_a_row_of_one_table(in_process, monkeypa
     assert in_process("plan", "quickstart", "--launcher", "mine")[0] == 0
     code, _, error = in_process("plan", "quickstart", "--launcher", "mien")
     assert code == 2
-    assert "local, slurm, print, torchrun, mine, or package.module:NAME" in error
+    assert "local, slurm, print, command, mine, or package.module:NAME" in error
     assert "did you mean 'mine'" in error
 
 
