@@ -34,6 +34,7 @@ SSH: Final = "ssh -o BatchMode=yes {host} {command}"
 # Ranks elsewhere notice a failed one by themselves, and say more about it than their end does.
 _LAST_WORDS_SECONDS: Final = 5.0
 _END_SECONDS: Final = 15.0
+_KILLED: Final = 128 + 9
 _PORTS: Final = (20_000, 32_000)
 #: Of the environment here, what is for the ranks: all else is as it is on each host.
 _HANDED_DOWN: Final = re.compile(r"PYTHONPATH|(NCCL|GLOO|TORCH)_\w+")
@@ -200,13 +201,16 @@ class CommandJob:
         kills = max((one.get("kernel_oom_kills", 0) for one in words.values() if one), default=0)
         if not failed:
             return JobState("ended", exit_code=0, kernel_oom_kills=kills)
-        place, code = next(iter(failed.items()))
         silent = [host for node, host in enumerate(self._hosts) if words[node] is None]
-        if silent and not any(one and one["failures"] for one in words.values()):
+        # The first that was lost, or else that failed; one that was killed there is no lost host.
+        lost = {place: code for place, code in failed.items() if code != _KILLED}
+        lost = {place: code for place, code in lost.items() if {*place.split(",")} & {*silent}}
+        place, code = next(iter((lost or failed).items()))
+        if lost:
             said = self._last_line(place)
             what = f"the command for {place} ended with exit code {code}"
-            lost = f"host {', '.join(silent)} was lost: {what}{said and f': {said}'}"
-            return JobState("ended", lost, code, "interrupted", kills)
+            detail = f"host {', '.join(silent)} was lost: {what}{said and f': {said}'}"
+            return JobState("ended", detail, code, "interrupted", kills)
         return JobState("ended", f"on {place}", code, kernel_oom_kills=kills)
 
     def _outcome(self, node: int) -> dict[str, Any] | None:
