@@ -136,6 +136,14 @@ class Streams:
         number = 0 if observer is None else observer.issued(name, group, reads, writes)
         return InFlight(works, (*reads, *writes), observer, number)
 
+    def ones_but(self, number: int, zeros: Sequence[int]) -> torch.Tensor:
+        """`number` bytes on the device, of 1, and of 0 at the indices `zeros`; nobody waits."""
+        if not zeros:
+            return torch.ones(number, dtype=torch.int8, device=self.device)
+        values = torch.ones(number, dtype=torch.int8, pin_memory=self.device.type == "cuda")
+        values[torch.tensor(zeros)] = 0
+        return values.to(self.device, non_blocking=True)
+
     def synchronize(self) -> None:
         """Return once the device has done everything."""
 

@@ -25,12 +25,13 @@ Kind = Literal[
     "collective",
     "wait",
     "resize",
+    "host_read",
     "python_call",
     "python_line",
     "kernel_launch",
 ]
 MOVES: Final = ("cast", "copy", "fill")
-_DISPATCHED: Final = ("compute", "view", *MOVES, "collective")
+_DISPATCHED: Final = ("compute", "view", *MOVES, "collective", "host_read")
 
 
 class CountRow(BaseModel):
@@ -147,6 +148,7 @@ COUNTED: Final[Mapping[str, tuple[str, Callable[[CountRow], int]]]] = {
     "collective_bytes": ("bytes of collectives", _of_kinds("bytes", "collective")),
     "waits": ("waits", _of_kinds("count", "wait")),
     "exposed_waits": ("waits behind no compute", _of_kinds("exposed")),
+    "host_reads": ("reads by the host", _of_kinds("count", "host_read")),
     "python_calls": ("Python calls", _of_kinds("count", "python_call")),
     "python_lines": ("Python lines", _of_kinds("count", "python_line")),
     "kernel_launches": ("kernel launches", _of_kinds("count", "kernel_launch")),

@@ -3,6 +3,9 @@
 Below autograd: a dispatch mode, which autograd's threads inherit. Python calls, storages that
 grow and blocking calls: the interpreter's profile function, in every thread that dispatches, and
 lines of Python by its trace function (`bench.meters.line_counter`).
+Reads by the host, which waits for the device: operations that return numbers or need them, copies
+to a CPU, and on a CPU `Tensor.tolist` and `numpy`, which dispatch nothing there. Not what torch's
+optimizers read of the number of steps, which they keep on the CPU on any device.
 Waits for collectives: `Work.wait`, for as long as the counter counts; torch publishes no event for
 them. What the counter itself does is left out. Work that C++ does below an operation (the
 reductions inside of gloo, workspaces of a kernel) is not seen. Nor is what `_LINKS` does, which
@@ -19,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -38,6 +42,15 @@ _FILLS: Final = frozenset(
 _COPIES: Final = frozenset(("copy_", "_to_copy", "clone", "cat", "stack", "_foreach_copy_"))
 _COPIES_ELSEWHERE: Final = ("_copy", "_copy_in", "chunk_cat")
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear")
+_READS: Final = frozenset(
+    ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
+) | {
+    "_unique2",
+    "unique_dim",
+}
+#: What reads a tensor of a CPU without an operation.
+_PYTHON_READS: Final = frozenset(("tolist", "numpy", "__array__"))
+_OPTIMIZERS: Final = str(Path(torch.__file__).parent / "optim")
 _BLOCKING: Final = frozenset(("wait", "sleep", "synchronize", "_cuda_synchronize"))
 _HERE: Final = __file__
 #: The transport of mfsdp between ranks of one host, by its site.
@@ -168,6 +181,8 @@ class OperationCounter(TorchDispatchMode):
         fresh = {t.untyped_storage()._cdata: t for t in outputs}
         fresh = {cdata: t for cdata, t in fresh.items() if cdata not in known and t.nbytes}
         kind, dtype = _dtype(schema.kind, read, written or outputs)
+        if _is_read(schema, read, written or outputs, sys._getframe(2)):
+            kind = "host_read"
         site, line = self._sites.of_frame(sys._getframe(2))
         found = self._found((schema.operation, kind, dtype, site), line)
         found.count += 1
@@ -261,6 +276,9 @@ class OperationCounter(TorchDispatchMode):
             self._found((name, "wait", "", site), line).count += 1
         elif name == "resize_" and isinstance(function.__self__, torch.UntypedStorage):
             self._local.before_bytes = function.__self__.nbytes()
+        elif name in _PYTHON_READS and _is_on_host(function.__self__):
+            site, line = self._sites.of_frame(frame)
+            self._found((f"Tensor.{name}", "host_read", "", site), line).count += 1
         caller = self._sites.of_code(frame.f_code)
         if caller is not None and is_of_engine(caller):
             self._found(("python call", "python_call", "", caller), frame.f_lineno).count += 1
@@ -311,6 +329,21 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def _is_on_host(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu"
+
+
+def _is_read(
+    schema: _Schema, read: Sequence[Tensor], results: Sequence[Tensor], frame: FrameType
+) -> bool:
+    """Whether the host has to wait for what is on the device."""
+    if schema.operation.removeprefix("aten.") in _READS:
+        counts_steps = frame.f_code.co_filename.startswith(_OPTIMIZERS)
+        return not (counts_steps and all(map(_is_on_host, read)))
+    moves = schema.kind == "copy" and any(map(_is_on_host, results))
+    return moves and not all(map(_is_on_host, read))
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

@@ -26,9 +26,7 @@ class AnyRank:
     def ask(self, unset: list[int]) -> None:
         """Start the reduction; `unset` are the flags that this rank has not set. Collective."""
         self._wait()
-        self._bits = torch.ones(self._flags, dtype=torch.int8, device=self._streams.device)
-        if unset:
-            self._bits[unset] = 0
+        self._bits = self._streams.ones_but(self._flags, unset)
         if self._group.size() > 1:
             self._publish()
             work = dist.all_reduce(
@@ -38,10 +36,10 @@ class AnyRank:
                 (work,), "all_reduce of flags", self._group, reads=(), writes=(self._bits,)
             )
 
-    def unset(self) -> list[int]:
-        """The flags that no rank had set."""
+    def bits(self) -> torch.Tensor:
+        """1 for every flag that any rank has set, on the device."""
         self._wait()
-        return [index for index, bit in enumerate(self._bits.tolist()) if not bit]
+        return self._bits
 
     def _wait(self) -> None:
         if self._work is not None:

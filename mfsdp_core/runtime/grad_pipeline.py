@@ -25,7 +25,7 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit
-from mfsdp_core.runtime.usage import Usage
+from mfsdp_core.runtime.usage import Usage, unused_by_all
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
 
@@ -58,6 +58,8 @@ class GradPipeline:
         self._usages = usages
         self._used: set[int] = set()
         self._asked = True
+        # What nobody has used, by the answer; None where it has not been read.
+        self._unused: set[int] | None = None
         # Backward passes that have reached parameters in this cycle.
         self._passes = 0
         #: How often reduced gradients have been handed over, by which optimizers know new ones.
@@ -174,9 +176,10 @@ class GradPipeline:
         if not self.backward_seen:
             return
         self._ask()
-        unused = set().union(*(usage.unused() for usage in self._usages))
+        if self._unused is None:
+            self._unused = unused_by_all(self._usages)
         attached = [
-            group.attach_gradients(unused, passes=self._passes)
+            group.attach_gradients(self._unused, passes=self._passes)
             for unit in self._order
             for group in unit.groups
         ]
@@ -225,6 +228,7 @@ class GradPipeline:
         """Start to find out which parameters nobody used, once per state of the cycle."""
         if not self._asked:
             self._asked = True
+            self._unused = None
             for usage in self._usages:
                 usage.ask(self._used)
 

@@ -4,10 +4,15 @@
 reached, and optimizers leave such a parameter alone. A rank does not know what the others used, so
 all of them reduce one byte per parameter at the end of a cycle, while gradients are on their way.
 A rank that used every parameter itself has nothing to learn, and does not read the result: a model
-that leaves nothing out never waits for it.
+that leaves nothing out never waits for it. Another one reads once, behind its last reduction.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
 
 from mfsdp_core.comm.any_rank import AnyRank
 
@@ -29,8 +34,12 @@ class Usage:
         self._complete = not unset
         self._flags.ask(unset)
 
-    def unused(self) -> set[int]:
-        """The parameters that no rank has used."""
-        if self._complete:
-            return set()
-        return {self._parameters[index] for index in self._flags.unset()}
+
+def unused_by_all(usages: Sequence[Usage]) -> set[int]:
+    """The parameters that no rank has used, by one read for all of `usages`, or none."""
+    asked = [usage for usage in usages if not usage._complete]
+    if not asked:
+        return set()
+    parameters = chain.from_iterable(usage._parameters for usage in asked)
+    bits = torch.cat([usage._flags.bits() for usage in asked]).tolist()
+    return {parameter for parameter, bit in zip(parameters, bits, strict=True) if not bit}
