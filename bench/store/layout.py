@@ -3,7 +3,6 @@
 results/
   SCHEMA                 integer version of everything below
   runner.lock            held by the one runner of the folder
-  hosts.json             where hosts meet (`run --launcher torchrun`), or how they ended; private
   runs/<slug>-<cfg12>/<UTC>-<rand4>/
     spec.json            ResolvedRun, as the code of the run's arm knows it     written first
     owner.lock           held while the run is alive       [Note: liveness by flock]
