@@ -62,6 +62,16 @@ def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
         assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
 
 
+@pytest.mark.parametrize(
+    "page",
+    [page for page in documents() if page.name == "README.md" and "docs" not in page.parts],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_file_of_its_room_that_a_readme_names_exists(page: Path) -> None:
+    for name in re.findall(r"`(\w+\.py)`", FENCE.sub("", page.read_text())):
+        assert next(page.parent.rglob(name), None), f"{page.relative_to(ROOT)}: {name}"
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     seen: set[Path] = set()
     open_pages = [ROOT / "README.md"]
