@@ -232,7 +232,10 @@ class Placement(BaseModel):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run, read back. `problems` names what was damaged or missing; reading never raises it."""
+    """One run, read back. `problems` names what was damaged or missing; reading never raises it.
+
+    broken_seals: of them, what was changed after the end of the run.
+    """
 
     run_id: str
     resolved: ResolvedRun
@@ -243,6 +246,7 @@ class RunRecord:
     checkpoints: dict[str, Any] | None = None
     counts: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
+    broken_seals: tuple[str, ...] = ()
 
     @property
     def workload(self) -> Workload:
@@ -269,12 +273,12 @@ class RunRecord:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """Why a run that finished does not count: damaged files, or steps that a rank lacks.
+        """Why a run does not count: files changed after its end, damaged ones, missing steps.
 
-        Empty for a whole record, and for a run that did not finish.
+        Of a run that did not finish only what was changed after its end.
         """
         if self.status.state not in FINISHED_GOOD:
-            return ()
+            return self.broken_seals
         expected = self.resolved.train.steps
         counts = {rank: len(self.steps.get(rank, ())) for rank in range(self.resolved.launch.ranks)}
         short = [rank for rank, count in counts.items() if count < expected]

@@ -1,8 +1,8 @@
 """A results folder as pandas frames, for notebooks and for `mfsdp-bench export`.
 
     from reports.frames import read_frames
-    frames = read_frames("results")
-    frames.runs.groupby("cell")["step_milliseconds_median"].median()
+    runs, steps, problems = read_frames("results")
+    runs.groupby("cell")["step_milliseconds_median"].median()
 
 Units are in the names of columns. What was not measured is missing (NaN), never zero. Damaged runs
 are left out and named in `problems`.
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.derive.summary import summarise
 from bench.errors import UsageError
@@ -42,8 +42,7 @@ _NUMBERS = {*RunSummary.model_fields, "grad_norm"} - _NOT_NUMBERS - {"ledger_is_
 _SECTIONS = ("data", "engine", "dtypes", "train", "launch", "measure")
 
 
-@dataclass(frozen=True)
-class Frames:
+class Frames(NamedTuple):
     """`runs`: one row per run. `steps`: one row per step of a rank, `run_id` and `rank` first.
 
     Imported runs have the state `imported`, and no rank.

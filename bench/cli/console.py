@@ -17,6 +17,8 @@ from typing import Any, TextIO
 
 from bench.redaction import redact_text
 
+_JSON_PRINTED: list[bool] = []
+
 
 def data(text: str) -> None:
     """One piece of what was asked for, to stdout; lost quietly if its reader has gone."""
@@ -30,7 +32,19 @@ def raw(text: str) -> None:
 
 def data_json(document: Any) -> None:
     """What was asked for as JSON, to stdout. Not-a-number values become null, which JSON has."""
+    _JSON_PRINTED.append(True)
     raw(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str))
+
+
+def ending_as_json(code: int, reason: str) -> None:
+    """Why a command that was asked for JSON has none to give; nothing if it has given some."""
+    if not _JSON_PRINTED:
+        data_json({"exit_code": code, "error": redact_text(reason)})
+
+
+def begin() -> None:
+    """A command begins, and has given nothing yet."""
+    _JSON_PRINTED.clear()
 
 
 def note(text: str) -> None:

@@ -204,7 +204,7 @@ def _confirmed(
     plans = _blocks_to_run(asked, blocks)
     cells = f"{len(plans.chosen.cells)} of {len(plans.whole.cells)} cells"
     console.note(f"regressed; running {asked.confirm} more blocks of {cells} before it is believed")
-    code = running.run_plans(plans, store, running.Options(results))
+    code = running.run_plans(plans, store, running.Options(results, shows_table=not asked.as_json))
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     if code != exit_codes.OK:

@@ -33,43 +33,60 @@ _ParserError: type[Any] = next(
 
 
 def run_command_line(arguments: list[str]) -> int:
-    """Run one command and return its exit code; never raises."""
+    """Run one command and return its exit code; never raises.
+
+    With --json, stdout holds one JSON document whatever happens: an ending without a result is
+    `{"exit_code": 2, "error": "..."}`.
+    """
+    console.begin()
+    code, reason = _ended(arguments)
+    if code != OK and "--json" in arguments:
+        console.ending_as_json(code, reason)
+    return code
+
+
+def _ended(arguments: list[str]) -> tuple[int, str]:
+    """The exit code, and why it is not 0 where no verb has said so."""
     try:
         result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
         sys.stdout.flush()
-        return result if isinstance(result, int) else OK
+        return (result if isinstance(result, int) else OK), "the verb gave no result"
     except (KeyboardInterrupt, typer.Abort):
         console.note("interrupted")
-        return INTERRUPTED
-    except (BrokenPipeError, SystemExit):
+        return INTERRUPTED, "interrupted"
+    except (BrokenPipeError, SystemExit) as end:
         # The reader of the parser's own output (--help) has gone: click then leaves with 1, which
-        # would read as a regression. Nothing else raises SystemExit.
-        console.silence(sys.stdout)
-        return OK
+        # would read as a regression. A shell that has its completions: 0. Nothing else raises it.
+        if not isinstance(end, SystemExit) or end.code:
+            console.silence(sys.stdout)
+        return OK, ""
     except Exception as error:
         return _refused(error, arguments)
 
 
-def _refused(error: Exception, arguments: list[str]) -> int:
+def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
     from bench.errors import BenchError
 
     if isinstance(error, _ParserError):
         message = error.format_message()
         if message:
-            console.error(f"{message} ({_command_of(error)} --help says what is expected)")
-        return USAGE
+            message = f"{message} ({_command_of(error)} --help says what is expected)"
+            console.error(message)
+        return USAGE, message
     if isinstance(error, BenchError) and error.exit_code != INTERNAL:
         console.error(str(error))
-        return error.exit_code
+        return error.exit_code, str(error)
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         console.silence(sys.stdout)  # what is left in its buffer cannot be written either
-        console.error(f"no space to write to: {error.filename or 'the output'}")
-        return NOTHING_MEASURED
+        message = f"no space to write to: {error.filename or 'the output'}"
+        console.error(message)
+        return NOTHING_MEASURED, message
     place = write_crash_report(error, arguments)
     where = f"the traceback is in {place}" if place else "the traceback could not be written"
     first = (str(error).splitlines() or [""])[0]
-    console.error(f"internal error: {type(error).__name__}: {first[:300]}; {where}")
-    return INTERNAL
+    message = f"internal error: {type(error).__name__}: {first[:300]}; {where}"
+    console.error(message)
+    return INTERNAL, message
 
 
 def _command_of(error: Any) -> str:

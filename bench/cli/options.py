@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from bench.cli import completing
+
 DEFAULT_RESULTS = Path("results")
 
 SweepFileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="SWEEP", help="A sweep file, or the name of a sweep that comes with the tool."
+        metavar="SWEEP",
+        autocompletion=completing.sweep_files,
+        help="A sweep file, or the name of a sweep that comes with the tool.",
     ),
 ]
 ResultsOption = Annotated[

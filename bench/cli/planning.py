@@ -137,7 +137,7 @@ def sweep_file(named: Path) -> Path:
     if found is not None:
         return found
     if len(named.parts) == 1:
-        names = sorted(_shipped())
+        names = sorted(shipped_sweeps())
         what = f"no file of that name, and these sweeps come with the tool: {', '.join(names)}"
     else:
         names = sorted(path.name for path in named.parent.glob("*.yaml"))
@@ -153,10 +153,11 @@ def find_sweep_file(named: Path) -> Path | None:
         raise UsageError(f"cannot look for the sweep {named}: {error.strerror}") from error
     if found:
         return named
-    return _shipped().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None
+    return shipped_sweeps().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None
 
 
-def _shipped() -> dict[str, Path]:
+def shipped_sweeps() -> dict[str, Path]:
+    """Sweeps that come with the tool, by name."""
     return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
 
 

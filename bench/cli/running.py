@@ -46,7 +46,10 @@ _JOBS_GO_ON = "leaving; the jobs go on"
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `run` that are not about the sweep itself."""
+    """Options of `run` that are not about the sweep itself.
+
+    shows_table: whether the results go to stdout; not where another verb prints its JSON there.
+    """
 
     results: Path
     force: bool = False
@@ -58,6 +61,7 @@ class Options:
     seed: int | None = None
     budget_seconds: float | None = None
     policy: Path | None = None
+    shows_table: bool = True
 
     @property
     def of_runs(self) -> RunOptions:
@@ -113,7 +117,7 @@ def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> in
         policy = read_policy(options.policy)
         plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
     code = outcome_code(plans.chosen, outcome)
-    if not options.as_json:
+    if options.shows_table and not options.as_json:
         _show_results(store, plans.chosen)
     for line in closing_lines(plans.chosen, outcome):
         console.note(line)

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from bench.cli import console, exit_codes
 from bench.errors import UsageError
+from bench.resolve.presets import PRESETS
 from bench.spec import ResolvedRun, RunSpec
 from sweeps.schema import SweepFile
 from sweeps.suggest import did_you_mean
@@ -27,6 +28,8 @@ def show_schema(what: str) -> int:
         known = ", ".join(_DOCUMENTS)
         raise UsageError(f"expected one of {known}, found {what!r}{did_you_mean(what, _DOCUMENTS)}")
     document = _DOCUMENTS[what].model_json_schema()
+    if "ModelSpec" in document["$defs"]:
+        document["$defs"]["ModelSpec"]["properties"]["preset"]["enum"] = list(PRESETS)
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     console.data_json(document)
     return exit_codes.OK

@@ -57,7 +57,8 @@ def run_validation(results: Path, asked: Asked) -> int:
     bugs = parse_bugs(asked.inject) if asked.inject is not None else ()
     chosen = select([c for e in engines for c in cases(e, full=asked.full)], asked.patterns)
     if asked.list_only:
-        console.data("\n".join(case.id for case in chosen))
+        ids = [case.id for case in chosen]
+        console.data_json({"cases": ids}) if asked.as_json else console.data("\n".join(ids))
         return exit_codes.OK
     store = ResultsStore.open(results, create=True)
     record = ValidationRecord(

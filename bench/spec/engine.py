@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from bench.errors import ConfigError
-from bench.spec.engine_lookup import find_engine, own_settings
+from bench.spec.engine_lookup import IMPORT_PATH, engine_names, find_engine, own_settings
 from bench.spec.engine_row import SHARED_SETTINGS, EngineRow, EngineSettings, SharedSettings
 
 
@@ -75,8 +75,15 @@ class EngineSpec(SharedSettings):
     def __get_pydantic_json_schema__(cls, _core_schema: Any, _handler: Any) -> dict[str, Any]:
         """As it is written: the settings of all engines beside the shared ones."""
         schema = SharedSettings.model_json_schema()
-        for models in own_settings().values():
-            schema["properties"] |= models[0].model_json_schema()["properties"]
+        properties = schema["properties"]
+        names = {"enum": list(engine_names())}
+        properties["name"]["anyOf"] = [names, {"pattern": f"^{IMPORT_PATH}"}]
+        for name, models in own_settings().items():
+            every = [model.model_json_schema()["properties"][name] for model in models]
+            first = find_engine(properties["name"]["default"])
+            if first is not None and name in first.settings.model_fields:
+                every.insert(0, first.settings.model_json_schema()["properties"][name])
+            properties[name] = _any_of(every)
         return schema | {"title": cls.__name__, "description": cls.__doc__}
 
     @property
@@ -99,6 +106,12 @@ class EngineSpec(SharedSettings):
     def with_settings(self, **changed: Any) -> Self:
         """A copy with some of the engine's own settings changed."""
         return self.model_copy(update={"settings": self.settings.model_copy(update=changed)})
+
+
+def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first of `schemas`, which takes what any of them takes."""
+    values = dict.fromkeys(value for one in schemas for value in one.get("enum", ()))
+    return schemas[0] | ({"enum": list(values)} if values else {})
 
 
 def _row(name: str) -> EngineRow | None:

@@ -12,7 +12,7 @@ from bench.spec.engine_row import EngineRow, EngineSettings
 from bench.spec.engine_table import TABLE, MfsdpSettings
 
 GROUP = "mfsdp_bench.engines"
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z")
+IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 IMPORT_PATH_FORM = "package.module:factory"
 
 
@@ -25,7 +25,7 @@ class SwitchesOfAnyEngine(MfsdpSettings):
 
 def is_import_path(name: str) -> bool:
     """Whether `name` has the form of `IMPORT_PATH_FORM`."""
-    return _IMPORT_PATH.match(name) is not None
+    return re.fullmatch(IMPORT_PATH, name) is not None
 
 
 def find_engine(name: str) -> EngineRow | None:

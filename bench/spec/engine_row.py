@@ -20,19 +20,20 @@ STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "opt
 
 
 class SharedSettings(Frozen):
-    """What every engine is asked. `strategy` None: the engine's default.
-
-    outer_size: of the outer data-parallel axis. tensor_parallel: ranks that share every layer of a
-    Llama and train on the same data. expert_parallel: ranks that share the experts of a hybrid and
-    train on data of their own.
-    """
+    """What every engine is asked."""
 
     name: str = "mfsdp"
+    """The engine; package.module:factory runs code of that module in the ranks."""
     strategy: StrategyName | None = None
+    """What is sharded over ranks; null is the engine's default."""
     outer_strategy: OuterStrategyName = "no_shard"
+    """What is sharded over the outer data-parallel axis as well."""
     outer_size: int = Field(default=1, ge=1)
+    """Size of the outer data-parallel axis; 1 is none."""
     tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks that share every layer of a Llama and train on the same data."""
     expert_parallel: int = Field(default=1, ge=1)
+    """Ranks that share the experts of a hybrid and train on data of their own."""
 
 
 SHARED_SETTINGS = tuple(SharedSettings.model_fields)
@@ -45,7 +46,9 @@ class EngineSettings(Frozen):
     a setting may be added at any time without giving old runs another name.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)

@@ -26,73 +26,91 @@ from bench.spec.names import (
 
 
 class MfsdpSettings(EngineSettings):
-    """Switches of `mfsdp_core`, under the names of this harness.
-
-    fine_grained_gather: gather module by module; None: by the rule of
-    `mfsdp_core.plan.fine_grained`. recipe: how matrices are quantised on their way.
-    gather_precision: what travels then, codes of the recipe, or weights in the compute dtype that
-    are quantised on arrival. nan_check: look at every gradient of a parameter as it comes.
-    symmetric_registration, manual_registration: of user buffers, as windows rather than plain
-    buffers, and after the first step rather than before it. cuda_graph: capture a whole step as a
-    CUDA graph, once, and replay it. per_token_loss: add gradients of all tokens up, and divide once
-    by their number, rather than to average over ranks and microbatches.
-    """
+    """Switches of `mfsdp_core`, under the names of this harness."""
 
     allocator: AllocatorName = "storage_resize"
+    """Who serves the buffers that come and go with a unit."""
     overlap_param_gather: bool = True
+    """Gather the weights of the next unit while this one computes."""
     overlap_grad_reduce: bool = True
+    """Reduce gradients while the backward pass goes on."""
     nccl_ub: bool = False
+    """Register communication buffers with NCCL."""
     symmetric_registration: bool = True
+    """Register them as symmetric windows rather than plain buffers."""
     manual_registration: bool = False
+    """Register them after the first step rather than before it."""
     double_buffer: bool = False
+    """Serve units from a pool of slots."""
     average_in_collective: bool = False
+    """Average in the collective rather than scale gradients first."""
     transport: TransportName = "auto"
+    """What carries the bytes; auto chooses by host and device."""
     decoupled_grad: bool = False
+    """Hand gradients to the optimizer in a dtype of their own."""
     separate_gather_group: bool = False
+    """Gather weights over a second process group."""
     pool_slots: int = Field(default=2, ge=2, le=1024)
+    """Slots of a pool."""
     fine_grained_gather: bool | None = None
+    """Gather module by module; null follows the rule of the recipe and the model."""
     recipe: RecipeName = "none"
+    """How matrices are quantised on their way."""
     gather_precision: GatherPrecisionName = "recipe"
+    """What travels then: codes of the recipe, or weights that are quantised on arrival."""
     nan_check: bool = False
+    """Look for NaN and Inf in every gradient of a parameter as it comes."""
     cuda_graph: bool = False
+    """Capture a whole step as a CUDA graph, once, and replay it."""
     per_token_loss: bool = False
+    """Add the gradients of all tokens up and divide once by their number."""
 
 
 class MegatronFsdpSettings(EngineSettings):
     """Switches of megatron-fsdp 0.6.1; those that the core has as well have the core's names.
 
-    max_pool: its double buffer for units of unequal size. persistent_fallback: a buffer that fits
-    no slot of the double buffer stays for good. nccl_ub turns the double buffer on.
+    nccl_ub turns the double buffer on.
     """
 
     overlap_param_gather: bool = True
+    """Gather the weights of the next unit while this one computes."""
     overlap_grad_reduce: bool = True
+    """Reduce gradients while the backward pass goes on."""
     average_in_collective: bool = False
+    """Average in the collective rather than scale gradients first."""
     disable_bucketing: bool = False
+    """Send each gradient by itself."""
     nccl_ub: bool = False
+    """Register communication buffers with NCCL."""
     symmetric_registration: bool = True
+    """Register them as symmetric windows rather than plain buffers."""
     double_buffer: bool = False
+    """Serve units from a pool of slots."""
     max_pool: bool = False
+    """A double buffer for units of unequal size."""
     persistent_fallback: bool = False
+    """A buffer that fits no slot of the double buffer stays for good."""
     fine_grained_gather: bool | None = None
+    """Gather module by module; null follows the rule of the recipe and the model."""
     decoupled_grad: bool = False
+    """Hand gradients to the optimizer in a dtype of their own."""
     nan_check: bool = False
+    """Look for NaN and Inf in every gradient of a parameter as it comes."""
 
 
 class CollectiveSettings(EngineSettings):
-    """One collective over all ranks, of elements of `dtypes.compute`.
-
-    size_bytes: of the whole buffer, as nccl-tests count: the output of an all_gather, the input of
-    a reduce_scatter. registration: of its memory with NCCL. transport: what carries the bytes, the
-    backend or a transport of the core. operations: one after the other in a step, whose time is
-    divided by them.
-    """
+    """One collective over all ranks, of elements of `dtypes.compute`."""
 
     operation: CollectiveName = "all_gather"
+    """The collective that is timed."""
     size_bytes: int = Field(default=1 << 20, ge=1)
+    """Of the whole buffer: the output of an all_gather, the input of a reduce_scatter."""
     registration: RegistrationName = "plain"
+    """Of its memory with NCCL."""
     transport: Literal["native", "point_to_point", "same_host"] = "native"
+    """What carries the bytes: the backend, or a transport of the core."""
     operations: int = Field(default=20, ge=1)
+    """One after the other in a step, whose time is divided by them."""
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on

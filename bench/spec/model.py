@@ -10,31 +10,42 @@ from bench.spec.names import Frozen, LinearName, Recompute
 
 
 class ModelSpec(Frozen):
-    """A preset of `bench.resolve.presets`, with single fields replaced where they are not None.
-
-    config: path of a Hugging Face `config.json` of the Llama family, instead of a preset. factory:
-    `package.module:build` of a model of the user's own, instead of both (`bench.models.factory`).
-    pattern, experts, experts_per_token: of the hybrid family only; see `HybridShape`. linear,
-    linear_recipe, quantised_weights: see `LinearLayers`.
-    """
+    """A preset of `bench.resolve.presets`, with single fields replaced where they are not null."""
 
     preset: str = "debug"
+    """The model that the other fields change."""
     layers: int | None = Field(default=None, ge=1)
+    """Blocks."""
     hidden: int | None = Field(default=None, ge=1)
+    """Width between blocks."""
     ffn_hidden: int | None = Field(default=None, ge=1)
+    """Width of feed-forward blocks."""
     heads: int | None = Field(default=None, ge=1)
+    """Heads of attention."""
     kv_heads: int | None = Field(default=None, ge=1)
+    """Heads of keys and values."""
     vocab: int | None = Field(default=None, ge=2)
+    """Tokens that there are."""
     tie_embeddings: bool | None = None
+    """One matrix for embedding and head."""
     pattern: str | None = Field(default=None, max_length=1000)
+    """One letter per block of a hybrid: M Mamba-2, * attention, E experts, - feed-forward."""
     experts: int | None = Field(default=None, ge=1)
+    """Routed experts of a block of a hybrid."""
     experts_per_token: int | None = Field(default=None, ge=1)
+    """Experts that a token visits."""
     recompute: Recompute = "none"
+    """Activations that the backward pass computes again."""
     linear: LinearName = "torch"
+    """What computes the projections of a Llama."""
     linear_recipe: str | None = None
+    """How that package scales FP8, under its own name; null is its default."""
     quantised_weights: bool = False
+    """Weights are kept, or gathered, as its codes."""
     config: str | None = None
+    """Path of a Hugging Face config.json of the Llama family, instead of a preset."""
     factory: str | None = None
+    """package.module:build of a model of your own; runs code of that module in the ranks."""
 
 
 class LinearLayers(Frozen):

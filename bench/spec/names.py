@@ -48,6 +48,9 @@ PREDICTION: Final = "/"
 
 
 class Frozen(BaseModel):
-    """Immutable, and an unknown key is an error rather than a silent default."""
+    """Immutable, and an unknown key is an error rather than a silent default.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    The text below a field describes it in JSON Schemas.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -29,80 +29,98 @@ from bench.spec.names import (
 
 
 class DataSpec(Frozen):
-    """Where tokens come from; `path` (file or folder, `text` only) None is the standard library."""
+    """Where tokens come from."""
 
     kind: DataKind = "markov"
+    """Bytes of text, a Markov chain that a model can learn, or random tokens."""
     path: str | None = None
+    """A file or folder of text; null is the source of the standard library."""
     seed: int = 0
+    """Of the Markov chain and of random tokens."""
 
 
 class DtypeSpec(Frozen):
-    """Compute dtype and the three dtypes of `MixedPrecisionPolicy`; None follows its rules."""
+    """Compute dtype and the three dtypes of `MixedPrecisionPolicy`; null follows its rules."""
 
     compute: DtypeName = "fp32"
+    """Of activations and of the weights that modules compute with."""
     main_params: DtypeName | None = "fp32"
+    """Of the weights that the optimizer updates; null: the compute weights are these."""
     main_grads: DtypeName | None = None
+    """Of the gradients that the optimizer reads."""
     grad_comm: DtypeName | None = None
+    """In which gradients are sent."""
 
 
 class TrainSpec(Frozen):
-    """Batch, length and optimizer. Batches count sequences; `seq_len` counts tokens.
-
-    state_dtype (of the moments), master_weights (a second copy of every weight inside the
-    optimizer) and store_remainders (what BF16 main weights lack to FP32) are settings of
-    `precision_aware_adamw` and of Transformer Engine's `fused_adam` (CUDA), which also read
-    decoupled gradients. adamw_8bit, adamw_fp8: torchao's, whose moments are codes with a scale per
-    256 elements.
-    checkpoint_every: save weights and optimizer state after every that many steps, and record what
-    it took; None never saves.
-    """
+    """Batch, length and optimizer."""
 
     steps: int = Field(default=20, ge=1)
+    """Optimizer steps of a run."""
     global_batch: int = Field(default=8, ge=1)
+    """Sequences of one step, over all ranks."""
     micro_batch: int = Field(default=2, ge=1)
+    """Sequences of one forward pass on one rank."""
     seq_len: int = Field(default=64, ge=1)
+    """Tokens of a sequence."""
     optimizer: Literal[
         "adamw", "sgd", "precision_aware_adamw", "fused_adam", "adamw_8bit", "adamw_fp8"
     ] = "adamw"
+    """adamw_8bit and adamw_fp8 are torchao's (codes with scales); fused_adam is TE's."""
     state_dtype: DtypeName = "fp32"
+    """Of the moments; precision_aware_adamw and fused_adam alone."""
     master_weights: bool = False
+    """A second copy of every weight in the optimizer; of the same two alone."""
     store_remainders: bool = False
+    """Keep what BF16 main weights lack to FP32; of the same two alone."""
     checkpoint_every: int | None = Field(default=None, ge=1)
+    """Save after every that many steps, and record what it took; null never saves."""
     lr: float = Field(default=3e-4, gt=0)
+    """Learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises."""
     clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the gradient; null does not clip."""
     weight_decay: float = Field(default=0.1, ge=0)
+    """Of AdamW, decoupled."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the second moment."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
     seed: int = 1234
+    """Of the initial weights and the order of the data."""
 
 
 class LaunchSpec(Frozen):
     """Processes and their environment. The two limits do not change a result and are not hashed.
 
-    ranks: of the whole run, the same number on each of its `nodes`. ranks_per_device: neighbours
-    that share a CUDA device, which NCCL 2.30 and later can: a test of what ranks do to each other
-    on few devices. Times then mean nothing.
-
-    copy_engine: let the copy engine do gathers of registered windows (NCCL_CTA_POLICY). nvls,
-    collnet: SHARP in NVLink switches and in the network, on or off; default leaves it to NCCL. What
-    came of them only NCCL's log tells.
-
     Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
     """
 
     ranks: int = Field(default=2, ge=1)
+    """Processes of the whole run, the same number on each node."""
     nodes: int = Field(default=1, ge=1)
+    """Machines."""
     device: DeviceType = "cpu"
+    """What ranks compute on."""
     threads_per_rank: int = Field(default=1, ge=1)
+    """Threads of an operation on a CPU."""
     ranks_per_device: int = Field(default=1, ge=1, le=16)
+    """Neighbours that share a CUDA device (NCCL 2.30 and later); times then mean nothing."""
     copy_engine: bool = False
+    """Let the copy engine do gathers of registered windows (NCCL_CTA_POLICY)."""
     nvls: Switch = "default"
+    """SHARP in NVLink switches; default leaves it to NCCL."""
     collnet: Switch = "default"
+    """SHARP in the network; default leaves it to NCCL."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the ranks."""
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
+    """A run that takes longer is ended."""
     hang_seconds: float = Field(default=120.0, gt=0, le=1e8)
+    """A run without a step for so long is ended."""
 
     @property
     def nccl_variables(self) -> dict[str, str]:
@@ -129,16 +147,14 @@ class LaunchSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """What is measured beside time. A profiled run is not comparable in time.
-
-    profile: `memory` follows what autograd saves; `torch` writes a trace of three steps per rank.
-    nccl: `evidence` keeps NCCL's own account of every collective, in a run of a few steps. counts:
-    count what a few more steps do, behind the last timed one, so that times stand.
-    """
+    """What is measured beside time. A profiled run is not comparable in time."""
 
     profile: Profile = "none"
+    """memory follows what autograd saves; torch writes a trace of three steps per rank."""
     nccl: NcclRecord = "none"
+    """evidence keeps NCCL's own account of every collective, in a run of a few steps."""
     counts: bool = False
+    """Count what a few more steps do, behind the last timed one, so that times stand."""
 
     @property
     def comparable_in_time(self) -> bool:
@@ -150,12 +166,19 @@ class RunSpec(Frozen):
     """One run as the user wrote it; every section may be left out."""
 
     model: ModelSpec = ModelSpec()
+    """The model that is trained."""
     data: DataSpec = DataSpec()
+    """The tokens that it sees."""
     engine: EngineSpec = EngineSpec()
+    """The implementation under test, and its settings."""
     dtypes: DtypeSpec = DtypeSpec()
+    """Compute dtype and those of main weights, gradients and communication."""
     train: TrainSpec = TrainSpec()
+    """How it is trained."""
     launch: LaunchSpec = LaunchSpec()
+    """Processes and their environment."""
     measure: MeasureSpec = MeasureSpec()
+    """What is measured beside time."""
 
     @field_validator("engine")
     @classmethod

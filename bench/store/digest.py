@@ -44,7 +44,8 @@ def broken_seals(path: Path, status: dict[str, Any]) -> list[str]:
         status: its status as it lies on disk, so that no default of this version is taken for it.
     """
     if status.get("seal") is None:
-        return []
+        lost = status.get("files") is not None
+        return [f"{layout.STATUS} has lost its seal after the run had ended"] if lost else []
     problems = []
     if status["seal"] != own_hash(status):
         problems.append(f"{layout.STATUS} was changed after the run had ended")

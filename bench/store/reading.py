@@ -46,7 +46,8 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     resolved = read_spec(path)
     problems: list[str] = []
     status = read_status(path, problems)
-    problems += _broken_seals(path, read_json_object(path / layout.STATUS, []) or {})
+    broken = _broken_seals(path, read_json_object(path / layout.STATUS, []) or {})
+    problems += broken
     environment = read_json_object(path / layout.ENVIRONMENT, problems)
     if environment is None:
         problems.append(f"{layout.ENVIRONMENT} is missing")
@@ -63,6 +64,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         checkpoints=read_json_object(path / layout.CHECKPOINTS, problems),
         counts=read_json_object(path / layout.COUNTS, problems),
         problems=tuple(problems),
+        broken_seals=tuple(broken),
     )
 
 

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
+from bench.store.layout import checked_identifier
 from reports.gates.cell_samples import CellSamples, LossCurve
 
 BASELINE_VERSION = 2
@@ -123,9 +124,17 @@ def _read_counts(kept: Mapping[str, Mapping[str, Sequence[int]]]) -> StepCounts 
     return StepCounts(ranks=1, units=1, microbatches=1, rows=tuple(rows)) if rows else None
 
 
+def _identifier(name: str) -> str:
+    """A name that `baseline save` could have written: markup is none."""
+    try:
+        return checked_identifier("the name", name)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+
+
 class _Document(BaseModel):
-    name: str
-    sweep: str
+    name: Annotated[str, AfterValidator(_identifier)]
+    sweep: Annotated[str, AfterValidator(_identifier)]
     saved_utc: str
     hardware: HardwareKey
     history: tuple[str, ...]

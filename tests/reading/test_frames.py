@@ -124,3 +124,9 @@ def test_export_writes_the_same_frames(quickstart_root, tmp_path, form):
         pd.testing.assert_frame_equal(
             back[numbers].astype("float64"), frame[numbers], rtol=1e-9, check_index_type=False
         )
+
+
+def test_frames_unpack(quickstart_root):
+    runs, steps, problems = read_frames(quickstart_root)
+    assert len(steps) > len(runs) > 0
+    assert problems == ()

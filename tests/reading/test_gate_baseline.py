@@ -142,6 +142,17 @@ def test_another_schema_is_not_comparable_and_damage_is_a_usage_error(store):
             read_baseline(document | damage, "main.json")
 
 
+@pytest.mark.parametrize("field", ["name", "sweep"])
+@pytest.mark.parametrize(
+    "name", ["<b>main</b>", "[a](http://x)", "a|b", "../main", "", "a\x1b[31m"]
+)
+def test_a_baseline_with_markup_in_its_name_is_refused(store, field, name):
+    record_arms(store, {None: Arm()}, blocks=1)
+    document = json.loads(saved(store).to_text()) | {field: name}
+    with pytest.raises(UsageError, match="expected letters, digits"):
+        read_baseline(document, "main.json")
+
+
 def test_a_baseline_of_version_1_is_still_compared_but_not_its_sums_of_peaks(store):
     record_arms(store, {None: Arm()}, blocks=3, cells={"ddp": CELLS["ddp"]})
     now = saved(store).cells[0]

@@ -54,6 +54,27 @@ def test_every_raw_file_is_sealed(store: ResultsStore, folder: RunFolder, name: 
     assert f"{name} was changed after the run had ended" in store.read(folder.run_id).damage
 
 
+def test_an_end_that_was_made_worse_is_seen_as_well(store: ResultsStore, folder: RunFolder) -> None:
+    changed(folder, "status.json", '"state": "ok"', '"state": "crashed"')
+    assert store.read(folder.run_id).damage == ("status.json was changed after the run had ended",)
+
+
+def test_an_edited_environment_of_a_failed_run_is_seen(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    folder.finish(folder.status.model_copy(update={"state": "crashed"}))
+    assert store.read(folder.run_id).damage == ()
+    (folder.path / "env.json").write_text("{}")
+    assert store.read(folder.run_id).damage == ("env.json was changed after the run had ended",)
+
+
+def test_a_status_cannot_lose_its_seal(store: ResultsStore, folder: RunFolder) -> None:
+    document = json.loads((folder.path / "status.json").read_text())
+    (folder.path / "status.json").write_text(json.dumps(document | {"seal": None, "repeat": 3}))
+    lost = "status.json has lost its seal after the run had ended"
+    assert lost in store.read(folder.run_id).damage
+
+
 def test_the_status_seals_itself(store: ResultsStore, folder: RunFolder) -> None:
     changed(folder, "status.json", '"repeat": 0', '"repeat": 3')
     assert "status.json was changed after the run had ended" in store.read(folder.run_id).damage

@@ -6,14 +6,23 @@ from typing import Annotated
 
 import typer
 
+from bench.cli import completing
 from bench.cli.options import DEFAULT_RESULTS, JsonOption, ResultsOption
 
 
 def save(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A new name.")],
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep that was run.")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep that was run."
+        ),
+    ],
     *,
-    arm: Annotated[str | None, typer.Option("--arm", metavar="ARM", help="One arm of it.")] = None,
+    arm: Annotated[
+        str | None,
+        typer.Option("--arm", metavar="ARM", autocompletion=completing.arms, help="One arm of it."),
+    ] = None,
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,
 ) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bench.cli import completing
 from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
@@ -24,12 +25,18 @@ from bench.cli.options import (
 def compare(
     base: Annotated[
         str,
-        typer.Argument(metavar="BASE", help="A sweep or cell to compare with, or a sweep file."),
+        typer.Argument(
+            metavar="BASE",
+            autocompletion=completing.judged,
+            help="A sweep or cell to compare with, or a sweep file.",
+        ),
     ],
     head: Annotated[
         str | None,
         typer.Argument(
-            metavar="[HEAD]", help="The sweep or cell to judge; left out: the arms of BASE."
+            metavar="[HEAD]",
+            autocompletion=completing.judged,
+            help="The sweep or cell to judge; left out: the arms of BASE.",
         ),
     ] = None,
     *,
@@ -63,20 +70,37 @@ def compare(
 
 
 def gate(  # noqa: PLR0913 - every option of the command line is a parameter
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep id, or a sweep file.")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP", autocompletion=completing.judged, help="A sweep id, or a sweep file."
+        ),
+    ],
     *,
     arm: ArmOption = None,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="SWEEP", help="Another sweep as base.")
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="SWEEP",
+            autocompletion=completing.sweeps,
+            help="Another sweep as base.",
+        ),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="NAME", help="A baseline, or its file.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option("--base", metavar="ARM", help="The arm to compare with.")
+        str | None,
+        typer.Option(
+            "--base", metavar="ARM", autocompletion=completing.arms, help="The arm to compare with."
+        ),
     ] = None,
     head: Annotated[
-        str | None, typer.Option("--head", metavar="ARM", help="The arm to judge.")
+        str | None,
+        typer.Option(
+            "--head", metavar="ARM", autocompletion=completing.arms, help="The arm to judge."
+        ),
     ] = None,
     policy: PolicyOption = None,
     confirm: Annotated[
@@ -86,7 +110,12 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
     budget: BudgetOption = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="CELL", help="Judge this cell only: an id, or a pattern."),
+        typer.Option(
+            "--only",
+            metavar="CELL",
+            autocompletion=completing.cells,
+            help="Judge this cell only: an id, or a pattern.",
+        ),
     ] = None,
     any_nodes: Annotated[
         bool, typer.Option("--any-nodes", help="Compare what different nodes have measured.")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bench.cli import completing
 from bench.cli.options import (
     DEFAULT_RESULTS,
     ArmOption,
@@ -166,7 +167,9 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
 
 
 def cancel(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep id.")],
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep id.")
+    ],
     *,
     results: ResultsOption = DEFAULT_RESULTS,
     json: JsonOption = False,

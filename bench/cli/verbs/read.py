@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bench.cli import completing
 from bench.cli.options import (
     DEFAULT_RESULTS,
     JsonOption,
@@ -17,7 +18,10 @@ from bench.cli.options import (
 
 def status(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="A sweep id; all if left out.")
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP]", autocompletion=completing.sweeps, help="A sweep id; all if left out."
+        ),
     ] = None,
     *,
     results: ResultsOption = DEFAULT_RESULTS,
@@ -58,7 +62,12 @@ def logs(
 
 def report(
     sweeps: Annotated[
-        list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP]...",
+            autocompletion=completing.sweeps,
+            help="Sweep ids; all if left out.",
+        ),
     ] = None,
     results: ResultsOption = DEFAULT_RESULTS,
     out: Annotated[
@@ -68,7 +77,13 @@ def report(
         ),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="CELL", help="The cell to compare with.")
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="CELL",
+            autocompletion=completing.cells,
+            help="The cell to compare with.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -151,7 +166,12 @@ def lint(
 
 def export(
     sweeps: Annotated[
-        list[str] | None, typer.Argument(metavar="[SWEEP]...", help="Sweep ids; all if left out.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP]...",
+            autocompletion=completing.sweeps,
+            help="Sweep ids; all if left out.",
+        ),
     ] = None,
     *,
     to: Annotated[

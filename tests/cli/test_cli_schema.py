@@ -1,0 +1,60 @@
+"""The JSON Schemas that editors read: every field is described, with what it may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_BOUNDS = {"minimum", "exclusiveMinimum", "maxLength", "pattern", "enum"}
+#: Names, paths and seeds: whatever there is of that type.
+_FREE = {"path", "seed", "linear_recipe", "config", "factory"}
+
+
+def fields(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for title, model in {"": document, **document["$defs"]}.items():
+        for name, field in model.get("properties", {}).items():
+            yield f"{title}.{name}", field
+
+
+@pytest.fixture
+def run_schema(in_process) -> dict[str, Any]:
+    return json.loads(in_process("schema", "run")[1])
+
+
+def test_every_setting_is_described(run_schema):
+    assert [name for name, field in fields(run_schema) if not field.get("description")] == []
+
+
+def test_every_setting_says_what_it_may_be(run_schema):
+    without = []
+    for name, field in fields(run_schema):
+        ways = field.get("anyOf", [field])
+        bound = all(
+            _BOUNDS & set(way) or way.get("type") in ("boolean", "null", "object") or "$ref" in way
+            for way in ways
+        )
+        if not bound and name.partition(".")[2] not in _FREE:
+            without.append(name)
+    assert without == []
+
+
+def test_every_default_is_an_allowed_value(run_schema):
+    for name, field in fields(run_schema):
+        if "enum" in field:
+            assert field["default"] in field["enum"], name
+
+
+def test_a_setting_of_several_engines_takes_what_any_of_them_takes(run_schema):
+    engine = run_schema["$defs"]["EngineSpec"]["properties"]
+    assert engine["transport"]["enum"] == ["auto", "native", "point_to_point", "same_host"]
+    assert engine["transport"]["default"] == "auto"
+
+
+def test_presets_and_engines_are_listed(run_schema):
+    assert "llama3-8b" in run_schema["$defs"]["ModelSpec"]["properties"]["preset"]["enum"]
+    names, own = run_schema["$defs"]["EngineSpec"]["properties"]["name"]["anyOf"]
+    assert {"mfsdp", "fsdp2", "ddp"} <= set(names["enum"])
+    assert "pattern" in own
