@@ -1,0 +1,76 @@
+"""Everything trains over work that is late, and gives the numbers of work that is in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from late.programs import Case, from_oracle, from_punctual
+from mfsdp_core import MixedPrecisionPolicy
+from oracle.hybrid import PAIRS
+from oracle.ranks import RankPool
+from oracle.sharded import STRATEGIES
+
+pytestmark = [pytest.mark.processes, pytest.mark.sample]
+
+SEEDS = [0, 1]
+WAYS: dict[str, dict[str, Any]] = {
+    "native": {},
+    "messages": {"transport": "point_to_point"},
+    "temporary": {"allocator": "temporary"},
+    "fixed_pool": {"allocator": "fixed_pool"},
+    "max_pool": {"allocator": "max_pool", "transport": "point_to_point"},
+    "on_demand": {"overlap_param_gather": False},
+    "by_module": {"enable_fine_grained_param_gather": True},
+    "ranks_agree": {"unused_parameters": "none"},
+    "average": {"average_in_collective": True},
+}
+TOYS = ["linear_stack", "unequal_units", "recomputed", "root_owned"]
+GRAPH = {"cuda_graph_mode": True, "fsdp_double_buffer": True}
+BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("toy", TOYS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weights_are_the_oracles(
+    ranks: RankPool, strategy: str, way: str, toy: str, seed: int
+) -> None:
+    case = Case(strategy, toy=toy, options=WAYS[way])
+    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("way", ["native", "messages", "fixed_pool"])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_weights_under_two_axes_are_the_oracles(
+    ranks: RankPool, pair: tuple[str, str], way: str, seed: int
+) -> None:
+    case = Case(*pair, toy="aligned_stack", options=WAYS[way])
+    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("outer", ["", "no_shard"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_replays_of_a_captured_step_give_the_oracles_weights(
+    ranks: RankPool, strategy: str, outer: str, seed: int
+) -> None:
+    """Calls 1 to 4 run, call 5 is captured; it and the two behind it are replays."""
+    case = Case(strategy, outer, "aligned_stack", GRAPH, captured=True, steps=7)
+    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("outer", ["", "no_shard", "optim"])
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_weights_in_other_dtypes_are_those_of_work_in_time(
+    ranks: RankPool, strategy: str, outer: str, seed: int
+) -> None:
+    case = Case(
+        strategy, outer, "aligned_stack", {"mixed_precision_policy": BF16}, dtype=torch.bfloat16
+    )
+    assert ranks.run(from_punctual, case, seed) == [0.0] * 4
