@@ -2,6 +2,7 @@
 #
 #   make demo | test | check | bench | gpu-check | gpu-wheels | nightly | mutation | faults | venv | clean
 #   make oldest-torch         a step, checkpoints and shards on the oldest torch (4 GB are kept in ~/.cache)
+#   make cuda-build-check     CUDA builds of the oldest and the newest torch, without a GPU (5 GB each, kept)
 #
 # PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
 # VENV=path                 another environment than .venv
@@ -42,10 +43,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2xcpu \
   ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
 
-.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch clean
+.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch cuda-build-check clean
 
 help:
-	@sed -n '2,17s/^# \{0,1\}//p' Makefile
+	@sed -n '2,18s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -108,6 +109,18 @@ oldest-torch: venv
 	  3) echo "not tried on torch $(OLDEST_TORCH)" >&2 ;; \
 	  *) exit $$code ;; \
 	esac
+
+# The oldest and the newest torch that the project names. Without --kept, what is missing is made.
+KEPT ?=
+cuda-build-check: venv
+	@for version in $(OLDEST_TORCH) $(TORCH_VERSION); do \
+	  code=0; python="$$($(BIN)/python -m benchmarks.torch_build $$version --cuda $(KEPT))" || code=$$?; \
+	  case $$code in \
+	    0) PYTHONPATH=. "$$python" -m benchmarks.cuda_build_check ;; \
+	    3) echo "not tried on a CUDA build of torch $$version" >&2 ;; \
+	    *) exit $$code ;; \
+	  esac; \
+	done
 
 # The long matrices, and every property with other draws than by day; DRAWS=N draws those of a night again.
 nightly: venv

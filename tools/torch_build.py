@@ -2,6 +2,7 @@
 
     python -m tools.torch_build 2.11.0            prints its interpreter
     python -m tools.torch_build 2.11.0 --cuda     of its CUDA build in any case
+    python -m tools.torch_build 2.11.0 --kept     only where it has been made before
 
 A CPU build is taken where pip finds one. Else a CUDA build is, about 4 GB with what its import
 loads; it computes on a CPU as well. Everything else has the versions of `constraints.txt`. Exit
@@ -37,16 +38,22 @@ class NotServedError(Exception):
     """Why there is no such build here."""
 
 
-def interpreter(version: str, *, cuda: bool, cache: Path) -> Path:
-    """The Python of a kept environment, which is made where it is not there.
+def interpreter(version: str, *, cuda: bool, cache: Path, kept: bool = False) -> Path:
+    """The Python of a kept environment, which is made where it is not there, unless `kept`.
 
     Raises:
-        NotServedError: pip does not find it, or not in time, or the disk is full.
+        NotServedError: it is to be kept and is not; pip does not find it, or not in time, or the
+            disk is full.
     """
     python_version = f"py{sys.version_info.major}{sys.version_info.minor}"
     folder = cache / f"torch-{version}-{'cuda' if cuda else 'cpu'}-{python_version}"
+    other = cache / f"torch-{version}-cpu-{python_version}"
+    if cuda and (other / "ready").exists() and any(other.glob("lib/*/site-packages/nvidia")):
+        folder = other  # pip had no CPU build
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
+        if kept:
+            raise NotServedError(f"torch {version} is not kept in {folder}")
         cache.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(cache).free
         if free < _NEEDED_BYTES:
@@ -82,7 +89,8 @@ def _make(folder: Path, python: Path, version: str, *, cuda: bool) -> None:
     run(sys.executable, "-m", "venv", str(folder))
     pinned = (_ROOT / "constraints.txt").read_text()
     constraints.write_text(re.sub(r"^(torch|setuptools)==.*\n", "", pinned, flags=re.MULTILINE))
-    names = (f"torch=={version}+cpu", f"torch=={version}")[cuda:]
+    # Three equals signs: else a CPU build, where there is one, counts as the newer of the two.
+    names = (f"torch=={version}+cpu", f"torch==={version}")[cuda:]
     for name in names:
         try:
             run(*pip, "--no-deps", name)
@@ -108,10 +116,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version")
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--kept", action="store_true", help="make none that is not there")
     asked = parser.parse_args(arguments)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
-        print(interpreter(asked.version, cuda=asked.cuda, cache=home / "mfsdp-bench"))
+        cache = home / "mfsdp-bench"
+        print(interpreter(asked.version, cuda=asked.cuda, cache=cache, kept=asked.kept))
     except NotServedError as error:
         sys.stderr.write(f"{error}\n")
         return 3

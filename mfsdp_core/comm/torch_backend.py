@@ -19,12 +19,11 @@ from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
 
 # torch 2.13 renamed the two flat collectives; 2.11 has only the older names.
-_NEW_NAMES = hasattr(dist, "all_gather_single")
 _gather_flat: Callable[..., dist.Work] = (
-    dist.all_gather_single if _NEW_NAMES else dist.all_gather_into_tensor
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )
 _scatter_flat: Callable[..., dist.Work] = (
-    dist.reduce_scatter_single if _NEW_NAMES else dist.reduce_scatter_tensor
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 
 
