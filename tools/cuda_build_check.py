@@ -4,8 +4,8 @@ imports     every module of this project
 names       every name of torch that our source reaches through a module, and every keyword that it
             gives to a function or class whose signature torch tells; from the source, by its syntax
 methods     what is called on objects of CUDA alone, which no syntax tells the class of
-runs        two CPU ranks train under every strategy, and no process that forks has touched CUDA,
-            which its children could not use then
+forks       what forks ranks has not touched CUDA, which they could not use then
+runs        two CPU ranks train under every strategy
 
 Importing everything initialises nothing. Names that a file asks for with `getattr` may be absent.
 """
@@ -16,7 +16,6 @@ import ast
 import contextlib
 import importlib
 import inspect
-import os
 import pkgutil
 import re
 import subprocess
@@ -186,48 +185,39 @@ def failed_imports() -> Iterator[str]:
         yield "CUDA is initialised by imports"
 
 
+def cuda_in_forks() -> Iterator[str]:
+    """Ranks of `validate` are forks, on a GPU as well: what forks them must not have touched it."""
+    workers = importlib.import_module("bench.testing.workers")
+    modules = importlib.import_module("bench.validate.session").MODULES
+    asked = importlib.import_module("benchmarks.cuda_build_check").is_in_bad_fork
+    with workers.ForkServer(modules=modules) as server, server.workers(2) as ranks:
+        if any(ranks.run(asked, seconds=60.0)):
+            yield "a rank that is forked cannot use CUDA: what forked it has asked for the device"
+
+
+def is_in_bad_fork() -> bool:
+    """In a rank: whether torch would refuse CUDA."""
+    refuses: bool = importlib.import_module("torch").cuda._is_in_bad_fork()
+    return refuses
+
+
 def failed_runs() -> Iterator[str]:
     """Two ranks train under each strategy, on the CPU, started as they always are."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        marks = folder / "marks"
-        marks.mkdir()
-        (folder / "sitecustomize.py").write_text(_WATCH.format(marks=str(marks)))
-        path = os.pathsep.join((name, str(_ROOT)))
-        command = [sys.executable, "-m", "bench", "run", "quickstart", "--results", f"{name}/out"]
-        command += ["--only", "engine=mfsdp-*,policy=fp32", "--set", "train.steps=6"]
+    command = [sys.executable, "-m", "bench", "run", "quickstart", "--only"]
+    command += ["engine=mfsdp-*,policy=fp32", "--set", "train.steps=12"]
+    with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            command,
-            env=os.environ | {"PYTHONPATH": path},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
+            [*command, "--results", folder], cwd=_ROOT, capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            yield f"exit code {done.returncode} of {' '.join(command[1:])}\n{done.stderr[-2000:]}"
-        forks = sorted(mark.name for mark in marks.iterdir())
-        yield from (f"a fork cannot use CUDA: {fork}" for fork in forks if "bad" in fork)
-        if not any("good" in fork for fork in forks):
-            yield "no fork of a process with torch was seen"
-
-
-#: In every process that a run starts: each fork leaves a mark, good where it could use CUDA.
-_WATCH = """
-import os, sys
-def look():
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if hasattr(cuda, "_is_in_bad_fork"):
-        kind = "bad" if cuda._is_in_bad_fork() else "good"
-        open(f"{marks}/{{kind}} of process {{os.getppid()}} {{os.getpid()}}", "w").close()
-os.register_at_fork(after_in_child=look)
-"""
+    if done.returncode:
+        yield f"exit code {done.returncode} of {' '.join(command[1:])}\n{done.stderr[-2000:]}"
 
 
 CHECKS: dict[str, Callable[[], Iterator[str]]] = {
     "imports": failed_imports,
     "names": missing_names,
     "methods": missing_methods,
+    "forks": cuda_in_forks,
     "runs": failed_runs,
 }
 
