@@ -114,9 +114,9 @@ oldest-torch: venv
 KEPT ?=
 cuda-build-check: venv
 	@for version in $(OLDEST_TORCH) $(TORCH_VERSION); do \
-	  code=0; python="$$($(BIN)/python -m benchmarks.torch_build $$version --cuda $(KEPT))" || code=$$?; \
+	  code=0; python="$$($(BIN)/python -m tools.torch_build $$version --cuda $(KEPT))" || code=$$?; \
 	  case $$code in \
-	    0) PYTHONPATH=. "$$python" -m benchmarks.cuda_build_check ;; \
+	    0) PYTHONPATH=. "$$python" -m tools.cuda_build_check ;; \
 	    3) echo "not tried on a CUDA build of torch $$version" >&2 ;; \
 	    *) exit $$code ;; \
 	  esac; \

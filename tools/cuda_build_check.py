@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("mfsdp_core", "bench", "benchmarks")
+_PACKAGES = ("mfsdp_core", "bench", "tools")
 #: Method -> class, keywords. The source calls them on objects that it was given.
 _METHODS = {
     "register_mem_pool": ("torch.distributed.ProcessGroupNCCL", {"symm"}),
@@ -189,7 +189,7 @@ def cuda_in_forks() -> Iterator[str]:
     """Ranks of `validate` are forks, on a GPU as well: what forks them must not have touched it."""
     workers = importlib.import_module("bench.testing.workers")
     modules = importlib.import_module("bench.validate.session").MODULES
-    asked = importlib.import_module("benchmarks.cuda_build_check").is_in_bad_fork
+    asked = importlib.import_module("tools.cuda_build_check").is_in_bad_fork
     with workers.ForkServer(modules=modules) as server, server.workers(2) as ranks:
         if any(ranks.run(asked, seconds=60.0)):
             yield "a rank that is forked cannot use CUDA: what forked it has asked for the device"

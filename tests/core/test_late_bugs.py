@@ -9,7 +9,7 @@ import pytest
 
 from bench.testing.call import Call
 from bench.testing.workers import ForkServer
-from bench.validate.mutation import copy_of_core
+from bench.validate.patched_core import copy_of_core
 from late.programs import Case, seen
 from oracle.ranks import WORLD, RankPool, call_once, enter_world
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import cuda_build_check
+from tools import cuda_build_check
 
 
 def test_this_torch_has_every_name_and_keyword_that_our_source_uses():
