@@ -87,9 +87,9 @@ class Uses(ast.NodeVisitor):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "getattr":
             owner, asked = self._dotted(node.args[0]), node.args[1]
-            if isinstance(asked, ast.Constant):
+            if isinstance(asked, ast.Constant) and isinstance(asked.value, str):
                 self.optional.add(f"{owner}.{asked.value}")
-                self.attributes.add(str(asked.value))
+                self.attributes.add(asked.value)
         name = self._dotted(node.func)
         if name is not None:
             keywords = {one.arg for one in node.keywords if one.arg is not None}
