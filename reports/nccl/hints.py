@@ -32,10 +32,11 @@ def _version(job: Job) -> Iterator[str]:
 
 
 def _brackets(rows: Sequence[Row]) -> Iterator[str]:
-    yield (
-        "The number in brackets is the local CUDA device, not a rank, and without COLL lines no"
-        " line says which communicator it is about."
-    )
+    if any(set(row.processes) != {UNKNOWN_PROCESS} for row in rows):
+        yield (
+            "The number in brackets is the local CUDA device, not a rank, and without COLL lines no"
+            " line says which communicator it is about."
+        )
     if any(row.at_least for row in rows):
         yield (
             "Symmetric lines of 2.27 are printed by every rank, all others by rank 0 of the"

@@ -46,6 +46,7 @@ def test_a_pasted_line_is_judged_as_one_of_an_unknown_process(tmp_path, line, ve
     assert "1 line without the prefix HOST:PID:TID is evidence of an unknown process" in text
     assert "which one printed them is unknown" in " ".join(row.remarks)
     assert "an unknown process" in reading_facts(found)[0]
+    assert "number in brackets" not in text, "there is none"
 
 
 def test_the_same_pasted_line_twice_is_at_least_one_call_where_every_rank_prints_it(tmp_path):
