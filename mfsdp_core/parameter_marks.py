@@ -157,6 +157,11 @@ class ParamAndGradBuffer:
             )
         self._user_buffers.register()
 
+    def close(self) -> None:
+        """Deregister what is registered with NCCL. Before `destroy_process_group`."""
+        if self._user_buffers is not None:
+            self._user_buffers.close()
+
 
 class MainGradient:
     """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""

@@ -10,6 +10,7 @@ its own for it. All of this can be seen on any device.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,17 +71,21 @@ class Recording(TorchDispatchMode):
         self._collectives = 0
         self._is_reading = False
         self._is_backend = False
+        self._is_over = False
+        self._watched = threading.local()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Record what this thread and its backward passes do."""
         before = sys.getprofile()
+        self._watched.here = True
         with self:
             sys.setprofile(self._see_call)
             try:
                 yield
             finally:
                 sys.setprofile(before)
+                self._is_over = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -89,6 +94,9 @@ class Recording(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again, as operations on what this rank holds
         result = func(*args, **(kwargs or {}))
+        if not getattr(self._watched, "here", False):  # a thread of autograd
+            self._watched.here = True
+            sys.setprofile(self._see_call)
         name = func._schema.name
         is_collective = name.startswith(("c10d::", "_c10d_functional::"))
         if not (is_collective or self._is_backend):  # noted where they are tracked
@@ -131,6 +139,8 @@ class Recording(TorchDispatchMode):
         operands = [self._operand(tensor) for tensor in tensors]
         if _is_read(name, tensors, result):
             self.host_reads.append(f"{name} {_caller()}")
+        elif _is_from_pageable(tensors, result):
+            self.host_reads.append(f"{name} from memory that is not pinned {_caller()}")
         returns = func._schema.returns
         results = result if isinstance(result, (list, tuple)) else [result]
         is_view = False
@@ -168,7 +178,9 @@ class Recording(TorchDispatchMode):
         return Operand(made, address, tuple(tensor.shape), tensor.dtype)
 
     def _see_call(self, _frame: Any, event: str, called: Any) -> None:
-        if self._is_reading or event != "c_call":
+        if self._is_over:
+            sys.setprofile(None)
+        if self._is_over or self._is_reading or event != "c_call":
             return
         if getattr(called, "__name__", "") not in _PYTHON_READS:
             return
@@ -219,6 +231,14 @@ def _is_read(name: str, tensors: Sequence[Tensor], result: Any) -> bool:
         return any(tensor.dtype in _MASKS for tensor in tensors[1:])
     arrives = isinstance(result, Tensor) and result.device.type == "cpu"
     return arrives and any(tensor.device.type == "cuda" for tensor in tensors)
+
+
+def _is_from_pageable(tensors: Sequence[Tensor], result: Any) -> bool:
+    """Whether a copy to the device begins in memory that the device cannot read by itself."""
+    results = result if isinstance(result, (list, tuple)) else (result,)
+    if not any(getattr(one, "is_cuda", False) for one in results):
+        return False
+    return any(one.device.type == "cpu" and one.ndim and not one.is_pinned() for one in tensors)
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

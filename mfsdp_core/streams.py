@@ -103,7 +103,7 @@ class DevicePool(Protocol):
         """Allocate in it, on this thread, inside the block."""
 
     def segment_bytes(self) -> list[int]:
-        """Sizes of its segments, in the order in which they were allocated."""
+        """Sizes of its segments, equal on ranks that have allocated the same."""
 
 
 class Streams:
@@ -285,10 +285,8 @@ class _CudaPool:
         return context
 
     def segment_bytes(self) -> list[int]:
-        """By the allocator's own account."""
-        segments = self.raw.snapshot()
-        ordered = sorted(segments, key=lambda one: one.get("registration_counter", 0))
-        return [int(segment["total_size"]) for segment in ordered]
+        """By the allocator's own account, which does not tell their order."""
+        return sorted(int(segment["total_size"]) for segment in self.raw.snapshot())
 
 
 def current_device(kind: str) -> torch.device:

@@ -23,10 +23,10 @@ _NEEDED = (
     "junitparser",
     "psutil",
     "zstandard",
+    "nvtx",
 )
 _EXTRAS = (
     ("gpu", "nvidia-ml-py", "names, memory, clocks and power caps of GPUs in every record"),
-    ("gpu", "nvtx", "named ranges in the timelines of Nsight Systems"),
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
     ("fp8", "torchao", "float8 weights and gathers of torchao"),
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),

@@ -126,6 +126,10 @@ class MfsdpEngine:
         """Set it for the next step."""
         set_learning_rate(self._optimizer, lr)
 
+    def close(self) -> None:
+        """Take back what NCCL was told of, before the process group goes."""
+        self._model.param_and_grad_buffer.close()
+
     def memory_by_category(self) -> dict[str, int]:
         """Highest bytes of each category in the core's ledger, which books every allocation.
 

@@ -100,7 +100,12 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
         counts = count_steps(loop, model, resolved, place)
         if place.rank == 0:
             write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
+    getattr(engine, "close", _nothing_to_close)()
     turns.leave()
+
+
+def _nothing_to_close() -> None:
+    """Of engines that hold nothing beyond their memory."""
 
 
 def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engine:

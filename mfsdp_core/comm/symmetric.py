@@ -4,6 +4,11 @@
         -> segments compared over ranks -> registered, group by group, once, in one order
         -> deregistered before the pool or the process group goes
 
+[Note: closing user buffers] Deregistering waits for the device, so it must happen neither while a
+graph is captured nor on any thread at any time, as a garbage collector would have it. A model's
+`param_and_grad_buffer.close()` does it. Of a model that has gone without it memory and registration
+are kept, and closed when the next model makes user buffers.
+
 [Note: register last] Memory that is allocated after a registration is not a part of it (torch
 2.14 and later; before, it could hang). So all of it is allocated first, and its segments are
 compared: symmetric windows need the same sizes in the same order on all ranks.
@@ -24,6 +29,8 @@ import torch.distributed as dist
 
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.streams import DevicePool, Streams
+
+_abandoned: list[UserBuffers] = []
 
 Level = Literal["symmetric", "plain", "none"]
 
@@ -110,6 +117,11 @@ class UserBuffers:
                 member.level, member.reason = "none", "deregistered"
                 member.backend.deregister_mem_pool(self.pool.raw)
 
+    def abandon(self) -> None:
+        """Nobody uses them any more; see [Note: closing user buffers]."""
+        if any(member.level != "none" for member in self.members):
+            _abandoned.append(self)
+
     def report(self) -> dict[str, Any]:
         """For the record: what was wanted, what each group got, and how much memory it is.
 
@@ -126,6 +138,11 @@ class UserBuffers:
         }
 
     def _register_with(self, member: Member) -> None:
+        # Registering waits for all ranks: who cannot even ask says so first.
+        lacking = [one for one in member.agree(_lacking(member.backend)) if one]
+        if lacking:
+            member.reason = str(lacking[0])
+            return
         refusals: list[str] = []
         wanted: tuple[Level, ...] = ("symmetric", "plain") if self.symmetric else ("plain",)
         for level in wanted:
@@ -161,6 +178,8 @@ def user_buffers(
     Raises:
         ConfigurationError: the device has no NCCL.
     """
+    while _abandoned:
+        _abandoned.pop().close()
     pool = streams.use_pool_of(streams.registrar(groups[0][1]))
     members: dict[int, Member] = {}
     for name, group in groups:
@@ -169,6 +188,13 @@ def user_buffers(
             dist.all_reduce(torch.zeros(1, device=streams.device), group=group)
             members[id(group)] = Member(name, streams.registrar(group), _agreement(group))
     return UserBuffers(list(members.values()), pool, streams, symmetric)
+
+
+def _lacking(backend: Registrar) -> str | None:
+    """What a backend does not have, such as one of an older torch; None if nothing."""
+    names = ("register_mem_pool", "deregister_mem_pool")
+    missing = [name for name in names if not callable(getattr(backend, name, None))]
+    return f"the backend has no {' and no '.join(missing)}" if missing else None
 
 
 def _agreement(group: dist.ProcessGroup) -> Callable[[object], Sequence[object]]:

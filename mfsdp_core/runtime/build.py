@@ -221,10 +221,10 @@ def _user_buffers(
 def _see_to_registration(
     context: ShardedContext, buffers: UserBuffers, config: RegistrationConfig | None
 ) -> None:
-    """Register now, unless the caller will; deregister when the model goes."""
+    """Register now, unless the caller will; see to what is left when the model goes."""
     if config is not None and not config.manual:
         buffers.register()
-    end = weakref.finalize(context, buffers.close)
+    end = weakref.finalize(context, buffers.abandon)
     end.atexit = False  # the process group is gone by then
 
 

@@ -36,8 +36,10 @@ def clip_grad_norm_(
         owner.finish_grad_sync()
     owned = [(p, g) for p in parameters if (g := optimizer_gradient(p)) is not None]
     gradients = [gradient for _, gradient in owned]
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device if parameters else None)
     norm = _norm((expert_scope(parameter), gradient) for parameter, gradient in owned)
-    if max_norm != float("inf") and gradients:
+    if max_norm != float("inf"):
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         torch._foreach_mul_([local_tensor(g) for g in gradients], coefficient)
     return norm
@@ -53,7 +55,7 @@ def _norm(gradients: Iterable[tuple[ExpertScope | None, torch.Tensor]]) -> torch
     for scope, gradient in gradients:
         key = (gradient.device_mesh, gradient.placements) if _is_sharded(gradient) else None
         alike.setdefault((scope, key), []).append(gradient)
-    total: torch.Tensor | None = None
+    total: torch.Tensor | float = 0.0
     for (scope, _), tensors in alike.items():
         squares = _sum_of_squares([local_tensor(tensor) for tensor in tensors])
         first = tensors[0]
@@ -65,8 +67,9 @@ def _norm(gradients: Iterable[tuple[ExpertScope | None, torch.Tensor]]) -> torch
             squares = squares / scope.copies
             for group in scope.groups:
                 squares = sum_over_ranks(squares, group)
-        total = squares if total is None else total + squares
-    return torch.zeros(()) if total is None else total.sqrt()
+        total = total + squares
+    assert isinstance(total, torch.Tensor)
+    return total.sqrt()
 
 
 def _is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:

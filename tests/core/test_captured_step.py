@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import threading
+import types
 import weakref
 from contextlib import contextmanager
 from itertools import product
@@ -21,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mfsdp_core import CapturedStep, MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
-from mfsdp_core.replay import Recording, differences
+from mfsdp_core.replay import Recording, _is_from_pageable, differences
 from mfsdp_core.streams import CudaStreams
 
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
@@ -370,6 +372,32 @@ def test_graphs_are_asked_for_as_torch_has_them(monkeypatch):
     assert (replay(), outputs) == (None, 7)
     assert calls == ["synchronize", "thread_local", "begin", "end"]
     assert switched == [True, False]
+
+
+def test_a_read_in_another_thread_is_seen():
+    """As one of autograd's, in which a hook runs on a device."""
+    recording = Recording()
+
+    def read() -> None:
+        # Threads get no dispatch mode; those of autograd have that of the pass.
+        recording.__torch_dispatch__(torch.ops.aten.neg.default, (), (torch.ones(2),))
+        torch.ones(2).tolist()
+
+    with recording.watching():
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert ["Tensor.tolist" in one for one in recording.host_reads] == [True]
+
+
+@pytest.mark.parametrize(("pinned", "refused"), [(False, True), (True, False)])
+def test_a_copy_from_memory_that_is_not_pinned_waits_for_it(pinned, refused):
+    source = types.SimpleNamespace(
+        device=torch.device("cpu"), ndim=1, is_pinned=lambda: pinned, is_cuda=False
+    )
+    on_device = types.SimpleNamespace(is_cuda=True)
+    assert _is_from_pageable([source], on_device) is refused
+    assert not _is_from_pageable([source], source)
 
 
 def test_what_a_backend_does_while_it_is_waited_for_is_not_a_part_of_the_step():

@@ -44,6 +44,11 @@ def training_errors(
     return reference.relative_difference(toy.full_parameters(), expected), worst_norm
 
 
+def test_the_norm_of_no_gradients_is_a_zero_where_the_parameters_are() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
+    assert clip_grad_norm_([parameter], 1.0).device == parameter.device
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize(
     "group_size",

@@ -6,6 +6,7 @@ Against a twin of what NCCL's backend offers, which writes down what it is asked
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.comm import symmetric, torch_backend
 from mfsdp_core.comm.symmetric import Member, UserBuffers
 from mfsdp_core.errors import ConfigurationError, LifecycleError
-from mfsdp_core.streams import Streams
+from mfsdp_core.streams import CudaStreams, Streams
 
 CPU = torch.device("cpu")
 
@@ -150,7 +151,7 @@ def test_a_rank_takes_back_what_another_one_could_not_do():
         other = value
         if not isinstance(value, list):
             asked.append(value)
-            other = "RuntimeError: not here" if len(asked) == 1 else None
+            other = "RuntimeError: not here" if len(asked) == 2 else None  # after who lacks what
         return [value, other]
 
     asked: list[object] = []
@@ -159,6 +160,28 @@ def test_a_rank_takes_back_what_another_one_could_not_do():
         made.register()
     found = [line for line in log if line.startswith("a:")]
     assert found == ["a: register symmetric", "a: deregister", "a: register plain"]
+
+
+def test_a_rank_whose_torch_cannot_register_keeps_the_others_from_waiting_for_it():
+    lacking = "the backend has no register_mem_pool"
+    made, log = buffers({}, agree=lambda value: [value, lacking if value is None else value])
+    with pytest.warns(RuntimeWarning, match=lacking):
+        made.register()
+    assert not [line for line in log if "register" in line]
+    own, log = buffers({})
+    own.members[0].backend = object()
+    with pytest.warns(RuntimeWarning, match="no register_mem_pool and no deregister_mem_pool"):
+        own.register()
+
+
+def test_segments_are_compared_whatever_order_the_allocator_lists_them_in(monkeypatch):
+    listed = [{"total_size": 8, "address": 3}, {"total_size": 2, "address": 1}]
+    twin = types.SimpleNamespace(snapshot=lambda: listed)
+    monkeypatch.setattr("torch.cuda.MemPool", lambda *_args, **_options: twin)
+    pool = CudaStreams(torch.device("cuda", 0)).new_pool(None)
+    first = pool.segment_bytes()
+    listed.reverse()
+    assert pool.segment_bytes() == first == [2, 8]
 
 
 def test_segments_that_differ_between_ranks_are_not_registered():
@@ -251,9 +274,24 @@ def test_slots_and_lasting_buffers_are_allocated_in_the_pool_before_one_registra
         model.zero_grad_buffer()
     assert log.count("allocate") == allocated
     gone = weakref.ref(model)
-    del model
+    end = model.param_and_grad_buffer.close
+    end()
+    assert log[-2:] == ["group 1: deregister", "group 0: deregister"]
+    del model, end
     gc.collect()
     assert gone() is None
+
+
+def test_what_a_forgotten_model_has_registered_is_closed_when_the_next_one_is_made(twin):
+    """Not by a garbage collector, which comes at any time and on any thread."""
+    model = sharded(nccl_ub=True)
+    log = twin[0].log
+    kept = weakref.ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
+    assert not [line for line in log if "deregister" in line]
+    sharded(nccl_ub=True)
     assert log[-2:] == ["group 1: deregister", "group 0: deregister"]
 
 

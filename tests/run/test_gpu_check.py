@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.store import ResultsStore
-from tools.gpu_check import training
+from tools.gpu_check import speed, symmetric, training
 from tools.gpu_check.__main__ import PARTS, main, run_part
 from tools.gpu_check.communication import judge as judge_collective
 from tools.gpu_check.core import device_tests, note_tests
@@ -165,6 +167,32 @@ def test_a_collective_with_a_wrong_value_or_without_its_registration_fails():
     judge_collective("sum", engine, [Timed(1.0, "", report)] * 2, plain)
     assert states(plain) == {"sum": "passed", "sum: registered": "failed"}
     assert plain.checks[1].said == "no windows"
+
+
+@pytest.mark.parametrize(("ranks", "wanted"), [(2, "failed"), (3, "passed")])
+def test_losses_of_registered_buffers_are_bit_equal_where_every_sum_has_two_terms(ranks, wanted):
+    findings = Findings()
+    symmetric.compare([2.0, 1.0], [2.0, 1.0000001], ranks, findings)
+    assert [check.state for check in findings.checks] == [wanted]
+
+
+def test_registration_on_one_rank_says_that_no_collective_ran():
+    findings = Findings()
+    symmetric.compare([2.0], [2.0], 1, findings)
+    assert findings.checks[-1].said == "one rank: no collective ran"
+
+
+def test_runs_that_take_too_long_leave_the_records_of_those_that_have_ended(monkeypatch):
+    """A program that would sleep for long stands for the sweep; it is interrupted, and ends."""
+    program = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: raise SystemExit(130)"
+    start = subprocess.Popen
+    monkeypatch.setattr(speed, "_SECONDS", 3)
+    monkeypatch.setattr(
+        speed.subprocess, "Popen", lambda _, **_options: start([sys.executable, "-c", program])
+    )
+    findings = Findings()
+    assert speed._measured("cpu", "folder", findings) == 130
+    assert "left out" in findings.checks[0].said
 
 
 def test_the_time_of_a_step_is_the_median_without_the_warm_up():

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from contextlib import contextmanager
 
-from bench.meters.ranges import Ranges, nvtx_calls
+import nvtx
+
+from bench.meters.ranges import Ranges
 
 
-def twin_of_nvtx(monkeypatch):
+def calls_of_nvtx(monkeypatch):
+    """What the real package is asked, which is asked."""
     calls = []
-    twin = types.SimpleNamespace(
-        start_range=lambda message, domain: calls.append((message, domain)) or message,
-        end_range=lambda handle: calls.append(("end", handle)),
-    )
-    twin.__spec__ = types.SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "nvtx", twin)
+    start, end = nvtx.start_range, nvtx.end_range
+
+    def started(message, domain):
+        calls.append((message, domain))
+        return message, start(message=message, domain=domain)
+
+    def ended(handle):
+        calls.append(("end", handle[0]))
+        end(handle[1])
+
+    monkeypatch.setattr(nvtx, "start_range", started)
+    monkeypatch.setattr(nvtx, "end_range", ended)
     return calls
 
 
 def test_ranges_follow_one_another_in_nvtx_too(monkeypatch):
-    calls = twin_of_nvtx(monkeypatch)
+    calls = calls_of_nvtx(monkeypatch)
     ranges = Ranges()
     ranges.end()
     ranges.mark("microbatch 1")
@@ -36,7 +43,7 @@ def test_ranges_follow_one_another_in_nvtx_too(monkeypatch):
 
 
 def test_an_engine_that_tells_of_its_units_is_listened_to_until_the_end(monkeypatch):
-    calls = twin_of_nvtx(monkeypatch)
+    calls = calls_of_nvtx(monkeypatch)
     heard = []
 
     class Engine:
@@ -57,10 +64,3 @@ def test_an_engine_that_tells_of_its_units_is_listened_to_until_the_end(monkeypa
     ]
     ranges.close()
     assert heard == ["over"]
-
-
-def test_without_nvtx_and_without_a_device_ranges_do_nothing(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    start, stop = nvtx_calls()
-    assert start("a") is None
-    assert stop(None) is None
