@@ -13,8 +13,9 @@ from bench.launch.share import Share
 from bench.launch.turns import Seat
 from bench.record import RunStatus
 from bench.store.results_store import ResultsStore
+from sweeps.blocks import PlannedRun
 from sweeps.progress import RunEnded, RunStarted, StepReached, Subscriber
-from sweeps.resume import CodeIdentity, PastRun, PlannedRun, remembered
+from sweeps.resume import CodeIdentity, PastRun, remembered
 
 Launch = Callable[..., RunStatus]
 """`bench.launch.launch`: starts the ranks of a run and blocks until its record is written.
@@ -75,7 +76,7 @@ class RunMaker:
             run: what to run.
             position: of `total`, for the progress.
             total: runs of this call.
-            attempt: at the interleaved block that the run belongs to.
+            attempt: at the block of several arms that the run belongs to.
             share: the part of this machine that it keeps to.
             seat: where it takes turns with other runs.
 

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,14 +23,11 @@ from bench.launch.stop_request import StopRequest
 from bench.record import FINISHED_GOOD, RunRecord
 from bench.store import RunFolder
 from bench.store.results_store import ResultsStore
-from sweeps.block_resume import MissingBlock, attempts_started, compare_blocks, runs_by_block
-from sweeps.block_runner import run_blocks
 from sweeps.execution import RunMaker, Side
 from sweeps.jobs import Codes, JobArray, cut_off, read_array
-from sweeps.plan import Plan
 from sweeps.progress import Progress, RunEnded, RunStarted
-from sweeps.resume import PastRun, compare_with_records
-from sweeps.runner import run_one_by_one
+from sweeps.resume import PastRun, RunOptions, compare_with_records
+from sweeps.runner import run_blocks
 
 
 def main(arguments: list[str]) -> int:
@@ -82,25 +78,12 @@ def make_cell(
     plan = array.plan.selected([cell])
     settings = SlurmSettings.model_validate(array.settings)
     maker = RunMaker(plan.id, store, _sides(array.codes, settings), stop, _say)
-    records = list(store.records(sweep=plan.id))
-    if plan.interleaved:
-        blocks = _missing_blocks(plan, maker, records, array)
-        total = sum(len(one.block.order) for one in blocks)
-        return run_blocks(maker, blocks, total=total, retries=array.block_retries).ended
-    counted = _that_count(records, array)
-    missing = compare_with_records(plan, counted, maker.code_before()).missing
-    return run_one_by_one(maker, missing, None)
-
-
-def _missing_blocks(
-    plan: Plan, maker: RunMaker, records: Sequence[RunRecord], array: JobArray
-) -> list[MissingBlock]:
-    """Attempts go on counting where those of other jobs ended: no run belongs to two."""
-    found = compare_blocks(
-        plan, _that_count(records, array), maker.code_before(), retries=array.block_retries
-    )
-    known = runs_by_block(records)
-    return [replace(one, attempt=1 + attempts_started(one.block, known)) for one in found.missing]
+    options = RunOptions(block_retries=array.block_retries)
+    counts = partial(_counts, array)
+    records = store.records(sweep=plan.id)
+    found = compare_with_records(plan, records, maker.code_before(), options, counts)
+    total = len(found.missing_runs)
+    return run_blocks(maker, found.missing, options, plan=plan, total=total).ended
 
 
 def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:
@@ -111,15 +94,11 @@ def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:
     }
 
 
-def _that_count(records: Sequence[RunRecord], array: JobArray) -> Sequence[RunRecord]:
+def _counts(array: JobArray, record: RunRecord) -> bool:
     """With --force, what this array made; with --retry-failed, what has not failed before it."""
-    own = set(array.jobs) | {own_job()}
-    return [
-        record
-        for record in records
-        if record.status.job in own
-        or not (array.force or (array.retry_failed and record.status.state not in FINISHED_GOOD))
-    ]
+    status = record.status
+    again = array.force or (array.retry_failed and status.state not in FINISHED_GOOD)
+    return status.job in {*array.jobs, own_job()} or not again
 
 
 def _say(event: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Runs side by side on one machine, each on cores or devices of its own.
+"""Where blocks run: one after the other, or side by side on cores or devices of their own.
 
 A sweep allows it (`pack: true`) where its times do not matter: runs share memory bandwidth, caches,
 power and the host, so the times of what was packed do not count. Runs begin in the order of the
@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, Self, TypeVar
 
 from bench.launch.share import Share
-from bench.record import FINISHED_GOOD
 from bench.resolve.machine import Machine
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
-from sweeps.execution import RunMaker
-from sweeps.progress import SweepStopped, one_at_a_time
-from sweeps.resume import PastRun, PlannedRun
+from sweeps.progress import Subscriber, one_at_a_time
 
+T = TypeVar("T")
 Kind = Literal["cores", "devices"]
 _LOOK_SECONDS = 0.5
 
@@ -67,16 +65,55 @@ class _Need:
         return cls("cores", count, state_bytes_of_all_ranks(run) or 0)
 
 
-class Room:
-    """What is free of the machine. Runs on cores and runs on devices never overlap."""
+class OneAtATime:
+    """Every block has the whole machine, one after the other, in this thread."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to wait for."""
+
+    def take(self, _number: int, _run: ResolvedRun, _stop: threading.Event) -> None:
+        """The whole machine is free."""
+
+    def start(self, _number: int, work: Callable[[], T], _stop: threading.Event) -> Callable[[], T]:
+        """Do `work`; what was returned gives its result."""
+        result = work()
+        return lambda: result
+
+    def guarded(self, publish: Subscriber) -> Subscriber:
+        """`publish` as the blocks may call it."""
+        return publish
+
+
+class ResourcePool:
+    """What is free of the machine, and the blocks that go on side by side on what they took.
+
+    Runs on cores and runs on devices never overlap.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._taken: dict[int, tuple[_Need, tuple[str, ...]]] = {}
         self._changed = threading.Condition()
+        most = max(len(parts.cores), len(parts.devices), 1)
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="packed")
+
+    @classmethod
+    def of_this_machine(cls) -> Self:
+        """All of it."""
+        return cls(Parts.of_this_machine())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for what has been started."""
+        self._threads.shutdown()
 
     def take(self, number: int, run: ResolvedRun, stop: threading.Event) -> Share | None:
-        """Wait for room for run `number`; None for a run that takes the whole machine.
+        """Wait for the resources of run `number`; None for a run that takes the whole machine.
 
         Also None once `stop` is set: look at it.
         """
@@ -103,75 +140,23 @@ class Room:
         used = {name for _, names in self._taken.values() for name in names}
         return tuple(name for name in self._parts.of(need.kind) if name not in used)
 
-    def give_back(self, number: int) -> None:
-        """Run `number` is over."""
-        with self._changed:
-            self._taken.pop(number, None)
-            self._changed.notify_all()
+    def start(self, number: int, work: Callable[[], T], stop: threading.Event) -> Callable[[], T]:
+        """Begin `work` with what `take` took; what is returned waits for its result."""
 
-    @property
-    def most_at_once(self) -> int:
-        """Runs that can go on side by side."""
-        return max(len(self._parts.cores), len(self._parts.devices), 1)
+        def released() -> T:
+            try:
+                return work()
+            except BaseException:
+                # What cannot be kept ends the sweep; the records of the others say so.
+                stop.set()
+                raise
+            finally:
+                with self._changed:
+                    self._taken.pop(number, None)
+                    self._changed.notify_all()
 
+        return self._threads.submit(released).result
 
-class _Packed:
-    """The runs of one call."""
-
-    def __init__(self, maker: RunMaker, total: int, room: Room, max_failures: int | None) -> None:
-        self._maker = replace(maker, publish=one_at_a_time(maker.publish))
-        self._total = total
-        self._room = room
-        self._max_failures = max_failures
-        self._failures = 0
-        self._lock = threading.Lock()
-        self.why_stop = ""
-
-    def run(self, number: int, run: PlannedRun, share: Share | None) -> PastRun:
-        try:
-            past = self._maker.run(run, number, self._total, share=share)
-        except BaseException:
-            # What cannot be kept ends the sweep: the others are ended, and their records say so.
-            self._maker.stop.set()
-            raise
-        else:
-            with self._lock:
-                self._judge(past)
-            return past
-        finally:
-            self._room.give_back(number)
-
-    def _judge(self, past: PastRun) -> None:
-        self._failures += past.state not in FINISHED_GOOD
-        if past.wrong_code and past.arm is not None:
-            self.why_stop = f"arm {past.arm} is not the code that was prepared any more; run again"
-        elif self._max_failures is not None and self._failures >= self._max_failures:
-            some = f"{self._failures} failed run{'s' if self._failures > 1 else ''}"
-            self.why_stop = f"{some}, as many as --max-failures"
-
-
-def run_packed(
-    maker: RunMaker,
-    runs: Sequence[PlannedRun],
-    max_failures: int | None,
-    parts: Parts | None = None,
-) -> list[PastRun]:
-    """As `run_one_by_one`, with as many at once as the machine has parts for.
-
-    parts: of the machine; None looks at this one.
-    """
-    room = Room(parts or Parts.of_this_machine())
-    packed = _Packed(maker, len(runs), room, max_failures)
-    started: list[Future[PastRun]] = []
-    with ThreadPoolExecutor(room.most_at_once, thread_name_prefix="packed") as threads:
-        try:
-            for number, run in enumerate(runs, start=1):
-                share = room.take(number, run.cell.of(run.arm), maker.stop)
-                if maker.stop.is_set() or packed.why_stop:
-                    maker.publish(SweepStopped(packed.why_stop or "interrupted"))
-                    break
-                started.append(threads.submit(packed.run, number, run, share))
-        except BaseException:
-            maker.stop.set()
-            raise
-    return [future.result() for future in started]
+    def guarded(self, publish: Subscriber) -> Subscriber:
+        """One call at a time."""
+        return one_at_a_time(publish)

@@ -19,15 +19,8 @@ from sweeps.following import Follower
 from sweeps.jobs import JobArray, see_jobs, settle, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Subscriber, SweepStarted, ignore
-from sweeps.resume import PastRun, Progressed
-from sweeps.runner import (
-    RunOptions,
-    SweepOutcome,
-    again_lines,
-    as_recorded,
-    look_at_blocks,
-    look_at_runs,
-)
+from sweeps.resume import PastRun, Progressed, RunOptions
+from sweeps.runner import SweepOutcome, again_lines, as_recorded, look
 from sweeps.submitting import Submission, Submitter
 
 
@@ -52,23 +45,25 @@ def run_queued(
         plan = _kept(plan, whole, store, options)
         seen = see_jobs(store, plan.id, submission.queue)
         settle(store, plan.id, seen)
-        before = _look(plan, maker, options)
+        before = look(plan, maker, options)
         missing = _missing_by_cell(before)
         adopted = {
             cell: job
             for cell, (job, array) in seen.cells.items()
             if cell in missing and _same(plan, array, cell)
         }
-        again = again_lines(before.missing, maker)
+        again = again_lines(before.missing_runs, maker)
         publish(
-            SweepStarted(plan.id, len(before.missing), len(before.done), len(before.failed), again)
+            SweepStarted(
+                plan.id, len(before.missing_runs), len(before.done), len(before.failed), again
+            )
         )
         known = {run_id for run_id, _, one in store.statuses(plan.id) if one.state != "running"}
         to_submit = {cell: runs for cell, runs in missing.items() if cell not in adopted}
         jobs = {*adopted.values(), *Submitter(submission, plan, store, options).submit(to_submit)}
-        follower = Follower(maker, submission, jobs, told=known, total=len(before.missing))
+        follower = Follower(maker, submission, jobs, told=known, total=len(before.missing_runs))
         follower.follow(len(adopted))
-        after = _look(plan, maker, replace(options, force=False, retry_failed=False))
+        after = look(plan, maker, replace(options, force=False, retry_failed=False))
         return _outcome(maker, before, after, known)
 
 
@@ -86,7 +81,7 @@ def write_scripts(
     maker = RunMaker(plan.id, store, sides, Event(), ignore)
     with store.lock():
         plan = _kept(plan, whole, store, options)
-        cells = _missing_by_cell(_look(plan, maker, options))
+        cells = _missing_by_cell(look(plan, maker, options))
         return Submitter(submission, plan, store, options).write_scripts(cells, script)
 
 
@@ -98,16 +93,9 @@ def _kept(plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions) -> 
     return plan
 
 
-def _look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
-    if not plan.interleaved:
-        return look_at_runs(plan, maker, options)
-    blocks = look_at_blocks(plan, maker, options)
-    return Progressed(blocks.missing_runs, blocks.done, blocks.failed)
-
-
 def _missing_by_cell(found: Progressed) -> dict[str, int]:
     """Cell -> number of its missing runs."""
-    return dict(Counter(run.cell.id for run in found.missing))
+    return dict(Counter(run.cell.id for run in found.missing_runs))
 
 
 def _same(plan: Plan, array: JobArray, cell: str) -> bool:
@@ -126,7 +114,7 @@ def _outcome(
         if run_id not in known and s.state != "running"
     ]
     decided = {run.run_id for run in (*after.done, *after.failed)}
-    missing = {(run.cell.id, run.repeat, run.arm) for run in after.missing}
+    missing = {(run.cell.id, run.repeat, run.arm) for run in after.missing_runs}
     cut_short = {
         where: run
         for run in new

@@ -1,8 +1,10 @@
-"""Which runs of a plan are there already.
+"""Which blocks of a plan are there already.
 
-A run counts as done only for the same resolved configuration AND the same code, and only while its
-record is whole: a damaged one is measured again. A run that failed with both unchanged would fail
-again, so it is not repeated unasked; one that was interrupted is.
+A block is done only as a whole: every arm finished, in one attempt, with today's configuration and
+code, and its record undamaged. Otherwise all of it runs again, the arms that had finished included:
+they were measured at another time than what they are to be compared with. What failed with
+configuration and code unchanged would fail again, so it is not repeated unasked; what was
+interrupted is, and so is a block of several arms that a fault cost, a few times.
 
 What has a record and runs again is told why, in words: nothing is repeated silently.
 """
@@ -14,19 +16,38 @@ from dataclasses import dataclass
 
 from bench.record import FINISHED_GOOD, STOPPED, RunRecord
 from bench.spec import ResolvedRun
-from sweeps.plan import Plan, PlannedCell
+from sweeps.blocks import Block, PlannedRun, planned_blocks
+from sweeps.plan import Plan
 
 CodeIdentity = Callable[[ResolvedRun], str]
 UNFINISHED = STOPPED | {"running"}
+# Anything else that fails (out of memory, NaN, unsupported) would fail again with the same code.
+FAULTS = STOPPED | {"crashed", "timeout", "hang"}
+DEFAULT_BLOCK_RETRIES = 2
+
+Attempt = dict[str | None, RunRecord]
+"""Arm -> its newest run in one attempt at a block."""
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One run that the plan asks for; `arm` None where the plan has no arms."""
+class RunOptions:
+    """What to run again, and when to give up.
 
-    cell: PlannedCell
-    repeat: int
-    arm: str | None = None
+    force: every run, done or not. retry_failed: runs whose record says they failed.
+    max_failures: stop after so many failed runs of this call; None never stops. block_retries: how
+    often a block of several arms that a fault cost is started again. seed: of the order of the
+    arms; None is the recorded one, or a new one that is recorded.
+    """
+
+    force: bool = False
+    retry_failed: bool = False
+    max_failures: int | None = None
+    block_retries: int = DEFAULT_BLOCK_RETRIES
+    seed: int | None = None
+
+    def retries_of(self, block: Block) -> int:
+        """How often a fault may cost `block`: a single run may be repeated at any time."""
+        return self.block_retries if block.compares else 0
 
 
 @dataclass(frozen=True)
@@ -46,50 +67,77 @@ class PastRun:
 
 
 @dataclass(frozen=True)
-class Progressed:
-    """The runs of a plan by what is known of them; every run is in exactly one of the three."""
+class MissingBlock:
+    """A block to run.
 
-    missing: tuple[PlannedRun, ...]
+    attempt: the number of its next attempt, counting all that were ever started. faults: attempts
+    that were lost with the code of today, and so count against the retries.
+    """
+
+    block: Block
+    attempt: int = 1
+    faults: int = 0
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """The blocks of a plan by what is known of them; every block is in exactly one of the three.
+
+    done and failed: as runs, one of every arm, or the one that failed.
+    """
+
+    missing: tuple[MissingBlock, ...]
     done: tuple[PastRun, ...]
     failed: tuple[PastRun, ...]
 
-
-def planned_runs(plan: Plan) -> Iterable[PlannedRun]:
-    """Every run, first repeats first: repeats of one cell are spread over the whole sweep.
-
-    With arms, all runs of the first arm, then all of the next (`sweeps.interleave` has the other
-    order).
-    """
-    most = max((cell.repeats for cell in plan.cells), default=0)
-    arms: tuple[str | None, ...] = tuple(arm.name for arm in plan.arms) or (None,)
-    for arm in arms:
-        for repeat in range(most):
-            for cell in plan.cells:
-                if repeat < cell.repeats:
-                    yield PlannedRun(cell, repeat, arm)
+    @property
+    def missing_runs(self) -> tuple[PlannedRun, ...]:
+        """Of the missing blocks, in their order."""
+        return tuple(run for one in self.missing for run in one.block.runs)
 
 
 def compare_with_records(
-    plan: Plan, records: Iterable[RunRecord], code_of: Callable[[PlannedRun], str]
+    plan: Plan,
+    records: Iterable[RunRecord],
+    code_of: Callable[[PlannedRun], str],
+    options: RunOptions,
+    counts: Callable[[RunRecord], bool] = lambda _: True,
 ) -> Progressed:
-    """Sort the runs of `plan` by what `records` (oldest first, of this sweep) say.
+    """Sort the blocks of `plan` by what `records` (oldest first, of this sweep) say.
 
     A good record outweighs a failed one of the same configuration and code, whichever is newer. One
     of a run that was packed has no times, and counts only where runs are packed.
+
+    Args:
+        plan: what is asked for.
+        records: all runs of the sweep.
+        code_of: names the code of a run today.
+        options: what runs again all the same.
+        counts: False for records that are looked at for the numbers of attempts alone.
     """
-    past = _deciding_records(records, packed=plan.pack)
-    missing: list[PlannedRun] = []
+    known = _by_configuration(records)
+    missing: list[MissingBlock] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
-    for run in planned_runs(plan):
-        config_hash = run.cell.of(run.arm).config_hash
-        found = past.get((config_hash, run.repeat, run.arm, code_of(run)))
-        if found is None:
-            missing.append(run)
+    for block in planned_blocks(plan):
+        own = [record for record in _runs_of(block, known) if counts(record)]
+        if not plan.pack:
+            own = [record for record in own if not record.status.packed]
+        attempts = [] if options.force else _attempts(block, own, code_of)
+        complete = next((a for a in reversed(attempts) if _is_complete(block, a)), None)
+        if complete is not None:
+            done += [_past(block, complete[arm]) for arm in block.arms]
             continue
-        status = found.status
-        known = PastRun(run.cell.id, run.repeat, found.run_id, status.state, status.reason, run.arm)
-        (done if known.state in FINISHED_GOOD else failed).append(known)
+        lost = [run for attempt in attempts if (run := _failure(attempt)) is not None]
+        final = lost and (
+            lost[-1].status.state not in FAULTS or len(lost) > options.retries_of(block)
+        )
+        if final and not options.retry_failed:
+            failed.append(_past(block, lost[-1]))
+        else:
+            faults = 0 if options.retry_failed else len(lost)
+            started = _attempts_started(block, known) if block.compares else 0
+            missing.append(MissingBlock(block, started + 1, faults))
     return Progressed(tuple(missing), tuple(done), tuple(failed))
 
 
@@ -106,26 +154,82 @@ def remembered(code_identity: CodeIdentity) -> CodeIdentity:
     return ask
 
 
-def _deciding_records(
-    records: Iterable[RunRecord], *, packed: bool
-) -> dict[tuple[str, int, str | None, str], RunRecord]:
-    """The record that counts, by configuration, repeat, arm and code. Runs of blocks never do."""
-    deciding: dict[tuple[str, int, str | None, str], RunRecord] = {}
+_Known = Mapping[tuple[str, int], Sequence[RunRecord]]
+"""(configuration, repeat) -> its runs, oldest first."""
+
+
+def _by_configuration(records: Iterable[RunRecord]) -> _Known:
+    found: dict[tuple[str, int], list[RunRecord]] = {}
     for record in records:
+        key = record.resolved.config_hash, record.status.repeat
+        found.setdefault(key, []).append(record)
+    return found
+
+
+def _runs_of(block: Block, known: _Known) -> list[RunRecord]:
+    """Runs that were made for `block`, of each arm's own configuration.
+
+    Runs made one by one and runs of blocks that compare never stand in for each other. Two cells
+    may have one arm's run in common, so where arms differ the configuration does not name the cell.
+    """
+    cell = block.cell
+    return [
+        record
+        for config in dict.fromkeys(cell.of(arm).config_hash for arm in block.arms)
+        for record in known.get((config, block.number), ())
+        if (record.status.attempt is not None) == block.compares
+        and record.status.arm in block.arms
+        and cell.of(record.status.arm).config_hash == config
+        and (not cell.by_arm or record.status.cell == cell.id)
+    ]
+
+
+def _attempts_started(block: Block, known: _Known) -> int:
+    """The highest number of an attempt at `block` so far, under any configuration of its cell.
+
+    Numbers are never used twice: runs of one attempt belong together, whatever arms they are of.
+    """
+    return max(
+        (
+            int(run.status.attempt or 0)
+            for (config_hash, number), runs in known.items()
+            if number == block.number
+            for run in runs
+            if run.status.cell == block.cell.id or config_hash in block.cell.config_hashes
+        ),
+        default=0,
+    )
+
+
+def _attempts(
+    block: Block, found: Iterable[RunRecord], code_of: Callable[[PlannedRun], str]
+) -> list[Attempt]:
+    """The attempts at a block, oldest first, without runs of other code; a single run is one."""
+    codes = {run.arm: code_of(run) for run in block.runs}
+    attempts: dict[int, Attempt] = {}
+    for count, record in enumerate(found):
         status = record.status
-        if status.state in UNFINISHED or status.attempt is not None:
-            continue
-        if status.code_proof == "mismatch":
-            continue
-        if record.damage or (status.packed and not packed):
-            continue
-        key = (record.resolved.config_hash, status.repeat, status.arm, status.code)
-        before = deciding.get(key)
-        good_before = before is not None and before.status.state in FINISHED_GOOD
-        if good_before and status.state not in FINISHED_GOOD:
-            continue
-        deciding[key] = record
-    return deciding
+        if codes[status.arm] == status.code and status.code_proof != "mismatch":
+            attempts.setdefault(status.attempt or count, {})[status.arm] = record
+    return [attempts[number] for number in sorted(attempts)]
+
+
+def _is_complete(block: Block, attempt: Attempt) -> bool:
+    """Every arm of the block finished, and its record is whole."""
+    return all(arm in attempt and attempt[arm].is_whole for arm in block.arms)
+
+
+def _failure(attempt: Attempt) -> RunRecord | None:
+    """The run that cost an attempt; None if it was stopped."""
+    settled = {*FINISHED_GOOD, *UNFINISHED}
+    return next((run for run in attempt.values() if run.status.state not in settled), None)
+
+
+def _past(block: Block, record: RunRecord) -> PastRun:
+    status = record.status
+    return PastRun(
+        block.cell.id, block.number, record.run_id, status.state, status.reason, status.arm
+    )
 
 
 _MAX_NAMED = 3

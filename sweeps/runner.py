@@ -1,66 +1,47 @@
-"""Runs what is missing of a plan, one run after another, and keeps a record of each.
+"""Runs what is missing of a plan, block by block, and keeps a record of every run.
 
-A failed run is a record and the sweep goes on. A set `stop` event ends the current run and the
-sweep. What cannot be kept (a full disk) ends the sweep: measuring on would be measuring nothing.
+A failed run is a record and the sweep goes on. If a fault costs a block of several arms, all of
+them run again, as they are compared with each other; where such a block fails for good, its cell is
+over for this call: its other blocks would most likely fail too, and every attempt costs a run of
+every arm. A set `stop` event ends the current runs and the sweep. What cannot be kept (a full disk)
+ends the sweep: measuring on would be measuring nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from threading import Event
+from functools import partial
+from threading import Event, Lock
 
 from bench.errors import UsageError
+from bench.launch.share import Share
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
-from sweeps.block_resume import (
-    BlocksProgressed,
-    MissingBlock,
-    attempts_started,
-    compare_blocks,
-    runs_by_block,
-)
-from sweeps.block_runner import run_blocks
+from sweeps.blocks import Block, PlannedRun, draw_seed
 from sweeps.execution import RunMaker, Sides
-from sweeps.interleave import draw_seed, planned_blocks
-from sweeps.packing import run_packed
+from sweeps.packing import OneAtATime, ResourcePool
 from sweeps.plan import Plan
-from sweeps.progress import Subscriber, SweepStarted, SweepStopped, ignore
+from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
+    FAULTS,
+    MissingBlock,
     PastRun,
-    PlannedRun,
     Progressed,
+    RunOptions,
     compare_with_records,
     lines_of_repeats,
-    planned_runs,
 )
-
-DEFAULT_BLOCK_RETRIES = 2
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What to run again, and when to give up.
-
-    force: every run, done or not. retry_failed: runs whose record says they failed.
-    max_failures: stop after so many failed runs of this call; None never stops. block_retries: how
-    often an interleaved block that a fault cost is started again. seed: of the order of the arms;
-    None is the recorded one, or a new one that is recorded.
-    """
-
-    force: bool = False
-    retry_failed: bool = False
-    max_failures: int | None = None
-    block_retries: int = DEFAULT_BLOCK_RETRIES
-    seed: int | None = None
+from sweeps.turns import possible_turns, run_in_turns
+from sweeps.until_decided import Chooser, GrowingPlan
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
     """What a call did. `ran` holds the new records, `before` the reused ones.
 
-    `lost`: new records of interleaved blocks that were started again, or given up; the run that
-    ended a block that was given up is in `ran`.
+    `lost`: new records of blocks that were started again, or given up; the run that ended a block
+    that was given up is in `ran`.
     """
 
     ran: tuple[PastRun, ...]
@@ -97,6 +78,7 @@ def run_sides(
     whole: Plan | None = None,
     stop: Event | None = None,
     publish: Subscriber = ignore,
+    chooser: Chooser | None = None,
 ) -> SweepOutcome:
     """Run what is missing of `plan`, holding the lock of the results folder.
 
@@ -108,18 +90,37 @@ def run_sides(
         whole: the plan to keep in the results folder where `plan` is a selection of it.
         stop: set it to end the current run and the sweep.
         publish: receives progress.
+        chooser: asked for the cell of every block, instead of the repeats of an interleaved plan.
 
     Raises:
         UsageError: another runner holds the folder, or the blocks were drawn with another seed.
         NothingMeasuredError: the results folder cannot be written (a full disk).
     """
-    stop = stop or Event()
     options = options or RunOptions()
-    maker = RunMaker(plan.id, store, sides, stop, publish)
+    maker = RunMaker(plan.id, store, sides, stop or Event(), publish)
     with store.lock():
-        plan, whole = as_recorded(plan, whole or plan, store, options)
-        store.write_plan(plan.id, whole.to_document())
-        return (_run_interleaved if plan.interleaved else _run_each)(plan, maker, options)
+        asked = replace(whole or plan, until_decided=True) if chooser else whole or plan
+        plan, whole = as_recorded(plan, asked, store, options)
+        if chooser is None:
+            store.write_plan(plan.id, whole.to_document())
+            found = look(plan, maker, options)
+            missing: Iterable[MissingBlock] = found.missing
+            total, again = len(found.missing_runs), again_lines(found.missing_runs, maker)
+        else:
+            found = look(GrowingPlan.of_all_blocks(plan), maker, options)
+            missing = GrowingPlan(whole, store, found).blocks_for(chooser)
+            total, again = chooser.expected_blocks * len(plan.arms), ()
+        expected = None if chooser else total
+        publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
+        ran = run_blocks(maker, missing, options, plan=plan, total=total, chooser=chooser)
+        return SweepOutcome(
+            ran=tuple(ran.ended),
+            done_before=found.done,
+            failed_before=found.failed,
+            not_started=0 if chooser else total - ran.started,
+            interrupted=maker.stop.is_set(),
+            lost=tuple(ran.lost),
+        )
 
 
 def as_recorded(
@@ -156,109 +157,196 @@ def _seed(plan: Plan, known_plan: Plan | None, options: RunOptions) -> int | Non
     return draw_seed() if known is None else known
 
 
-def _run_each(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
-    found = look_at_runs(plan, maker, options)
-    again = again_lines(found.missing, maker)
-    maker.publish(
-        SweepStarted(plan.id, len(found.missing), len(found.done), len(found.failed), again)
-    )
-    make = run_packed if plan.pack else run_one_by_one
-    ran = make(maker, found.missing, options.max_failures)
-    return SweepOutcome(
-        ran=tuple(ran),
-        done_before=found.done,
-        failed_before=found.failed,
-        not_started=len(found.missing) - len(ran),
-        interrupted=maker.stop.is_set(),
-    )
-
-
-def _run_interleaved(plan: Plan, maker: RunMaker, options: RunOptions) -> SweepOutcome:
-    found = look_at_blocks(plan, maker, options)
-    arms = len(plan.arms)
-    to_run = len(found.missing_runs)
-    again = again_lines(found.missing_runs, maker)
-    maker.publish(SweepStarted(plan.id, to_run, len(found.done), len(found.failed), again))
-    ran = run_blocks(
-        maker,
-        found.missing,
-        total=to_run,
-        retries=options.block_retries,
-        max_failures=options.max_failures,
-        turns=plan.turns,
-    )
-    return SweepOutcome(
-        ran=tuple(ran.ended),
-        done_before=found.done,
-        failed_before=found.failed,
-        not_started=(len(found.missing) - ran.started) * arms,
-        interrupted=maker.stop.is_set(),
-        lost=tuple(ran.lost),
-    )
-
-
 def again_lines(runs: Sequence[PlannedRun], maker: RunMaker) -> tuple[str, ...]:
     """Why runs that have a record run again, a line per reason."""
     records = maker.store.records(sweep=maker.sweep) if runs else ()
     return lines_of_repeats(runs, records, maker.code_before())
 
 
-def look_at_runs(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
-    """The runs of a plan without blocks, by what is known of them."""
-    if options.force:
-        return Progressed(tuple(planned_runs(plan)), (), ())
+def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
+    """The blocks of a plan, by what the results folder knows of them."""
     records = maker.store.records(sweep=plan.id)
-    found = compare_with_records(plan, records, maker.code_before())
-    if not options.retry_failed:
-        return found
-    again = {(run.cell, run.repeat, run.arm) for run in found.failed}
-    again |= {(run.cell.id, run.repeat, run.arm) for run in found.missing}
-    missing = tuple(
-        run for run in planned_runs(plan) if (run.cell.id, run.repeat, run.arm) in again
-    )
-    return Progressed(missing, found.done, ())
+    return compare_with_records(plan, records, maker.code_before(), options)
 
 
-def look_at_blocks(plan: Plan, maker: RunMaker, options: RunOptions) -> BlocksProgressed:
-    """The blocks of an interleaved plan, by what is known of them."""
-    records = list(maker.store.records(sweep=plan.id))
-    if not options.force:
-        return compare_blocks(
-            plan,
-            records,
-            maker.code_before(),
-            retries=options.block_retries,
-            retry_failed=options.retry_failed,
+@dataclass(frozen=True)
+class BlocksRun:
+    """What a call did.
+
+    ended: runs of complete blocks, and the one that ended each failed block. lost: all other runs
+    of blocks that were lost. started: runs of the blocks that were begun.
+    """
+
+    ended: tuple[PastRun, ...] = ()
+    lost: tuple[PastRun, ...] = ()
+    started: int = 0
+
+    def __add__(self, other: BlocksRun) -> BlocksRun:
+        """Both."""
+        return BlocksRun(
+            self.ended + other.ended, self.lost + other.lost, self.started + other.started
         )
-    known = runs_by_block(records)
-    missing = tuple(
-        MissingBlock(block, 1 + attempts_started(block, known)) for block in planned_blocks(plan)
-    )
-    return BlocksProgressed(missing, (), ())
 
 
-def run_one_by_one(
-    maker: RunMaker, runs: tuple[PlannedRun, ...], max_failures: int | None
-) -> list[PastRun]:
-    """Make `runs`, until all are made or there is a reason to stop."""
-    ended: list[PastRun] = []
-    failures = 0
-    for position, run in enumerate(runs, start=1):
-        if maker.stop.is_set():
-            maker.publish(SweepStopped("interrupted"))
-            break
-        past = maker.run(run, position, len(runs))
-        ended.append(past)
-        failures += past.state not in FINISHED_GOOD
-        if past.wrong_code and run.arm is not None:
-            reason = f"arm {run.arm} is not the code that was prepared any more; run again"
-            maker.publish(SweepStopped(reason))
-            break
-        if max_failures is not None and failures >= max_failures and position < len(runs):
-            maker.publish(
-                SweepStopped(
-                    f"{failures} failed run{'s' if failures > 1 else ''}, as many as --max-failures"
+def run_blocks(
+    maker: RunMaker,
+    missing: Iterable[MissingBlock],
+    options: RunOptions,
+    *,
+    plan: Plan,
+    total: int,
+    chooser: Chooser | None = None,
+) -> BlocksRun:
+    """Run every block of `missing`, in order.
+
+    Args:
+        maker: makes single runs.
+        missing: what to run; may be decided on while it runs.
+        options: how often a block that a fault cost is started again, and when to give up.
+        plan: of the blocks: whether runs go on side by side, and how many turns arms take.
+        total: runs that this will probably be, for the progress.
+        chooser: told about every block that has ended.
+    """
+    return _Blocks(maker, options, plan, total, chooser).run(missing)
+
+
+class _Blocks:
+    """The state of one call."""
+
+    def __init__(
+        self,
+        maker: RunMaker,
+        options: RunOptions,
+        plan: Plan,
+        total: int,
+        chooser: Chooser | None,
+    ) -> None:
+        self._slots = ResourcePool.of_this_machine() if plan.pack else OneAtATime()
+        self._maker = replace(maker, publish=self._slots.guarded(maker.publish))
+        self._options = options
+        self._turns_asked = plan.turns
+        self._turns: dict[str, int] = {}
+        self._total = total
+        self._chooser = chooser
+        self._position = 0
+        self._given_up: set[str] = set()
+        self._failures = 0
+        self._why_stop = ""
+        self._wrong_code = False
+        self._lock = Lock()
+
+    def run(self, missing: Iterable[MissingBlock]) -> BlocksRun:
+        """Run them until there are no more or there is a reason to stop."""
+        stop, begun = self._maker.stop, []
+        with self._slots as slots:
+            for number, one in enumerate(missing):
+                if one.block.cell.id in self._given_up:
+                    continue
+                share = slots.take(number, one.block.cell.of(one.block.arms[0]), stop)
+                if not (stop.is_set() or self._why_stop):
+                    begun.append(slots.start(number, partial(self._run_block, one, share), stop))
+                if stop.is_set() or self._why_stop:
+                    break
+        result = sum((block() for block in begun), BlocksRun())
+        is_early = self._wrong_code or self._chooser is not None or result.started < self._total
+        if stop.is_set() or (self._why_stop and is_early):
+            self._maker.publish(SweepStopped("interrupted" if stop.is_set() else self._why_stop))
+        return result
+
+    def _run_block(self, one: MissingBlock, share: Share | None) -> BlocksRun:
+        """Run one block until it is complete or given up."""
+        with self._lock:
+            first, self._position = self._position + 1, self._position + len(one.block.arms)
+        runs, lost = self._attempts(one, first, share)
+        complete = _is_complete(one.block, runs)
+        if self._chooser is not None:
+            self._chooser.block_ended(one.block.cell.id, runs if complete else None)
+        if complete:
+            return BlocksRun(tuple(runs), tuple(lost), len(one.block.arms))
+        # A run that was stopped is reported where all were: then it is no fault of its block.
+        stopped = [run for run in runs if run.state in STOPPED]
+        ended = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED] or stopped
+        lost += [run for run in runs if run not in ended]
+        return BlocksRun(tuple(ended), tuple(lost), len(one.block.arms))
+
+    def _attempts(
+        self, one: MissingBlock, first: int, share: Share | None
+    ) -> tuple[list[PastRun], list[PastRun]]:
+        """The runs of the last attempt, and those of the ones before."""
+        block, faults, attempt = one.block, one.faults, one.attempt
+        lost: list[PastRun] = []
+        while True:
+            runs = self._attempt(block, attempt, first, share)
+            last = runs[-1]
+            if _is_complete(block, runs) or self._maker.stop.is_set():
+                return runs, lost
+            if last.wrong_code and last.arm is not None:
+                self._wrong_code = True
+                self._why_stop = (
+                    f"arm {last.arm} is not the code that was prepared any more; run again"
                 )
+                return runs, lost
+            faults += 1
+            again = last.state in FAULTS and faults <= self._options.retries_of(block)
+            if last.state == "out_of_memory" and self._turns_of(block) > 1:
+                self._turns[block.cell.id] = 1
+                self._maker.publish(
+                    Remark(f"{block.cell.id}: no turns any more; its arms may fit one by one")
+                )
+                again = True
+            if block.compares:
+                lost_one = (block.cell.id, block.number, attempt, last.arm or "", last.state, again)
+                self._maker.publish(BlockLost(*lost_one))
+            if not again:
+                self._give_up(block)
+                return runs, lost
+            lost += runs
+            attempt += 1
+
+    def _give_up(self, block: Block) -> None:
+        """Count a block that failed for good; it ends the other blocks of its cell."""
+        most = self._options.max_failures
+        with self._lock:
+            self._failures += 1
+            if block.compares:
+                self._given_up.add(block.cell.id)
+            if most is not None and self._failures >= most:
+                some = f"{self._failures} failed run{'s' if self._failures > 1 else ''}"
+                self._why_stop = f"{some}, as many as --max-failures"
+
+    def _attempt(
+        self, block: Block, attempt: int, first: int, share: Share | None
+    ) -> list[PastRun]:
+        """The runs of one attempt; it ends with the first that fails or is stopped."""
+        turns = self._turns_of(block)
+        total = max(first + len(block.arms) - 1, self._total)
+        if turns > 1:
+            return run_in_turns(
+                self._maker, block, attempt, turns=turns, position=first, total=total
             )
-            break
-    return ended
+        runs: list[PastRun] = []
+        for position, run in enumerate(block.runs, start=first):
+            number = attempt if block.compares else None
+            runs.append(self._maker.run(run, position, total, number, share=share))
+            if runs[-1].state not in FINISHED_GOOD or self._maker.stop.is_set():
+                break
+        return runs
+
+    def _turns_of(self, block: Block) -> int:
+        """Of its cell; said once where it is not what was asked for."""
+        cell, sides = block.cell, self._maker.sides
+        if not block.compares or self._turns_asked <= 1:
+            return 1
+        if cell.id not in self._turns:
+            self._turns[cell.id], why = possible_turns(
+                self._turns_asked,
+                {str(arm): cell.of(arm) for arm in block.arms},
+                {str(arm): sides[arm].code for arm in block.arms},
+            )
+            if why:
+                self._maker.publish(Remark(f"{cell.id}: {why}"))
+        return self._turns[cell.id]
+
+
+def _is_complete(block: Block, runs: Sequence[PastRun]) -> bool:
+    return len(runs) == len(block.arms) and runs[-1].state in FINISHED_GOOD

@@ -18,7 +18,7 @@ from bench.store.results_store import ResultsStore
 from bench.store.run_folder import utc_now
 from sweeps.jobs import Codes, JobArray, new_name
 from sweeps.plan import Plan
-from sweeps.runner import RunOptions
+from sweeps.resume import RunOptions
 
 # What a run takes beside its own limit: ranks load torch, a record is written.
 _BESIDE_SECONDS = 180.0

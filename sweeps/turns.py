@@ -19,10 +19,10 @@ from bench.launch.turns import Turnstile
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
+from sweeps.blocks import Block
 from sweeps.execution import RunMaker
-from sweeps.interleave import PlannedBlock
 from sweeps.progress import one_at_a_time
-from sweeps.resume import PastRun, PlannedRun
+from sweeps.resume import PastRun
 
 LEAST_STEPS = 3
 """Of a turn: fewer have no median worth the name."""
@@ -71,7 +71,7 @@ def _obstacle(runs: Mapping[str, ResolvedRun], codes: Mapping[str, RankCode | No
 
 
 def run_in_turns(
-    maker: RunMaker, block: PlannedBlock, attempt: int, *, turns: int, position: int, total: int
+    maker: RunMaker, block: Block, attempt: int, *, turns: int, position: int, total: int
 ) -> list[PastRun]:
     """One attempt at `block`: a run of every arm, a failed one last.
 
@@ -85,20 +85,15 @@ def run_in_turns(
         position: of its first run among `total`, for the progress.
         total: runs of this call.
     """
-    stops = {arm: PartialStop(maker.stop) for arm in block.order}
+    stops = {str(arm): PartialStop(maker.stop) for arm in block.arms}
     publish = one_at_a_time(maker.publish)
-    ranks = {arm: block.cell.of(arm).launch.ranks for arm in block.order}
+    ranks = {str(arm): block.cell.of(arm).launch.ranks for arm in block.arms}
     with Turnstile(ranks, turns) as turnstile, ThreadPoolExecutor(len(ranks)) as threads:
         started: dict[Future[PastRun], str] = {}
-        for offset, arm in enumerate(block.order):
-            one = threads.submit(
-                replace(maker, stop=stops[arm], publish=publish).run,
-                PlannedRun(block.cell, block.number, arm),
-                position + offset,
-                total,
-                attempt,
-                seat=turnstile.seats[arm],
-            )
+        for number, run in enumerate(block.runs, start=position):
+            arm = str(run.arm)
+            own = replace(maker, stop=stops[arm], publish=publish)
+            one = threads.submit(own.run, run, number, total, attempt, seat=turnstile.seats[arm])
             started[one] = arm
         for ended in as_completed(started):
             why = _why_lost(ended)

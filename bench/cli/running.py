@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
@@ -21,15 +21,14 @@ from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
-from sweeps.execution import RunMaker, Sides
+from sweeps.execution import Sides
 from sweeps.jobs import without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
 from sweeps.queued import run_queued, write_scripts
-from sweeps.resume import PastRun
-from sweeps.runner import DEFAULT_BLOCK_RETRIES, RunOptions, SweepOutcome, run_sides
+from sweeps.resume import DEFAULT_BLOCK_RETRIES, PastRun, RunOptions
+from sweeps.runner import SweepOutcome, run_sides
 from sweeps.submitting import Submission
-from sweeps.until_decided import run_until_decided
 
 if TYPE_CHECKING:
     from bench.cli.budgeting import BlockBudget
@@ -253,24 +252,19 @@ def run_planned(
             last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
-        if budget is None:
-            return make(
-                plans.chosen,
-                store,
-                sides=sides,
-                options=options.of_runs,
-                whole=plans.whole,
-                stop=stop,
-                publish=publish,
-            )
-        budget.publish = publish
-        return run_until_decided(
+        asked: dict[str, Any] = {}
+        if budget is not None:
+            budget.publish = publish
+            asked["chooser"] = budget
+        return make(
             plans.chosen,
-            RunMaker(plans.chosen.id, store, sides, stop, publish),
-            budget,
+            store,
+            sides=sides,
             options=options.of_runs,
             whole=plans.whole,
-            expected_runs=budget.expected_blocks * len(plans.chosen.arms),
+            stop=stop,
+            publish=publish,
+            **asked,
         )
 
 

@@ -19,9 +19,10 @@ from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
 from bench.record import RunOutline
 from bench.store import ResultsStore
+from sweeps.blocks import planned_runs
 from sweeps.jobs import JobsSeen, read_arrays, see_jobs
 from sweeps.plan import Plan
-from sweeps.resume import planned_runs, remembered
+from sweeps.resume import remembered
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm, make_plan
-from sweeps.runner import RunOptions, run_sides
+from sweeps.resume import RunOptions
+from sweeps.runner import run_sides
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 ENGINES = """\

@@ -15,12 +15,13 @@ from bench.errors import UsageError
 from bench.record import RunStatus, StepSample
 from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError
+from sweeps.blocks import planned_blocks
 from sweeps.definition import parse_sweep
 from sweeps.execution import Side
-from sweeps.interleave import planned_blocks
 from sweeps.plan import Plan, PlannedArm, make_plan
 from sweeps.progress import BlockLost, SweepStopped
-from sweeps.runner import RunOptions, SweepOutcome, run_sides
+from sweeps.resume import RunOptions
+from sweeps.runner import SweepOutcome, run_sides
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SWEEP = """\
@@ -104,7 +105,7 @@ def blocks_of(store: ResultsStore, cell: str) -> list[int]:
 def drawn(store: ResultsStore) -> list[Run]:
     """Every run in the order that the recorded plan says."""
     plan = Plan.from_document(store.read_plan("a"))
-    return [(b.cell.id, b.number, arm) for b in planned_blocks(plan) for arm in b.order]
+    return [(b.cell.id, b.number, arm) for b in planned_blocks(plan) for arm in b.arms]
 
 
 def test_the_runs_are_made_in_the_order_that_the_recorded_seed_gives(store, stand) -> None:
@@ -119,7 +120,7 @@ def test_the_records_say_block_arm_and_attempt(store, stand) -> None:
     blocks = complete_blocks(store.records(sweep="a"))
     assert {cell: len(found) for cell, found in blocks.items()} == {"ddp": 2, "mfsdp": 2}
     assert all(is_interleaved(block) for found in blocks.values() for block in found)
-    orders = [(b.cell.id, b.number, b.order) for b in
+    orders = [(b.cell.id, b.number, b.arms) for b in
               planned_blocks(Plan.from_document(store.read_plan("a")))]  # fmt: skip
     assert [(c, n, arm_order(blocks[c][n])) for c, n, _ in orders] == orders
 

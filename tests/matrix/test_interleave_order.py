@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.resolve import Machine
+from sweeps.blocks import arm_order, planned_blocks
 from sweeps.definition import parse_sweep
-from sweeps.interleave import arm_order, planned_blocks
 from sweeps.plan import Plan, PlannedArm, make_plan
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
@@ -79,10 +79,8 @@ def test_the_order_differs_between_seeds_and_between_cells() -> None:
 
 @pytest.mark.parametrize("more", [1, 5])
 def test_more_blocks_do_not_change_the_order_of_the_earlier_ones(more: int) -> None:
-    few = {(b.cell.id, b.number): b.order for b in planned_blocks(plan_with("ab", repeat=4))}
-    many = {
-        (b.cell.id, b.number): b.order for b in planned_blocks(plan_with("ab", repeat=4 + more))
-    }
+    few = {(b.cell.id, b.number): b.arms for b in planned_blocks(plan_with("ab", repeat=4))}
+    many = {(b.cell.id, b.number): b.arms for b in planned_blocks(plan_with("ab", repeat=4 + more))}
     assert few.items() <= many.items()
 
 
@@ -93,15 +91,15 @@ def test_the_blocks_of_one_cell_are_spread_over_the_whole_sweep() -> None:
 
 def test_a_selection_keeps_the_order_of_its_blocks() -> None:
     plan = plan_with("ab", repeat=8)
-    whole = [b.order for b in planned_blocks(plan) if b.cell.id == "fsdp2"]
-    assert [b.order for b in planned_blocks(plan.selected(["fsdp2"]))] == whole
+    whole = [b.arms for b in planned_blocks(plan) if b.cell.id == "fsdp2"]
+    assert [b.arms for b in planned_blocks(plan.selected(["fsdp2"]))] == whole
 
 
 def test_arms_and_seed_survive_plan_json() -> None:
     plan = plan_with("ab", seed=11)
     read = Plan.from_document(plan.to_document())
     assert read == plan
-    assert [b.order for b in planned_blocks(read)] == [b.order for b in planned_blocks(plan)]
+    assert [b.arms for b in planned_blocks(read)] == [b.arms for b in planned_blocks(plan)]
 
 
 def test_a_plan_from_before_there_were_arms_can_be_read() -> None:

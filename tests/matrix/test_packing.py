@@ -18,7 +18,8 @@ from sweeps.execution import Side
 from sweeps.packing import Parts
 from sweeps.plan import Plan, make_plan
 from sweeps.progress import SweepStopped
-from sweeps.runner import RunOptions, SweepOutcome, run_sides
+from sweeps.resume import RunOptions
+from sweeps.runner import SweepOutcome, run_sides
 
 FOUR = Parts(("0", "1", "2", "3"), (), 2**40)
 SWEEP = """\

@@ -20,7 +20,8 @@ from sweeps.jobs import read_arrays, see_jobs, settle, without_secrets
 from sweeps.plan import Plan, make_plan
 from sweeps.progress import Progress, Remark
 from sweeps.queued import run_queued
-from sweeps.runner import RunOptions, SweepOutcome
+from sweeps.resume import RunOptions
+from sweeps.runner import SweepOutcome
 from sweeps.submitting import Submission
 
 TWO = "name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n"

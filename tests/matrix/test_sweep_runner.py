@@ -15,7 +15,8 @@ from sweeps.definition import parse_sweep
 from sweeps.execution import Side
 from sweeps.plan import Plan, make_plan
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
-from sweeps.runner import RunOptions, SweepOutcome, run_sides
+from sweeps.resume import RunOptions
+from sweeps.runner import SweepOutcome, run_sides
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SWEEP = """\

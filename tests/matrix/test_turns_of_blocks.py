@@ -17,7 +17,8 @@ from sweeps import turns
 from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm, PlannedCell
 from sweeps.progress import Remark
-from sweeps.runner import RunOptions, SweepOutcome, run_sides
+from sweeps.resume import RunOptions
+from sweeps.runner import SweepOutcome, run_sides
 from sweeps.turns import possible_turns
 
 ARMS = ("base", "head")

@@ -22,10 +22,10 @@ from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore
 from bench.testing.load_clock import LoadClock, stretched
-from sweeps.block_resume import compare_blocks
 from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm, PlannedCell
-from sweeps.runner import RunOptions, SweepOutcome, run_sides
+from sweeps.resume import RunOptions, compare_with_records
+from sweeps.runner import SweepOutcome, run_sides
 
 pytestmark = pytest.mark.processes
 
@@ -142,9 +142,8 @@ def test_arms_train_one_at_a_time_and_in_reversed_order_every_other_round(arms: 
     first, second = turns[0][0], turns[1][0]
     rounds = [(first, second), (second, first)] * (TURNS // 2)
     assert turns == [(arm, turn) for turn, both in enumerate(rounds) for arm in both]
-    done = compare_blocks(
-        replace(arms.plan, seed=1), records.values(), lambda _: "code", retries=0
-    ).done
+    plan, options = replace(arms.plan, seed=1), RunOptions(block_retries=0)
+    done = compare_with_records(plan, records.values(), lambda _: "code", options).done
     assert [run.arm for run in done] == [first, second]
 
 
