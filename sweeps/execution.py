@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.launch.rank_code import RankCode
 from bench.launch.share import Share
-from bench.launch.turns import Seat
+from bench.launch.turns import Slot
 from bench.record import RunStatus
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import PlannedRun
@@ -20,7 +20,7 @@ from sweeps.resume import CodeIdentity, PastRun, remembered
 Launch = Callable[..., RunStatus]
 """`bench.launch.launch`: starts the ranks of a run and blocks until its record is written.
 
-Called with the resolved run and its folder, `stop`, `on_step`, and `share` and `seat` where a run
+Called with the resolved run and its folder, `stop`, `on_step`, and `share` and `slot` where a run
 has a part of the machine or takes turns.
 """
 
@@ -68,7 +68,7 @@ class RunMaker:
         attempt: int | None = None,
         *,
         share: Share | None = None,
-        seat: Seat | None = None,
+        slot: Slot | None = None,
     ) -> PastRun:
         """Run it, and say how it ended.
 
@@ -78,7 +78,7 @@ class RunMaker:
             total: runs of this call.
             attempt: at the block of several arms that the run belongs to.
             share: the part of this machine that it keeps to.
-            seat: where it takes turns with other runs.
+            slot: where it takes turns with other runs.
 
         Raises:
             NothingMeasuredError: the results folder cannot be written (a full disk).
@@ -114,7 +114,7 @@ class RunMaker:
                 )
             )
             begun = time.monotonic()
-            asked = {"share": share, "seat": seat}
+            asked = {"share": share, "slot": slot}
             given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
             status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **given)
         seconds = time.monotonic() - begun

@@ -74,10 +74,10 @@ class OneAtATime:
     def __exit__(self, *_: object) -> None:
         """Nothing is left to wait for."""
 
-    def take(self, _number: int, _run: ResolvedRun, _stop: threading.Event) -> None:
+    def take(self, _number: int, _run: ResolvedRun) -> None:
         """The whole machine is free."""
 
-    def start(self, _number: int, work: Callable[[], T], _stop: threading.Event) -> Callable[[], T]:
+    def start(self, _number: int, work: Callable[[], T]) -> Callable[[], T]:
         """Do `work`; what was returned gives its result."""
         result = work()
         return lambda: result
@@ -91,28 +91,31 @@ class ResourcePool:
     """What is free of the machine, and the blocks that go on side by side on what they took.
 
     Runs on cores and runs on devices never overlap.
+
+    Args:
+        parts: of the machine.
+        stop: ends the wait, and is set where a block ends with an error: what cannot be kept ends
+            the sweep, and the records of the others say so.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, stop: threading.Event) -> None:
         self._parts = parts
+        self._stop = stop
         self._taken: dict[int, tuple[_Need, tuple[str, ...]]] = {}
         self._changed = threading.Condition()
         most = max(len(parts.cores), len(parts.devices), 1)
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="packed")
 
-    @classmethod
-    def of_this_machine(cls) -> Self:
-        """All of it."""
-        return cls(Parts.of_this_machine())
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for what has been started."""
+        if kind is not None:
+            self._stop.set()
         self._threads.shutdown()
 
-    def take(self, number: int, run: ResolvedRun, stop: threading.Event) -> Share | None:
+    def take(self, number: int, run: ResolvedRun) -> Share | None:
         """Wait for the resources of run `number`; None for a run that takes the whole machine.
 
         Also None once `stop` is set: look at it.
@@ -121,7 +124,7 @@ class ResourcePool:
         all_of_it = self._parts.of(need.kind)
         count = min(need.count, len(all_of_it))
         with self._changed:
-            while not stop.is_set():
+            while not self._stop.is_set():
                 free = self._free(need)
                 if len(free) >= count:
                     names = free[:count]
@@ -140,15 +143,14 @@ class ResourcePool:
         used = {name for _, names in self._taken.values() for name in names}
         return tuple(name for name in self._parts.of(need.kind) if name not in used)
 
-    def start(self, number: int, work: Callable[[], T], stop: threading.Event) -> Callable[[], T]:
+    def start(self, number: int, work: Callable[[], T]) -> Callable[[], T]:
         """Begin `work` with what `take` took; what is returned waits for its result."""
 
         def released() -> T:
             try:
                 return work()
             except BaseException:
-                # What cannot be kept ends the sweep; the records of the others say so.
-                stop.set()
+                self._stop.set()
                 raise
             finally:
                 with self._changed:

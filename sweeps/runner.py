@@ -20,7 +20,7 @@ from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import Block, PlannedRun, draw_seed
 from sweeps.execution import RunMaker, Sides
-from sweeps.packing import OneAtATime, ResourcePool
+from sweeps.packing import OneAtATime, Parts, ResourcePool
 from sweeps.plan import Plan
 from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
@@ -181,10 +181,13 @@ class BlocksRun:
     lost: tuple[PastRun, ...] = ()
     started: int = 0
 
-    def __add__(self, other: BlocksRun) -> BlocksRun:
-        """Both."""
-        return BlocksRun(
-            self.ended + other.ended, self.lost + other.lost, self.started + other.started
+    @classmethod
+    def of_all(cls, blocks: Sequence[BlocksRun]) -> BlocksRun:
+        """All of them, in their order."""
+        return cls(
+            tuple(run for one in blocks for run in one.ended),
+            tuple(run for one in blocks for run in one.lost),
+            sum(one.started for one in blocks),
         )
 
 
@@ -221,7 +224,8 @@ class _Blocks:
         total: int,
         chooser: Chooser | None,
     ) -> None:
-        self._slots = ResourcePool.of_this_machine() if plan.pack else OneAtATime()
+        parts = Parts.of_this_machine() if plan.pack else None
+        self._slots = OneAtATime() if parts is None else ResourcePool(parts, maker.stop)
         self._maker = replace(maker, publish=self._slots.guarded(maker.publish))
         self._options = options
         self._turns_asked = plan.turns
@@ -242,12 +246,12 @@ class _Blocks:
             for number, one in enumerate(missing):
                 if one.block.cell.id in self._given_up:
                     continue
-                share = slots.take(number, one.block.cell.of(one.block.arms[0]), stop)
+                share = slots.take(number, one.block.cell.of(one.block.arms[0]))
                 if not (stop.is_set() or self._why_stop):
-                    begun.append(slots.start(number, partial(self._run_block, one, share), stop))
+                    begun.append(slots.start(number, partial(self._run_block, one, share)))
                 if stop.is_set() or self._why_stop:
                     break
-        result = sum((block() for block in begun), BlocksRun())
+        result = BlocksRun.of_all([block() for block in begun])
         is_early = self._wrong_code or self._chooser is not None or result.started < self._total
         if stop.is_set() or (self._why_stop and is_early):
             self._maker.publish(SweepStopped("interrupted" if stop.is_set() else self._why_stop))

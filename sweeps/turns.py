@@ -15,7 +15,7 @@ import psutil
 from bench.launch import turns as launch_turns
 from bench.launch.rank_code import RankCode, checkout_root
 from bench.launch.stop_request import PartialStop
-from bench.launch.turns import Turnstile
+from bench.launch.turns import Barrier
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
@@ -88,12 +88,12 @@ def run_in_turns(
     stops = {str(arm): PartialStop(maker.stop) for arm in block.arms}
     publish = one_at_a_time(maker.publish)
     ranks = {str(arm): block.cell.of(arm).launch.ranks for arm in block.arms}
-    with Turnstile(ranks, turns) as turnstile, ThreadPoolExecutor(len(ranks)) as threads:
+    with Barrier(ranks, turns) as barrier, ThreadPoolExecutor(len(ranks)) as threads:
         started: dict[Future[PastRun], str] = {}
         for number, run in enumerate(block.runs, start=position):
             arm = str(run.arm)
             own = replace(maker, stop=stops[arm], publish=publish)
-            one = threads.submit(own.run, run, number, total, attempt, seat=turnstile.seats[arm])
+            one = threads.submit(own.run, run, number, total, attempt, slot=barrier.slots[arm])
             started[one] = arm
         for ended in as_completed(started):
             why = _why_lost(ended)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from bench.launch.rank_code import RankCode
 from bench.launch.share import Share
-from bench.launch.turns import Seat
+from bench.launch.turns import Slot
 from bench.record import RunState
 from bench.spec import ResolvedRun
 
@@ -26,7 +26,7 @@ Phase = Literal["queued", "running", "ended"]
 class Order:
     """What is to be started. `run_dir` holds the spec; `worker_module` is what each rank runs.
 
-    share: the part of the machine that it is to keep to; None is all of it. seat: at the turnstile,
+    share: the part of the machine that it is to keep to; None is all of it. slot: at the barrier,
     for a run that takes turns with others.
     """
 
@@ -35,14 +35,14 @@ class Order:
     code: RankCode
     worker_module: str
     share: Share | None = None
-    seat: Seat | None = None
+    slot: Slot | None = None
 
     @property
     def variables(self) -> dict[str, str]:
         """For the environment of the ranks, beside those of the run itself."""
         return {
             name: value
-            for part in (self.share, self.seat)
+            for part in (self.share, self.slot)
             if part is not None
             for name, value in part.variables().items()
         }

@@ -18,7 +18,7 @@ from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.rank_code import RankCode, own_code
 from bench.launch.share import Share
-from bench.launch.turns import Seat
+from bench.launch.turns import Slot
 from bench.launch.watch import Ending, Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
@@ -44,7 +44,7 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
     code: RankCode | None = None,
     launcher: Launcher = _LOCAL,
     share: Share | None = None,
-    seat: Seat | None = None,
+    slot: Slot | None = None,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -60,7 +60,7 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         code: what the ranks must import; None is the code of this process.
         launcher: what starts the processes.
         share: the part of this machine that the run keeps to, as others use the rest.
-        seat: the run's, where it takes turns with others. The time in which it is parked counts
+        slot: the run's, where it takes turns with others. The time in which it is parked counts
             neither as silence nor against its time limit.
 
     Raises:
@@ -76,7 +76,7 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         folder.write_environment(collect_environment(resolved, folder.path, code) | given)
         expect_code(resolved, folder, code, worker_module)
         try:
-            order = Order(resolved, folder.path, code, worker_module, share, seat)
+            order = Order(resolved, folder.path, code, worker_module, share, slot)
             outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
             _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
@@ -102,7 +102,7 @@ def _run(
 ) -> Outcome:
     """Start the job, wait, end whatever is left, and say what happened."""
     launch = order.resolved.launch
-    clock = time.monotonic if order.seat is None else order.seat.clock
+    clock = time.monotonic if order.slot is None else order.slot.clock
     heartbeat = Heartbeat(folder.path, launch.ranks, clock())
     job = launcher.start(order)
     ending: Ending | None = None

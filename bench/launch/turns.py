@@ -3,7 +3,7 @@
     arm a   start-up  |1|          |4|5|          |8|  end
     arm b   start-up     |2|    |3|      |6|    |7|      end        | |: a turn; else parked
 
-Each run is a launch of its own: its processes, its folder, its watch. The turnstile in the process
+Each run is a launch of its own: its processes, its folder, its watch. The barrier in the process
 that launches them says whose turn it is. A parked rank is blocked in the kernel, waiting for a
 byte, and takes no processor time. The order is reversed from one round of turns to the next, so a
 machine that gets steadily slower treats both alike. Behind its last step a run is parked until all
@@ -34,7 +34,7 @@ _BYTE: Final = b"."
 _LONG: Final = 60
 
 
-class TurnstileGoneError(BenchError):
+class BarrierGoneError(BenchError):
     """The process that hands out turns has gone; the launcher of this run ends it as well."""
 
 
@@ -57,7 +57,7 @@ class Turns:
 
     @classmethod
     def at(cls, path: str, count: int, steps: int) -> Turns:
-        """`count` turns of so many `steps` together, at the turnstile behind `path`."""
+        """`count` turns of so many `steps` together, at the barrier behind `path`."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
         return cls(count, steps, connection)
@@ -66,7 +66,7 @@ class Turns:
         """The turn (from 0) that `step` (from 1) belongs to; parks where a turn begins.
 
         Raises:
-            TurnstileGoneError: no turn will come.
+            BarrierGoneError: no turn will come.
         """
         if self._connection is None:
             return None
@@ -80,7 +80,7 @@ class Turns:
         """Park until every run has ended its steps, and those before this one their reports.
 
         Raises:
-            TurnstileGoneError: as `before`.
+            BarrierGoneError: as `before`.
         """
         if self._connection is not None:
             self._park(self._connection)
@@ -96,13 +96,13 @@ class Turns:
             connection.sendall(_BYTE)
             answer = connection.recv(1)
         except OSError as error:
-            raise TurnstileGoneError(f"no turn will come: {error}") from error
+            raise BarrierGoneError(f"no turn will come: {error}") from error
         if not answer:
-            raise TurnstileGoneError("no turn will come: the launcher has closed the turnstile")
+            raise BarrierGoneError("no turn will come: the launcher has closed the barrier")
 
 
-class Seat:
-    """One run at a turnstile: the way in for its ranks, and a clock that stands while it is parked.
+class Slot:
+    """One run at a barrier: the way in for its ranks, and a clock that stands while it is parked.
 
     Args:
         path: of the socket.
@@ -175,7 +175,7 @@ class Seat:
             one.close()
 
 
-class Turnstile:
+class Barrier:
     """Lets one run train at a time, in the thread that it starts; close it when all have ended.
 
     Args:
@@ -189,12 +189,12 @@ class Turnstile:
         self._folder = Path(
             tempfile.mkdtemp("", "mfsdp-turns-", "/tmp" if len(place) > _LONG else place)
         )
-        self.seats = {
-            name: Seat(self._folder / str(index), count, turns)
+        self.slots = {
+            name: Slot(self._folder / str(index), count, turns)
             for index, (name, count) in enumerate(ranks.items())
         }
         self._order = self._whose_turn(turns)
-        self._waits_for = list(self.seats.values())
+        self._waits_for = list(self.slots.values())
         self._over, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -210,14 +210,14 @@ class Turnstile:
     ) -> None:
         self._over.close()
         self._thread.join()
-        for seat in self.seats.values():
-            seat.close()
+        for slot in self.slots.values():
+            slot.close()
         self._wake.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _whose_turn(self, turns: int) -> Iterator[Seat]:
+    def _whose_turn(self, turns: int) -> Iterator[Slot]:
         """A round per turn, every other one backwards, and one for the reports."""
-        forwards = list(self.seats.values())
+        forwards = list(self.slots.values())
         for turn in range(turns):
             yield from reversed(forwards) if turn % 2 else forwards
         yield from forwards
@@ -225,23 +225,23 @@ class Turnstile:
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
-            for seat in self.seats.values():
-                selector.register(seat.listener, selectors.EVENT_READ, seat)
+            for slot in self.slots.values():
+                selector.register(slot.listener, selectors.EVENT_READ, slot)
             while True:
                 for key, _ in selector.select():
-                    seat, ready = key.data, key.fileobj
-                    if seat is None or not isinstance(ready, socket.socket):
+                    slot, ready = key.data, key.fileobj
+                    if slot is None or not isinstance(ready, socket.socket):
                         return
-                    if ready is seat.listener:
-                        selector.register(seat.join(), selectors.EVENT_READ, seat)
-                    elif not seat.hear(ready):
+                    if ready is slot.listener:
+                        selector.register(slot.join(), selectors.EVENT_READ, slot)
+                    elif not slot.hear(ready):
                         selector.unregister(ready)
                         ready.close()
                 self._hand_on()
 
     def _hand_on(self) -> None:
         """The next turn, once everybody has come and whoever had the last one is away."""
-        while all(seat.is_away for seat in self._waits_for):
+        while all(slot.is_away for slot in self._waits_for):
             holder = next(self._order, None)
             if holder is None:
                 return

@@ -61,9 +61,9 @@ class Stand:
         self.ends: dict[str, list[str]] = {}
         self.seen: list[tuple[str, bool]] = []
 
-    def __call__(self, _resolved, folder, *, stop, seat=None, **_) -> RunStatus:
+    def __call__(self, _resolved, folder, *, stop, slot=None, **_) -> RunStatus:
         arm = str(folder.status.arm)
-        self.seen.append((arm, seat is not None))
+        self.seen.append((arm, slot is not None))
         folder.write_environment({})
         state = self.ends[arm].pop(0) if self.ends.get(arm) else "ok"
         if state == "waits":

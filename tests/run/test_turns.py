@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from bench.launch.stop_request import PartialStop, StopRequest
-from bench.launch.turns import TURNS_VARIABLE, Seat, Turns, Turnstile, TurnstileGoneError
+from bench.launch.turns import TURNS_VARIABLE, Barrier, BarrierGoneError, Slot, Turns
 
 Trained = tuple[float, float, str, int | None]
 
@@ -18,9 +18,9 @@ Trained = tuple[float, float, str, int | None]
 class Rank(threading.Thread):
     """Trains `steps` steps of a few milliseconds, in the place of a process."""
 
-    def __init__(self, seat: Seat, name: str, steps: int, ends_at: int | None = None) -> None:
+    def __init__(self, slot: Slot, name: str, steps: int, ends_at: int | None = None) -> None:
         super().__init__(daemon=True)
-        count, _, path = seat.variables()[TURNS_VARIABLE].partition(":")
+        count, _, path = slot.variables()[TURNS_VARIABLE].partition(":")
         self.turns = Turns.at(path, int(count), steps)
         self.steps, self.arm, self.ends_at = steps, name, ends_at
         self.trained: list[Trained] = []
@@ -41,20 +41,20 @@ class Rank(threading.Thread):
             self.reported = time.monotonic()
             time.sleep(0.002)
             self.turns.leave()
-        except TurnstileGoneError as error:
+        except BarrierGoneError as error:
             self.error = error
             self.turns.leave()
 
 
 @pytest.fixture
-def turnstile() -> Iterator[Turnstile]:
-    with Turnstile({"base": 2, "head": 2}, 3) as made:
+def barrier() -> Iterator[Barrier]:
+    with Barrier({"base": 2, "head": 2}, 3) as made:
         yield made
 
 
-def ranks_of(turnstile: Turnstile, steps: int = 9, **rest: int) -> list[Rank]:
+def ranks_of(barrier: Barrier, steps: int = 9, **rest: int) -> list[Rank]:
     return [
-        Rank(seat, f"{arm}", steps, **rest) for arm, seat in turnstile.seats.items() for _ in "ab"
+        Rank(slot, f"{arm}", steps, **rest) for arm, slot in barrier.slots.items() for _ in "ab"
     ]
 
 
@@ -66,8 +66,8 @@ def wait_until(true: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-def test_runs_train_one_at_a_time_and_every_other_round_is_reversed(turnstile) -> None:
-    ranks = ranks_of(turnstile)
+def test_runs_train_one_at_a_time_and_every_other_round_is_reversed(barrier) -> None:
+    ranks = ranks_of(barrier)
     for rank in ranks:
         rank.join(5)
     trained = sorted(one for rank in ranks for one in rank.trained)
@@ -80,43 +80,43 @@ def test_runs_train_one_at_a_time_and_every_other_round_is_reversed(turnstile) -
     assert all(rank.reported >= last_step for rank in ranks), "a report beside a measured step"
 
 
-def test_the_clock_of_a_run_stands_while_all_of_its_ranks_are_parked(turnstile) -> None:
-    seat = turnstile.seats["base"]
-    first = Rank(seat, "base", 3)
-    before = seat.clock()
+def test_the_clock_of_a_run_stands_while_all_of_its_ranks_are_parked(barrier) -> None:
+    slot = barrier.slots["base"]
+    first = Rank(slot, "base", 3)
+    before = slot.clock()
     time.sleep(0.05)
-    assert seat.clock() - before >= 0.05, "one of two ranks still starts up"
-    second = Rank(seat, "base", 3)
-    wait_until(lambda: seat.is_away)
-    before = seat.clock()
+    assert slot.clock() - before >= 0.05, "one of two ranks still starts up"
+    second = Rank(slot, "base", 3)
+    wait_until(lambda: slot.is_away)
+    before = slot.clock()
     time.sleep(0.05)
-    assert seat.clock() == before
-    for one in [Rank(turnstile.seats["head"], "head", 3) for _ in "ab"]:
+    assert slot.clock() == before
+    for one in [Rank(barrier.slots["head"], "head", 3) for _ in "ab"]:
         one.join(5)
     first.join(5), second.join(5)
-    before = seat.clock()
+    before = slot.clock()
     time.sleep(0.02)
-    assert seat.clock() > before
+    assert slot.clock() > before
 
 
-def test_the_dead_are_passed_over(turnstile) -> None:
-    dead = [Rank(turnstile.seats["head"], "head", 9, ends_at=4) for _ in "ab"]
-    alive = [Rank(turnstile.seats["base"], "base", 9) for _ in "ab"]
+def test_the_dead_are_passed_over(barrier) -> None:
+    dead = [Rank(barrier.slots["head"], "head", 9, ends_at=4) for _ in "ab"]
+    alive = [Rank(barrier.slots["base"], "base", 9) for _ in "ab"]
     for rank in (*dead, *alive):
         rank.join(5)
     assert [len(rank.trained) for rank in (*dead, *alive)] == [3, 3, 9, 9]
 
 
-def test_parked_ranks_of_a_turnstile_that_closes_end_with_an_error() -> None:
-    with Turnstile({"base": 1, "head": 1}, 2) as turnstile:
-        rank = Rank(turnstile.seats["base"], "base", 4)
-        wait_until(lambda: turnstile.seats["base"].is_away)
+def test_parked_ranks_of_a_barrier_that_closes_end_with_an_error() -> None:
+    with Barrier({"base": 1, "head": 1}, 2) as barrier:
+        rank = Rank(barrier.slots["base"], "base", 4)
+        wait_until(lambda: barrier.slots["base"].is_away)
     rank.join(5)
-    assert isinstance(rank.error, TurnstileGoneError)
+    assert isinstance(rank.error, BarrierGoneError)
     assert rank.trained == []
 
 
-def test_a_rank_without_a_turnstile_takes_no_turns(monkeypatch) -> None:
+def test_a_rank_without_a_barrier_takes_no_turns(monkeypatch) -> None:
     monkeypatch.delenv(TURNS_VARIABLE, raising=False)
     turns = Turns.from_environment(4)
     assert turns.before(1) is None
