@@ -92,7 +92,7 @@ def _difference(samples: CellSamples, arm: str | None, expected: Expected) -> st
         )
     if wanted.config_hash not in (None, samples.config_hash):
         return (
-            f"{who} was measured with configuration {samples.config_hash}, the sweep file now says"
+            f"{who} was measured with configuration {samples.config_hash}, asked for is"
             f" {wanted.config_hash}"
         )
     return ""

@@ -325,7 +325,8 @@ def _failed(run: Run) -> bool:
 
 def _lost_repeat(cell: Cell) -> str:
     """The first repeat that ended with a failed run; empty if none did."""
-    lost = [f"repeat {r.record.status.repeat}: {_state(r)}" for r in cell.runs if _failed(r)]
+    runs = [run for run in cell.runs if _failed(run)] + [*cell.failed_since]
+    lost = [f"repeat {run.record.status.repeat}: {_state(run)}" for run in runs]
     return lost[0] if lost else ""
 
 

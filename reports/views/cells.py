@@ -60,12 +60,14 @@ class Run:
 class Cell:
     """One point of a sweep. `runs`: one per repeat, all of one configuration and one code.
 
-    `superseded` counts older runs of the same repeats (other code, or retried failures).
+    `superseded` counts other runs of the same repeats (other code, or retried failures).
+    failed_since: runs of this code that failed after one of `runs` had finished.
     """
 
     name: str
     runs: tuple[Run, ...]
     superseded: int = 0
+    failed_since: tuple[Run, ...] = ()
 
     @property
     def resolved(self) -> ResolvedRun:
@@ -163,14 +165,19 @@ def make_cell(name: str, members: Iterable[RunRecord], code: str | None = None) 
     asked = [r for r in ordered if r.status.code == code] if code else []
     newest = next((r for r in reversed(asked or ordered) if r.status.code), ordered[-1])
     by_repeat: dict[int, Run] = {}
+    since: dict[int, Run] = {}
     for record in ordered:
         if _identity(record) != _identity(newest):
             continue
         run, repeat = Run.of(record), record.status.repeat
         if run.finished or repeat not in by_repeat or not by_repeat[repeat].finished:
             by_repeat[repeat] = run
+            since.pop(repeat, None)
+        else:
+            since[repeat] = run
     runs = tuple(by_repeat[repeat] for repeat in sorted(by_repeat))
-    return Cell(name, runs, superseded=len(ordered) - len(runs))
+    failed = tuple(run for run in since.values() if run.kind == "failed")
+    return Cell(name, runs, superseded=len(ordered) - len(runs), failed_since=failed)
 
 
 def _identity(record: RunRecord) -> tuple[str, str]:

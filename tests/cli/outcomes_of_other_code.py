@@ -239,6 +239,10 @@ def _(world: World) -> int:
     code = world.run("gate", "lost", "--baseline", "main")
     assert "zero3 failed (repeat 3: hang: as the test wants)" in world.out
     assert world.run("gate", "lost", "--against", "good") == code
+    # A good run of the same code does not make up for one that failed after it.
+    record_arms(world.store, {None: Arm(states={1: "crashed"})}, sweep="good", cells=one, blocks=2)
+    assert world.run("gate", "good", "--baseline", "main") == code
+    assert "zero3 failed (repeat 1: crashed: as the test wants)" in world.out
     return code
 
 
