@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,22 @@ def _(world: World) -> int:
         assert "2 of 2 runs finished (0 now, 2 before)" in world.err
         judged.append(world.out)
     assert len(list(world.store.records())) == 4
+    return code
+
+
+@scenario("gate", "a sweep from before its id said what its arms are")
+def _(world: World) -> int:
+    from bench.cli import planning, running
+
+    asked = planning.Request(world.file(ONE_CELL), [], [], [], 1, ("base=.", "head=."), True)
+    before = replace(planning.requested_plan(asked), named_by_code=False)
+    options = running.Options(world.folder / "results")
+    assert running.run_plans(before, world.store, options) == 0
+    assert world.store.sweeps() == ["one-base-vs-head"]
+    code = world.run("gate", "sweep.yaml", *SAME)
+    assert world.run("gate", "one-base-vs-head") == code
+    assert world.run("gate", "sweep.yaml", *checkout(world, "other", "changed")) == 5
+    assert "one-base-vs-head measured head at" in world.err
     return code
 
 
