@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sweeps.matrix import Cell, Condition
+from sweeps.plan import PlannedTarget
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,6 @@ class KernelRequirement:
     nccl: str
     after_iteration: int | None
     min_bytes: int
-
-
-@dataclass(frozen=True)
-class PlannedTarget:
-    """One metric of one cell."""
-
-    cell: str
-    base: str
-    head: str
-    metric: str
-    at_most: float
 
 
 def planned_targets(targets: Iterable[Target], cells: Sequence[Cell]) -> tuple[PlannedTarget, ...]:

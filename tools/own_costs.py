@@ -23,7 +23,7 @@ _LEAST = 6
 _PLAN = """
 from bench.resolve import Machine
 from sweeps.definition import parse_sweep
-from sweeps.plan import make_plan
+from sweeps.planning import make_plan
 seeds = ", ".join(map(str, range(312)))
 text = (
     "name: big\\nbase:\\n  train: {steps: 5, global_batch: 64, micro_batch: 1}\\nmatrix:\\n"

@@ -19,7 +19,8 @@ from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import ResolvedRun
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
-from sweeps.plan import Plan, make_plan, sweep_cells
+from sweeps.plan import Plan
+from sweeps.planning import make_plan, sweep_cells
 from sweeps.selection import parse_assignments, parse_selection
 from sweeps.suggest import did_you_mean
 

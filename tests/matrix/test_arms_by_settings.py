@@ -20,7 +20,8 @@ from sweeps.arms import parse_arm_options
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
-from sweeps.plan import Plan, PlannedArm, make_plan
+from sweeps.plan import Plan, PlannedArm
+from sweeps.planning import make_plan
 from sweeps.resume import RunOptions
 from sweeps.runner import run_sides
 

@@ -18,7 +18,8 @@ from bench.store import ResultsStore, StoreFullError
 from sweeps.blocks import planned_blocks
 from sweeps.definition import parse_sweep
 from sweeps.execution import Side
-from sweeps.plan import Plan, PlannedArm, make_plan
+from sweeps.plan import Plan, PlannedArm
+from sweeps.planning import make_plan
 from sweeps.progress import BlockLost, SweepStopped
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome, run_sides

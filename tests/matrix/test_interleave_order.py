@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bench.resolve import Machine
 from sweeps.blocks import arm_order, planned_blocks
 from sweeps.definition import parse_sweep
-from sweeps.plan import Plan, PlannedArm, make_plan
+from sweeps.plan import Plan, PlannedArm
+from sweeps.planning import make_plan
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SWEEP = """\

@@ -16,7 +16,8 @@ from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
 from sweeps.packing import Parts
-from sweeps.plan import Plan, make_plan
+from sweeps.plan import Plan
+from sweeps.planning import make_plan
 from sweeps.progress import SweepStopped
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome, run_sides

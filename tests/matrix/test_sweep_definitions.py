@@ -13,7 +13,8 @@ from bench.resolve.described import described_machine
 from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import RunSpec
 from sweeps.definition import load_sweep
-from sweeps.plan import Plan, make_plan
+from sweeps.plan import Plan
+from sweeps.planning import make_plan
 
 FOLDER = Path(sweeps.__path__[0])
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)

@@ -17,7 +17,8 @@ from bench.store import ResultsStore
 from sweeps.definition import parse_sweep
 from sweeps.execution import Side
 from sweeps.jobs import read_arrays, see_jobs, settle, without_secrets
-from sweeps.plan import Plan, make_plan
+from sweeps.plan import Plan
+from sweeps.planning import make_plan
 from sweeps.progress import Progress, Remark
 from sweeps.queued import run_queued
 from sweeps.resume import RunOptions

@@ -12,7 +12,8 @@ from bench.errors import UsageError
 from bench.resolve import RULES, Machine
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
-from sweeps.plan import Plan, make_plan, sweep_cells
+from sweeps.plan import Plan
+from sweeps.planning import make_plan, sweep_cells
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 

@@ -11,7 +11,7 @@ import sweeps
 from bench.resolve import Machine
 from sweeps.definition import parse_sweep
 from sweeps.matrix import expand
-from sweeps.plan import make_plan
+from sweeps.planning import make_plan
 
 README = (Path(sweeps.__path__[0]) / "README.md").read_text()
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,8 @@ from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError, StoreLockedError
 from sweeps.definition import parse_sweep
 from sweeps.execution import Side
-from sweeps.plan import Plan, make_plan
+from sweeps.plan import Plan
+from sweeps.planning import make_plan
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome, run_sides
