@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.testing.workers import ForkServer
-from bench.validate.bugs import BUGS, UNLISTED, Bug
+from bench.validate.bugs import BUGS, UNLISTED, Bug, bug_of
 from bench.validate.cases import Case
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.matrix import AnyCase, cases
@@ -157,7 +157,8 @@ def on_tests(folder: Path, fork_server: ForkServer, most: int) -> Asked:
 def changes(seed: int, mutants: int) -> list[Mutant]:
     """All patches, and mutants of every room in turn."""
     drawn = islice(sample(seed, mutants), mutants)
-    return [*map(patched, (*BUGS, *UNLISTED)), *drawn]
+    of_tests = map(bug_of, sorted((CORE.parent / "tests/core/patches").glob("*.patch")))
+    return [*map(patched, (*BUGS, *UNLISTED, *of_tests)), *drawn]
 
 
 def ask(folder: Path, asked: argparse.Namespace) -> None:

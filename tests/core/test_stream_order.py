@@ -158,7 +158,6 @@ ORDERING = (
     "weights-are-computed-with-before-their-gather-was-waited-for",
     "the-cast-of-a-rank-s-own-part-comes-after-its-gather-was-issued",
     "the-outer-stage-starts-before-the-inner-one-has-landed",
-    "an-optimizer-steps-while-a-gather-ahead-reads-its-weights",
     "an-accumulator-is-read-before-its-reduction-in-place-has-ended",
 )
 
