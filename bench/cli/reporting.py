@@ -6,8 +6,36 @@ from pathlib import Path
 
 from bench.cli import console, exit_codes
 from bench.errors import UsageError
+from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import ReportPaths, write_report
+from reports.posts.gathered import gather
+from reports.posts.matrix import matrix
+from reports.posts.pull_request import pull_request
+
+POSTS = {"pr": pull_request, "matrix": matrix}
+
+
+def write_post(
+    results: Path, names: list[str], out: Path | None, form: str, *, as_json: bool
+) -> int:
+    """Print the block of a pull request or a matrix by axes, or write it into the folder `out`.
+
+    Raises:
+        UsageError: an unknown format or name.
+        NothingMeasuredError: no run has finished, and none was imported.
+    """
+    if form not in POSTS:
+        raise UsageError(f"--format: expected one of html, {', '.join(POSTS)}, found {form!r}")
+    store = ResultsStore.open(results, create=False)
+    text = POSTS[form](gather(store, names, PRESETS))
+    if out is not None:
+        console.write_file(out / f"{form}.md", text)
+    if as_json:
+        console.data_json({"markdown": text})
+    else:
+        console.data(text.rstrip("\n") if out is None else str(out / f"{form}.md"))
+    return exit_codes.OK
 
 
 def write_reports(

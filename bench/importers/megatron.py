@@ -38,6 +38,7 @@ _NAMES: Mapping[str, tuple[str, float]] = {
 }
 # `report_memory` of Megatron-LM divides by 1024 twice and says MB; that of Bridge by 1e9.
 _MEBIBYTE = 2.0**20
+_MOST = 2**40
 _MEMORY_NAMES: Mapping[str, tuple[str, float]] = {
     "allocated": ("device_allocated_bytes", _MEBIBYTE),
     "max allocated": ("device_peak_bytes", _MEBIBYTE),
@@ -99,8 +100,10 @@ def _iteration(text: str, found: re.Match[str]) -> Said:
         if one := _FIELD.match(part.strip()):
             said[one[1].strip()] = value(one[2])
     facts: dict[str, Any] = {"framework": "megatron-lm"}
+    if found[2].isdecimal() and int(found[2]) < _MOST:
+        facts["steps"] = int(found[2])
     batch = said.pop("global batch size", None)
-    if isinstance(batch, float) and 0 < batch < 2**40:
+    if isinstance(batch, float) and 0 < batch < _MOST:
         facts["global_batch"] = int(batch)
     if "max attention logit" in said:
         facts["framework"] = "megatron-bridge"

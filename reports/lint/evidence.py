@@ -99,7 +99,7 @@ def of_import(
     work, origin = run.workload, run.provenance
     stated = work.model or model
     mfu = None if last is None else last.extra.get("mfu")
-    nccl = Counter(filter(None, map(_choice, run.nccl)))
+    nccl = Counter(filter(None, map(choice, run.nccl)))
     found = Evidence(
         run.id,
         origin.label,
@@ -150,7 +150,8 @@ def of_cell(cell: Cell) -> Evidence:
     )
 
 
-def _choice(line: str) -> tuple[str, str] | None:
+def choice(line: str) -> tuple[str, str] | None:
+    """Operation and kind of kernel that a line of NCCL tells; None for scalars and other lines."""
     found = grammar.tuning(line.partition(" NCCL INFO ")[2].encode())
     if found is None or found.operation is None or found.size_bytes < _LEAST_BYTES:
         return None

@@ -50,7 +50,7 @@ class Pair:
     @property
     def devices_differ(self) -> bool:
         """Whether the runs ran, or must have run, on other numbers of devices."""
-        before, after = (_devices(run) for run in (self.base, self.head))
+        before, after = (devices_of(run) for run in (self.base, self.head))
         return None not in (before, after) and before != after
 
     def values(self) -> dict[str, float]:
@@ -106,11 +106,12 @@ def _groups(runs: Sequence[Evidence]) -> Iterator[list[Evidence]]:
     found: dict[object, list[Evidence]] = {}
     for run in runs:
         if run.milliseconds is not None or run.loss is not None:
-            found.setdefault(_key(run), []).append(run)
+            found.setdefault(problem(run), []).append(run)
     yield from found.values()
 
 
-def _key(run: Evidence) -> object:
+def problem(run: Evidence) -> tuple[bool, str | None, int | None, int | None]:
+    """What must be alike for two runs to be compared: kind, model, sequence length and batch."""
     solved = run.solution
     model, seq_len = run.model, run.seq_len
     if solved is not None:
@@ -118,7 +119,8 @@ def _key(run: Evidence) -> object:
     return run.measured, model, seq_len, run.global_batch
 
 
-def _devices(run: Evidence) -> int | None:
+def devices_of(run: Evidence) -> int | None:
+    """As stated, else as the FLOP formula gives."""
     return run.devices or (None if run.solution is None else run.solution.devices)
 
 

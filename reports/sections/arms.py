@@ -31,7 +31,7 @@ from reports.views.sweep_view import SweepView, base_arm
 def arms_section(store: ResultsStore, sweeps: Sequence[SweepView]) -> Section | None:
     """Every other arm against the first; None where no cell has a block that counts."""
     blocks: list[Block] = []
-    for judged in _judged(store, sweeps):
+    for judged in judged_arms(store, sweeps):
         tables = [table(judged.judgements) for table in (time_table, other_table)]
         blocks.append(Heading(f"{judged.sides.head} against {judged.sides.base}"))
         blocks += [TableBlock(table) for table in tables if table.rows]
@@ -67,7 +67,7 @@ def _spreads(sides: Sides) -> list[tuple[str, str]]:
     ]
 
 
-def _judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> list[GateResult]:
+def judged_arms(store: ResultsStore, sweeps: Sequence[SweepView]) -> list[GateResult]:
     """By the default policy, as `compare` does; not where nothing can be compared."""
     found = []
     for sweep in sweeps:

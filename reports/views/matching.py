@@ -35,7 +35,7 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
         ignore: settings to set aside, as `engine.name`, or whole sections, as `dtypes`; with any,
             nothing is found out automatically.
     """
-    before, after = _flat(base), _flat(head)
+    before, after = flat_settings(base), flat_settings(head)
     if ignore:
         aside = {key for flat in (*before, *after) for key in flat if _is_under(key, ignore)}
         return _paired(base, head, before, after, aside)
@@ -51,7 +51,7 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
 
 def differing_settings(base: Cell, head: Cell) -> list[str]:
     """`setting: base value, head value` for every setting in which two cells differ."""
-    before, after = _flat([base])[0], _flat([head])[0]
+    before, after = flat_settings([base])[0], flat_settings([head])[0]
     return [
         f"{key}: {before.get(key)!s}, {after.get(key)!s}"
         for key in _differing(before, after)
@@ -95,7 +95,8 @@ def _by_key(
     return grouped
 
 
-def _flat(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def flat_settings(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The configuration of every cell as one level of settings, as `engine.name`."""
     return [_flattened(cell.resolved.model_dump(mode="json")) for cell in cells]
 
 

@@ -164,3 +164,27 @@ def _(world: World) -> int:
     assert world.run("lint", page, "--format", "html") == 2
     world.sweep()
     return world.run("lint", "no-such-run")
+
+
+@scenario("report", "the block of a pull request, or a matrix")
+def _(world: World) -> int:
+    world.sweep()
+    (world.folder / "page.txt").write_text(_EVIDENCE)
+    assert world.run("import", world.folder / "page.txt") == 0
+    code = world.run("report", "--format", "pr")
+    assert "**Reproduce**" in world.out
+    assert world.run("report", "two", "--format", "matrix", "--out", world.folder) == code
+    assert (world.folder / "matrix.md").is_file()
+    return code
+
+
+@scenario("report", "a block of nothing")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed", mfsdp="crashed")
+    return world.run("report", "--format", "pr")
+
+
+@scenario("report", "an unknown format")
+def _(world: World) -> int:
+    world.sweep()
+    return world.run("report", "--format", "pdf")

@@ -69,6 +69,7 @@ def report(
             help="Sweep ids; all if left out.",
         ),
     ] = None,
+    *,
     results: ResultsOption = DEFAULT_RESULTS,
     out: Annotated[
         Path | None,
@@ -85,11 +86,21 @@ def report(
             help="The cell to compare with.",
         ),
     ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="[html|pr|matrix]",
+            help="A report; the block of a pull request, or a table by axes, as Markdown.",
+        ),
+    ] = "html",
     json: JsonOption = False,
 ) -> int:
     """Write a report (HTML and Markdown) and print its path."""
     from bench.cli import reporting
 
+    if form != "html":
+        return reporting.write_post(results, sweeps or [], out, form, as_json=json)
     return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)
 
 

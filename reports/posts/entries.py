@@ -1,0 +1,186 @@
+"""A run as a post shows it: label with configuration, and its lines in the form of Megatron-LM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.derive.metrics import (
+    ALLOCATOR_PEAK,
+    GRAD_NORM,
+    LEDGER_PEAK,
+    LOSS,
+    MFU,
+    RSS,
+    STEP_TIME,
+    TFLOPS,
+    THROUGHPUT,
+)
+from bench.spec import ModelShape
+from bench.store.imports import ImportedRun
+from bench.workload import ImportedStep, Workload
+from reports.comparisons.imported import of_import as shown_import
+from reports.lint import evidence
+from reports.lint.evidence import Evidence
+from reports.renderers.printable import printable
+from reports.views.cells import Cell
+
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """title: the label with its configuration. lines: memory and iteration, as text.
+
+    numbers: what a matrix shows, by title of the column; axes: settings by name. reproduce: how to
+    have the run again. kernels: what the lines of NCCL show, "" where there are none.
+    """
+
+    name: str
+    title: str
+    lines: tuple[str, ...]
+    evidence: Evidence
+    numbers: Mapping[str, float | None]
+    axes: Mapping[str, str]
+    reproduce: str
+    kernels: str = ""
+
+
+def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> Entry:
+    """That of an imported run: its line as it stood, but for what stood before it."""
+    last = run.steps[-1] if run.steps else None
+    work, shown, origin = run.workload, shown_import(run), run.provenance
+    lines = [] if last is None else [*_memory(last), _iteration(last, work)]
+    facts = (
+        work.model,
+        None if _states(origin.label, work.seq_len) else f"sequence {work.seq_len:,}",
+        None if work.ranks is None else f"{work.ranks} ranks",
+        work.device,
+        work.strategy,
+    )
+    named = origin.label or run.id
+    config = ", ".join(one for one in facts if one and one.lower() not in named.lower())
+    found = evidence.of_import(run, shapes)
+    solved = found.solution
+    return Entry(
+        run.id,
+        printable(f"{named} ({config})" if config else named),
+        tuple(map(printable, lines)),
+        found,
+        {
+            "ms per step": found.milliseconds,
+            "tokens/s": shown.tokens_per_second,
+            "TFLOP/s per device": found.teraflops,
+            "allocated peak (MiB)": None if not found.peak_bytes else found.peak_bytes / _MIB,
+            "loss": found.loss,
+        },
+        {
+            "framework": work.engine or work.framework,
+            "model": _stated(work.model, solved and solved.model),
+            "sequence": _stated(work.seq_len, solved and solved.seq_len),
+            "devices": _stated(work.ranks, solved and solved.devices),
+        },
+        f"mfsdp-bench import {printable(origin.source)}  # sha256 {origin.sha256[:12]}",
+        _counted(Counter(filter(None, map(evidence.choice, run.nccl)))),
+    )
+
+
+def of_cell(cell: Cell, axes: Mapping[str, str]) -> Entry:
+    """That of a measured cell: medians over its runs, losses and memory of its last step."""
+    resolved, record = cell.resolved, cell.runs[0].record
+    train = resolved.train
+    step = ImportedStep(
+        train.steps,
+        cell.value(STEP_TIME),
+        cell.value(LOSS),
+        cell.value(GRAD_NORM),
+        teraflops_per_device=cell.value(TFLOPS),
+        extra={"timestamp": record.status.started_utc[:19].replace("T", " ")},
+    )
+    memory = {
+        "max allocated": cell.value(ALLOCATOR_PEAK),
+        "ledger peak": cell.value(LEDGER_PEAK),
+        "resident": cell.value(RSS),
+    }
+    known = [f"{name}: {one / _MIB:.2f}" for name, one in memory.items() if one is not None]
+    lines = [_memory_line(train.steps, known)] if known else []
+    config = (
+        f"{resolved.engine.name} {resolved.strategy}, {cell.dtypes}, {resolved.model_text},"
+        f" sequence {train.seq_len:,}, {resolved.launch.ranks} {resolved.launch.device} ranks"
+    )
+    code = record.environment.get("git")
+    commit = code.get("commit") if isinstance(code, dict) else None
+    argv = [str(word) for word in record.environment.get("argv") or ("run", "...")]
+    command = " ".join(["mfsdp-bench", *argv[1:]]) if argv[1:] else "mfsdp-bench run"
+    return Entry(
+        cell.name,
+        printable(f"{cell.name} ({config})"),
+        tuple(map(printable, (*lines, _iteration(step, record.workload)))),
+        evidence.of_cell(cell),
+        {
+            "ms per step": cell.value(STEP_TIME),
+            "tokens/s": cell.value(THROUGHPUT),
+            "TFLOP/s per device": cell.value(TFLOPS),
+            "MFU (%)": None if (mfu := cell.value(MFU)) is None else 100 * mfu,
+            "allocated peak (MiB)": _mebibytes(cell.value(ALLOCATOR_PEAK)),
+            "ledger peak (MiB)": _mebibytes(cell.value(LEDGER_PEAK)),
+            "RSS (MiB)": _mebibytes(cell.value(RSS)),
+            "loss": cell.value(LOSS),
+        },
+        axes,
+        printable(command) + (f"  # commit {str(commit)[:12]}" if commit else ""),
+    )
+
+
+def _stated(value: object, implied: object) -> str:
+    """What the source says, else what the FLOP formula implies."""
+    if value is None:
+        return "not stated" if implied is None else f"{implied} (implied)"
+    return str(value)
+
+
+def _states(label: str, seq_len: int | None) -> bool:
+    """Whether there is nothing to add to the label."""
+    if seq_len is None:
+        return True
+    forms = (str(seq_len), f"{seq_len:,}", f"{seq_len // 1024}K")
+    return any(form in label.upper() for form in forms)
+
+
+def _counted(kinds: Mapping[tuple[str, str], int]) -> str:
+    return ", ".join(f"{op} {kind}: {n} lines" for (op, kind), n in sorted(kinds.items()))
+
+
+def _iteration(step: ImportedStep, work: Workload) -> str:
+    said = (
+        ("elapsed time per iteration (ms)", step.milliseconds, ".1f"),
+        ("throughput per GPU (TFLOP/s/GPU)", step.teraflops_per_device, ".4g"),
+        ("global batch size", work.global_batch, "d"),
+        ("lm loss", step.loss, ".6E"),
+        ("grad norm", step.grad_norm, ".3f"),
+    )
+    stamp = step.extra.get("timestamp")
+    parts = [f"{name}: {value:{form}}" for name, value, form in said if value is not None]
+    start = f"[{stamp}] " if stamp else ""
+    return f"{start}iteration {step.step:8d}/{work.steps or step.step:8d} | {' | '.join(parts)} |"
+
+
+def _memory(step: ImportedStep) -> list[str]:
+    said = {
+        "allocated": step.device_allocated_bytes,
+        "max allocated": step.device_peak_bytes,
+        "reserved": step.device_reserved_bytes,
+        "max reserved": step.device_reserved_peak_bytes,
+    }
+    known = [f"{name}: {one / _MIB:.2f}" for name, one in said.items() if one is not None]
+    after = step.extra.get("memory after iterations", step.step)
+    return [_memory_line(int(float(after)), known)] if known else []
+
+
+def _memory_line(after: int, known: Sequence[str]) -> str:
+    return f"[Rank 0] (after {after} iterations) memory (MB) | {' | '.join(known)}"
+
+
+def _mebibytes(value: float | None) -> float | None:
+    return None if value is None else value / _MIB

@@ -1,0 +1,201 @@
+"""What a post is about: entries in their order, and how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.errors import NothingMeasuredError
+from bench.spec import ModelShape
+from bench.store import ResultsStore
+from reports.comparisons.change import Change
+from reports.findings import Findings, find
+from reports.gates.judgement import Judgement
+from reports.lint.check import lint
+from reports.lint.pairs import Pair
+from reports.lint.rules import Subject
+from reports.posts import entries
+from reports.posts.entries import Entry
+from reports.sections.arms import judged_arms
+from reports.sections.nccl import proofs
+from reports.views.cells import Cell
+from reports.views.matching import flat_settings
+from reports.views.sweep_view import load_sweeps
+
+_DOUBTS = ("tradeoff", "claim_mismatch", "unlike_iterations", "unlike_machines", "norm_scale")
+_UNTOLD = ("train.seed", "train.lr", "measure", "launch.timeout_seconds")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Head against base. Fractions; interval: of the change of time."""
+
+    head: str
+    base: str
+    time: float | None
+    throughput: float | None
+    ratio: float | None
+    interval: tuple[float, float] | None
+    memory: float | None
+    loss: float | None
+    runs: str
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """title: of what. doubts: trade-offs and unlike things, in words. parity: in a sentence."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    deltas: tuple[Delta, ...]
+    doubts: tuple[str, ...]
+    parity: str
+
+
+def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, ModelShape]) -> Gathered:
+    """Of the named sweeps and imports; of all that the folder holds if none is named.
+
+    Raises:
+        UsageError: a name that is neither.
+        NothingMeasuredError: no run has finished, and none was imported.
+    """
+    known = store.imports.ids()
+    chosen = [store.imports.read(one) for one in (names or known) if one in known]
+    sweeps = [one for one in names if one not in known] if names else store.sweeps()
+    if not names:
+        # As they stand in their text.
+        chosen.sort(key=lambda run: (run.provenance.source, run.provenance.lines or (0, 0)))
+    stems = dict.fromkeys(run.id.partition(".")[0] for run in chosen)
+    if len(stems) == 1:
+        chosen = [replace(run, id=run.id.partition(".")[2] or run.id) for run in chosen]
+    found = [entries.of_import(run, shapes) for run in chosen]
+    subject = Subject(tuple(entry.evidence for entry in found))
+    deltas = [_of_pair(pair) for pair in subject.pairs()]
+    doubts = [
+        f"{one.run}: {_unsaid(one.text)}" for one in lint([subject]).open if one.rule in _DOUBTS
+    ]
+    parity = [_parity_of(subject.pairs())] if deltas else []
+    if sweeps:
+        measured = find(load_sweeps(store, sweeps), store=store)
+        kernels = {name: proof.text for name, proof in proofs(measured).items()}
+        axes = axes_of(measured.finished)
+        found += (
+            _with_kernels(entries.of_cell(cell, axes[cell.name]), kernels)
+            for cell in measured.finished
+        )
+        deltas += _measured(store, measured)
+        doubts += (f"{flag.cell}: {flag.text}" for flag in measured.flags)
+        parity += _measured_parity(measured)
+    if not found:
+        raise NothingMeasuredError(f"{store.root} holds no finished and no imported run")
+    title = ", ".join([*sweeps, *stems])
+    return Gathered(title, tuple(found), tuple(deltas), tuple(doubts), " ".join(parity))
+
+
+def axes_of(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
+    """By cell: the settings in which the cells differ, engine and strategy first.
+
+    What only one engine has is an axis where it has several values.
+    """
+    flats = [
+        {"engine.name": None, "strategy": cell.resolved.strategy, **flat, "engine.strategy": None}
+        for cell, flat in zip(cells, flat_settings(cells), strict=True)
+    ]
+    values = {
+        key: {repr(flat[key]) for flat in flats if flat.get(key) is not None}
+        for key in dict.fromkeys(key for flat in flats for key in flat)
+        if not key.startswith(_UNTOLD)
+    }
+    differ = [key for key, found in values.items() if len(found) > 1]
+    return {
+        cell.name: {key: "-" if flat.get(key) is None else str(flat[key]) for key in differ}
+        | ({"arm": cell.arm} if cell.arm else {})
+        for cell, flat in zip(cells, flats, strict=True)
+    }
+
+
+def _unsaid(text: str) -> str:
+    """Without the numbers, which the table has, and without blame: here it is said."""
+    return text.partition(": time")[0].removesuffix(", which is not said")
+
+
+def _of_pair(pair: Pair) -> Delta:
+    return Delta(
+        pair.head.name,
+        pair.base.name,
+        pair.time,
+        pair.throughput,
+        pair.ratio,
+        None,
+        pair.change(lambda run: run.peak_bytes),
+        pair.change(lambda run: run.loss) if pair.base.iteration == pair.head.iteration else None,
+        "n=1, no interval",
+    )
+
+
+def _measured(store: ResultsStore, measured: Findings) -> list[Delta]:
+    """Arms by the gate, with intervals; everything else as cells against the reference."""
+    judged = {
+        (one.cell, result.sides.head): one
+        for result in judged_arms(store, measured.sweeps)
+        for one in result.judgements
+        if one.metric == "step_time"
+    }
+    found = []
+    for change in measured.changes:
+        own = judged.get((change.head.name_without_arm, change.head.arm or ""))
+        found.append(_of_change(change, own))
+    return found
+
+
+def _of_change(change: Change, judged: Judgement | None) -> Delta:
+    interval = None if judged is None or judged.interval is None else judged.interval
+    time = change.time_change
+    throughput, ratio = change.throughput_change, change.throughput_ratio
+    runs = change.sample_note
+    if judged is not None and judged.time_ratio is not None:
+        time, ratio = judged.time_ratio - 1, judged.throughput_ratio
+        throughput = None if ratio is None else ratio - 1
+        runs = f"n={judged.n_head}, {judged.verdict}"
+    return Delta(
+        change.head.name,
+        change.base.name,
+        time,
+        throughput,
+        ratio,
+        None if interval is None else (interval[0] - 1, interval[1] - 1),
+        change.memory_change,
+        change.loss_difference,
+        runs,
+    )
+
+
+def _parity_of(pairs: Sequence[Pair]) -> str:
+    moved = [
+        (abs(one), one, pair.head.name)
+        for pair in pairs
+        if pair.base.iteration == pair.head.iteration
+        and (one := pair.change(lambda run: run.loss)) is not None
+    ]
+    if not moved:
+        return ""
+    _, change, name = max(moved)
+    return (
+        f"Losses at equal iterations differ by {100 * change:+.3f} % at most ({name}). Each side is"
+        " one run, and how far equal runs are apart is not stated."
+    )
+
+
+def _measured_parity(measured: Findings) -> list[str]:
+    found = []
+    for group in measured.parity:
+        rows = [row for row in group.rows if row.verdict != "reference"]
+        if rows:
+            words = ", ".join(f"{row.cell.name} {row.verdict}" for row in rows[:6])
+            found.append(f"Loss parity (bound {group.tolerance.bound:.1e}): {words}.")
+    return found
+
+
+def _with_kernels(entry: Entry, kernels: Mapping[str, str]) -> Entry:
+    text = kernels.get(entry.name)
+    return entry if text is None else replace(entry, kernels=text)

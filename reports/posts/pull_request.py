@@ -1,0 +1,104 @@
+"""The block of a pull request: labels, lines, deltas, doubts and commands, below sixty lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.posts.entries import Entry
+from reports.posts.gathered import Delta, Gathered
+from reports.renderers import markdown, quantity
+from reports.renderers.table import Table, folded
+
+MOST_LINES = 59
+_MOST_DELTAS = 10
+_MOST_DOUBTS = 5
+_MOST_COMMANDS = 3
+_MOST_KERNELS = 4
+_SENTENCE = 220
+
+
+def pull_request(found: Gathered) -> str:
+    """Markdown for GitHub; what has no room is counted."""
+    parts = [f"### {markdown.escape(found.title)}"]
+    if found.deltas:
+        rows = [_row(delta) for delta in found.deltas[:_MOST_DELTAS]]
+        titles = "run | <against | time | interval | throughput | ratio | memory | loss | <runs"
+        table, alike = folded(Table.of(titles, rows))
+        parts.append(markdown.table(table))
+        parts += [f"In every row: {markdown.escape(alike)}."] if alike else []
+        parts += _more(len(found.deltas) - _MOST_DELTAS, "comparison")
+    if found.doubts:
+        shown = [f"- {markdown.escape(_short(text))}" for text in found.doubts[:_MOST_DOUBTS]]
+        more = len(found.doubts) - _MOST_DOUBTS
+        shown += [f"- and {quantity.counted(more, 'more doubt')}"] if more > 0 else []
+        parts.append("**Trade-offs and unlike things**\n" + "\n".join(shown))
+    if found.parity:
+        parts.append(f"**Parity** {markdown.escape(_short(found.parity))}")
+    kernels = [f"{entry.name}: {entry.kernels}" for entry in found.entries if entry.kernels]
+    if kernels:
+        shown = [f"- {markdown.escape(_short(text))}" for text in kernels[:_MOST_KERNELS]]
+        more = len(kernels) - _MOST_KERNELS
+        shown += [f"- and {quantity.counted(more, 'more run')}"] if more > 0 else []
+        parts.append("**NCCL**\n" + "\n".join(shown))
+    commands = list(dict.fromkeys(entry.reproduce for entry in found.entries))
+    tail = markdown.code_block("\n".join(commands[:_MOST_COMMANDS]), "sh")
+    tail = f"**Reproduce**\n\n{tail}"
+    room = MOST_LINES - _count([*parts, tail]) - 6
+    parts.append(_evidence(_in_order(found), room))
+    return "\n\n".join([*parts, tail]) + "\n"
+
+
+def _evidence(entries: Sequence[Entry], room: int) -> str:
+    lines: list[str] = []
+    shown = 0
+    for entry in entries:
+        own = [f"# {entry.title}", *entry.lines]
+        if shown and len(lines) + len(own) > room:
+            break
+        lines += own
+        shown += 1
+    left = len(entries) - shown
+    if left:
+        lines.append(f"# and {quantity.counted(left, 'more run')}")
+    return "**Evidence**\n\n" + markdown.code_block("\n".join(lines), "text")
+
+
+def _in_order(found: Gathered) -> list[Entry]:
+    """What is compared first, then the rest."""
+    compared = [name for delta in found.deltas for name in (delta.base, delta.head)]
+    first = {name: at for at, name in enumerate(dict.fromkeys(compared))}
+    return sorted(found.entries, key=lambda entry: first.get(entry.name, len(first)))
+
+
+def _row(delta: Delta) -> tuple[str, ...]:
+    interval = "none"
+    if delta.interval is not None:
+        interval = f"{quantity.change(delta.interval[0])} to {quantity.change(delta.interval[1])}"
+    return (
+        delta.head,
+        delta.base,
+        _unbroken(quantity.change(delta.time, 2)),
+        _unbroken(interval),
+        _unbroken(quantity.change(delta.throughput, 2)),
+        quantity.ratio(delta.ratio),
+        _unbroken(quantity.change(delta.memory, 2)),
+        _unbroken(quantity.change(delta.loss, 3)),
+        delta.runs,
+    )
+
+
+def _unbroken(text: str) -> str:
+    """A number stays on the line of its sign of per cent."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _more(count: int, noun: str) -> list[str]:
+    return [f"and {quantity.counted(count, f'more {noun}')}"] if count > 0 else []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3].rstrip() + "..."
+
+
+def _count(parts: Sequence[str]) -> int:
+    return "\n\n".join(parts).count("\n") + 1

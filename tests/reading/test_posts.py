@@ -1,0 +1,147 @@
+"""Texts to paste: the block of a pull request and the matrix, of imported and measured runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from recorded_runs import Recorded, record_run, resolved_run, write_plan
+
+from bench.errors import NothingMeasuredError
+from bench.importers.table import read_text
+from bench.resolve.presets import PRESETS
+from bench.store import ResultsStore
+from reports.posts.gathered import gather
+from reports.posts.matrix import matrix
+from reports.posts.pull_request import pull_request
+
+LOGS = Path(__file__).parents[1] / "run" / "logs"
+NUMBER = r"elapsed time per iteration \(ms\): ([\d.]+)"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+def imported(store: ResultsStore, *names: str) -> ResultsStore:
+    for name in names:
+        text = (LOGS / f"{name}.txt").read_bytes()
+        for one in read_text(f"{name}.txt", [text], None, {}):
+            run = f"{name}.{one.name}"
+            store.imports.write(run, one.workload, one.provenance, one.steps, one.nccl)
+    return store
+
+
+def measured(store: ResultsStore, cells: int = 2, repeats: int = 1) -> ResultsStore:
+    planned = []
+    for at in range(cells):
+        resolved = resolved_run(comm="bf16" if at else "fp32", ranks=2)
+        name = f"cell-{at}"
+        for repeat in range(repeats):
+            run = Recorded(resolved, cell=name, speed=1 + at / 10, repeat=repeat, seed=at)
+            record_run(store, run)
+        planned.append((name, resolved))
+    write_plan(store, planned)
+    return store
+
+
+def pr(store: ResultsStore, *names: str) -> str:
+    return pull_request(gather(store, names, PRESETS))
+
+
+def rows(text: str) -> list[list[str]]:
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
+    found = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
+    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in found]
+
+
+@pytest.mark.parametrize("names", [("pr4133",), ("pr3067",), ("pr3067", "pr4133")])
+def test_the_block_of_imported_runs_stays_below_sixty_lines(store, names) -> None:
+    text = pr(imported(store, *names))
+    assert len(text.splitlines()) < 60
+    for heading in ("Trade-offs", "Parity", "Evidence", "Reproduce"):
+        assert f"**{heading}" in text
+
+
+def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
+    text = pr(measured(store, cells=2, repeats=12))
+    assert len(text.splitlines()) < 60
+    assert "n=12 against 12" in text
+    assert "# cell-0 (mfsdp optim_grads_params, fp32" in text
+
+
+def test_the_block_says_what_changed_and_what_was_traded(store) -> None:
+    text = pr(imported(store, "pr4133"))
+    head, _, *changes = rows(text)[1]
+    assert head == "no-fusedadam-master-weights"
+    assert [one.replace("\N{NO-BREAK SPACE}", " ") for one in changes[:5]] == [
+        "+3.61 %", "none", "-3.48 %", "0.965x", "-12.41 %",
+    ]  # fmt: skip
+    assert "- no-fusedadam-master-weights: less memory, but slower\n" in text
+    assert "sha256" in text
+
+
+def test_lines_of_nccl_are_told_by_operation_and_kind(store) -> None:
+    text = pr(imported(store, "pr3067"))
+    assert "AllGather symmetric: 4 lines, ReduceScatter regular: 6 lines" in text
+
+
+def test_the_lines_of_a_block_can_be_imported_again(store) -> None:
+    text = pr(imported(store, "pr4133"))
+    again = read_text("again", [text.encode()], "megatron", {})
+    assert [run.provenance.label for run in again] == [
+        run.provenance.label for run in sorted(store.imports.all(), key=lambda r: r.id)
+    ]
+    kept = {run.provenance.label: run.steps[-1] for run in store.imports.all()}
+    for run in again:
+        step, before = run.steps[-1], kept[run.provenance.label]
+        assert (step.step, step.milliseconds, step.loss) == (
+            before.step, before.milliseconds, before.loss,
+        )  # fmt: skip
+        assert step.device_peak_bytes == pytest.approx(before.device_peak_bytes, abs=2**14)
+
+
+def test_what_has_no_room_is_counted(store) -> None:
+    text = pr(imported(store, "pr3067"))
+    shown = len(re.findall(NUMBER, text))
+    left = int(re.search(r"# and (\d+) more runs", text)[1])  # type: ignore[index]
+    assert shown + left == 15
+
+
+def test_a_matrix_names_the_best_cell_of_each_problem(store) -> None:
+    text = matrix(gather(imported(store, "pr3067"), (), PRESETS))
+    table = rows(text)
+    at = table[0].index("ms per step")
+    best = [row[0] for row in table[1:] if "<strong>" in row[at]]
+    assert best == [
+        "mixed-precision-bf16-comm-fp32-reduce-accum-via",
+        "llama-70b-mixed-precision",
+        "optim-bug-fix",
+    ]
+    assert "- llama3-70b, sequence 1,024, batch 128, 64 devices: ms per step **llama-70b" in text
+
+
+def test_a_matrix_of_measured_cells_has_a_column_per_axis(store) -> None:
+    text = matrix(gather(measured(store), (), PRESETS))
+    table = rows(text)
+    assert table[0][:2] == ["cell", "dtypes.grad_comm"]
+    assert [row[1] for row in table[1:]] == ["fp32", "bf16"]
+    assert "ms per step" in table[0]
+
+
+def test_names_of_labels_cannot_break_out_of_the_block(store) -> None:
+    line = "iteration 1/ 5 | elapsed time per iteration (ms): 5.0 | lm loss: 2.0 |\n"
+    bad = "# a ``` <script> | x\n" + line + "# b @someone #1\n" + line
+    for one in read_text("x", [bad.encode()], None, {}):
+        store.imports.write(f"x.{one.name}", one.workload, one.provenance, one.steps)
+    html = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(pr(store))
+    assert "<script>" not in html
+    assert html.count("<pre>") == 2
+
+
+def test_a_folder_with_nothing_in_it_is_refused(store) -> None:
+    with pytest.raises(NothingMeasuredError, match="no finished and no imported run"):
+        gather(store, (), PRESETS)
