@@ -47,7 +47,7 @@ def matrix(found: Gathered) -> str:
         )
         for at, entry in enumerate(entries)
     ]
-    table, constant = folded(Table.of(("cell", *axes, *numbers), rows, left=first))
+    table, constant = folded(Table.of(("cell", *_titles(axes), *numbers), rows, left=first))
     parts = [f"### {markdown.escape(found.title)}", markdown.table(table)]
     if constant:
         parts.append(f"In every row: {markdown.escape(constant)}.")
@@ -83,12 +83,24 @@ def _problem(entry: Entry) -> str:
 
 
 def _varying(entries: Sequence[Entry]) -> list[str]:
-    """Axes with several values."""
-    values: dict[str, set[str]] = {}
-    for entry in entries:
-        for axis, value in entry.axes.items():
-            values.setdefault(axis, set()).add(value)
-    return [axis for axis, found in values.items() if len(found) > 1][:_MOST_AXES]
+    """Axes with several values; of those that always change together the first."""
+    found: dict[tuple[int, ...], str] = {}
+    for axis in dict.fromkeys(axis for entry in entries for axis in entry.axes):
+        values = [entry.axes.get(axis, quantity.MISSING) for entry in entries]
+        alike = tuple(map(values.index, values))
+        if any(alike):
+            found.setdefault(alike, axis)
+    return list(found.values())[:_MOST_AXES]
+
+
+def _titles(axes: Sequence[str]) -> list[str]:
+    """Without the section of a setting, where that is enough to tell them apart."""
+    short = [axis.rpartition(".")[2] for axis in axes]
+    alone = [short.count(one) == 1 and one != "name" for one in short]
+    return [
+        one if single else axis.removesuffix(".name")
+        for one, axis, single in zip(short, axes, alone, strict=True)
+    ]
 
 
 def _best(entries: Sequence[Entry], name: str) -> list[int]:
