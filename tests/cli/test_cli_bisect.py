@@ -158,7 +158,7 @@ def test_where_only_a_commit_that_cannot_run_is_left_both_are_candidates(bisect,
 def test_what_cannot_be_searched_is_refused(bisect, started, arguments, code, message):
     found, text = bisect(*arguments)
     assert found == code
-    assert message in text
+    assert message in text["error"]
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -177,7 +177,7 @@ def test_a_folder_that_another_runner_uses_is_no_fault_of_a_commit(
     monkeypatch.setattr(bisecting.running, "run_planned", planned)
     code, text = bisect("--good", "c0", "--bad", "c11", "--metric", "wire_bytes")
     assert code == 2
-    assert "another runner is using results" in text
+    assert text["error"] == "another runner is using results"
 
 
 def test_of_two_changes_the_one_that_crosses_the_middle_is_found(repository, bisect, started):
