@@ -67,7 +67,18 @@ def headline(result: GateResult) -> str:
         word = "REGRESSED"
     else:
         word = "UNDECIDED" if result.undecided else "PASSED"
-    return "; ".join([f"{word}: {found}", *_blamed(result)])
+    undecided = _cells_without_a_time(result) if word == "PASSED" else ""
+    return "; ".join([f"{word}{undecided}: {found}", *_blamed(result)])
+
+
+def _cells_without_a_time(result: GateResult) -> str:
+    """`, time not decided`, of all cells or of some; empty where every time is decided."""
+    times = [one for one in result.judgements if is_speed(one)]
+    without = {one.cell for one in times if one.verdict in ("inconclusive", "unmeasured")}
+    if not without:
+        return ""
+    cells = {one.cell for one in times}
+    return ", time not decided" + ("" if without == cells else f" in {len(without)} of {len(cells)}")
 
 
 def _blamed(result: GateResult) -> list[str]:
