@@ -110,17 +110,23 @@ def _loss_difference(base: Cell, head: Cell) -> float | None:
 
 
 def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None) -> Table:
-    """One row per change, named by `labels` or by its head cell."""
-    others = "".join(f" | {metric.title} change" for metric in other_metrics())
+    """One row per change, named by `labels` or by its head cell; what no cell has is left out."""
+    known = [
+        metric
+        for metric in other_metrics()
+        if any(change.others[metric.name] is not None for change in changes)
+    ]
+    others = "".join(f" | {metric.title} change" for metric in known)
     titles = (
         "cell | time change | throughput change | throughput ratio | memory change"
         f" | <memory metric{others} | final loss difference | <runs"
     )
     names = [change.head.name for change in changes] if labels is None else labels
-    return Table.of(titles, (_row(*pair) for pair in zip(changes, names, strict=True)))
+    pairs = zip(changes, names, strict=True)
+    return Table.of(titles, (_row(change, name, known) for change, name in pairs))
 
 
-def _row(change: Change, name: str) -> tuple[str, ...]:
+def _row(change: Change, name: str, others: Sequence[Metric]) -> tuple[str, ...]:
     return (
         name,
         quantity.change(change.time_change),
@@ -128,7 +134,7 @@ def _row(change: Change, name: str) -> tuple[str, ...]:
         quantity.ratio(change.throughput_ratio),
         quantity.change(change.memory_change),
         change.memory_metric.title if change.memory_metric else quantity.MISSING,
-        *(quantity.change(value) for value in change.others.values()),
+        *(quantity.change(change.others[metric.name]) for metric in others),
         quantity.signed_difference(change.loss_difference),
         change.sample_note,
     )

@@ -78,7 +78,9 @@ def _cells_without_a_time(result: GateResult) -> str:
     if not without:
         return ""
     cells = {one.cell for one in times}
-    return ", time not decided" + ("" if without == cells else f" in {len(without)} of {len(cells)}")
+    return ", time not decided" + (
+        "" if without == cells else f" in {len(without)} of {len(cells)}"
+    )
 
 
 def _blamed(result: GateResult) -> list[str]:

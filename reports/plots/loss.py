@@ -11,6 +11,7 @@ from reports.comparisons.parity import ParityGroup, losses, relative_differences
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
 
 _LOWEST_FLOOR = 1e-16
+_THINNEST, _THICKER, _THICKEST = 1.2, 1.8, 9.0
 _ROW_INCHES = 2.9
 _LEGEND_ROW_INCHES = 0.19
 
@@ -18,7 +19,9 @@ _LEGEND_ROW_INCHES = 0.19
 def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> str:
     """One row per group: losses left, |relative difference| to the reference right, legend beside.
 
-    The first run of each cell is drawn.
+    The first run of each cell is drawn, the later ones thinner, so that a curve below another one
+    is seen. A cell whose losses are the reference's, bit for bit, is called equal and has no curve
+    of differences.
     """
     heights = [max(_ROW_INCHES, 0.7 + _LEGEND_ROW_INCHES * (len(g.rows) + 1)) for g in groups]
     with drawing(11.0, sum(heights)) as figure:
@@ -34,16 +37,19 @@ def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> s
 
 
 def _curves(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None:
-    for row in group.rows:
+    base = losses(group.reference.finished[0].record)
+    widths = [_THINNEST + _THICKER * place for place in range(len(group.rows))]
+    for row, width in zip(group.rows, reversed(widths), strict=True):
         values = losses(row.cell.finished[0].record)
         look = look_of[row.cell.name]
-        name = label(row.cell.name) + (" (reference)" if row.cell is group.reference else "")
+        equal = " (equal)" if values == base else ""
+        name = label(row.cell.name) + (" (reference)" if row.cell is group.reference else equal)
         axes.plot(
             range(1, len(values) + 1),
             values,
             color=look.colour,
             linestyle=look.dash,
-            linewidth=1.5,
+            linewidth=min(width, _THICKEST),
             label=name,
         )
     axes.set_title(f"Loss, {label(group.label)}", loc="left")
@@ -59,7 +65,9 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
         for row in group.rows
         if row.cell is not group.reference
     }
-    drawn = any(curves.values())
+    all_equal = bool(curves) and not any(value for curve in curves.values() for value in curve)
+    curves = {name: curve for name, curve in curves.items() if any(curve)}
+    drawn = bool(curves)
     floor = _floor([value for curve in curves.values() for value in curve])
     for name, curve in curves.items():
         look = look_of[name]
@@ -77,7 +85,8 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
     axes.set_ylabel("|relative difference|")
     if not drawn:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, "nothing to compare with", ha="center", transform=axes.transAxes)
+        text = "all losses are equal, bit for bit" if all_equal else "nothing to compare with"
+        axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         return
     axes.set_yscale("log")
     # Plain text: mathtext is off, because a name may hold dollar signs.

@@ -108,3 +108,14 @@ def test_a_long_name_is_wrapped_whole_and_two_cells_never_share_a_cut_name():
     assert "".join(lines) == name
     assert max(map(len, lines)) <= 36
     assert wrapped("x" * 80, 36).replace("\n", "") == "x" * 80
+
+
+@pytest.mark.parametrize(("noise", "equal"), [(0.0, True), (1.0, False)])
+def test_losses_that_are_equal_are_called_so(store, noise, equal):
+    specs = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
+    for name, resolved in specs:
+        record_run(store, Recorded(resolved, cell=name, sweep=name, noise=noise))
+    cells = [make_cell(name, store.records(sweep=name)) for name, _ in specs]
+    figure = loss_figure(parity_groups(cells), looks(cells))
+    assert ("all losses are equal, bit for bit" in figure) is equal
+    assert ("b (equal)" in figure) is equal
