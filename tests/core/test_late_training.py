@@ -9,6 +9,7 @@ import torch
 
 from late.programs import Case, from_oracle, from_punctual
 from mfsdp_core import MixedPrecisionPolicy
+from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.hybrid import PAIRS
 from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES
@@ -29,7 +30,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 TOYS = ["linear_stack", "unequal_units", "recomputed", "root_owned"]
 GRAPH = {"cuda_graph_mode": True, "fsdp_double_buffer": True}
-BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+POLICIES = {
+    "bf16": (MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16), torch.bfloat16),
+    "codes": (MixedPrecisionPolicy(weight_codec=Float8Reference("current")), torch.float32),
+    "scaled_blocks": (MixedPrecisionPolicy(weight_codec=Float8Reference("block")), torch.float32),
+}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -67,10 +72,20 @@ def test_replays_of_a_captured_step_give_the_oracles_weights(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("outer", ["", "no_shard", "optim"])
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_weights_in_other_dtypes_are_those_of_work_in_time(
+def test_weights_after_clipping_are_the_oracles(
     ranks: RankPool, strategy: str, outer: str, seed: int
 ) -> None:
-    case = Case(
-        strategy, outer, "aligned_stack", {"mixed_precision_policy": BF16}, dtype=torch.bfloat16
-    )
+    case = Case(strategy, outer, "aligned_stack", clip_norm=0.05)
+    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("outer", ["", "no_shard", "optim"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_weights_in_other_dtypes_are_those_of_work_in_time(
+    ranks: RankPool, strategy: str, policy: str, outer: str, seed: int
+) -> None:
+    options, dtype = {"mixed_precision_policy": POLICIES[policy][0]}, POLICIES[policy][1]
+    case = Case(strategy, outer, "aligned_stack", options, dtype=dtype)
     assert ranks.run(from_punctual, case, seed) == [0.0] * 4

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from late.group import late_axes, late_mesh
 from late.operations import late_device
-from mfsdp_core import CapturedStep, MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from mfsdp_core import (
+    CapturedStep,
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard_model,
+    fully_shard_optimizer,
+)
 from oracle.hybrid import Hybrid
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import WORLD
@@ -36,6 +42,7 @@ class Case:
     steps: int = 3
     dtype: torch.dtype = torch.float64
     ranks: int = 2
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         if self.outer:
@@ -83,13 +90,14 @@ def trained(case: Case, seed: int | None, races: list[Any] | None = None) -> Nam
 
 
 def _expected(case: Case) -> Named:
-    found, _ = train(case.toy, case.ranks, MICROBATCHES, case.steps, sgd, dtype=case.dtype)
-    return found
+    clip, dtype = case.clip_norm, case.dtype
+    shape = (case.toy, case.ranks, MICROBATCHES, case.steps)
+    return train(*shape, sgd, clip_norm=clip, dtype=dtype)[0]
 
 
 def _train(toy: Sharded, case: Case) -> None:
     optimizer = fully_shard_optimizer(sgd(toy.model.parameters()))
-    step: Any = _step(toy.model, optimizer)
+    step: Any = _step(toy.model, optimizer, case.clip_norm)
     if case.captured:
         step = CapturedStep(toy.model, optimizer, step)
     rank = dist.get_rank() % case.ranks
@@ -97,13 +105,17 @@ def _train(toy: Sharded, case: Case) -> None:
         step(*(batch(case.toy, rank, j, case.dtype, number) for j in range(MICROBATCHES)))
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer) -> Callable[..., Tensor]:
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, clip_norm: float | None
+) -> Callable[..., Tensor]:
     def step(*batches: Tensor) -> Tensor:
         for number, inputs in enumerate(batches, start=1):
             with nullcontext() if number == len(batches) else model.no_sync():
                 value = loss(model(inputs))
                 value.backward()
         model.finish_grad_sync()
+        if clip_norm is not None:
+            clip_grad_norm_(model, clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         return value.detach()
