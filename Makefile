@@ -143,6 +143,7 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
 	@$(BIN)/python -m tools.own_costs
+	@$(BIN)/python -W ignore -m tools.read_cost
 	@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
 	@$(BIN)/python -m tools.floor speed

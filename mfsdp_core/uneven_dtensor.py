@@ -40,8 +40,7 @@ def uneven_dtensor_to_full_tensor(dtensor: DTensor) -> torch.Tensor:
         TypeError: not a DTensor.
         LayoutError: a rank holds more than one box of it.
     """
-    if not isinstance(dtensor, DTensor):
-        raise TypeError(f"expected a DTensor, found {type(dtensor).__name__}.")
+    _check_type(dtensor)
     return gather_full(dtensor)
 
 
@@ -107,8 +106,14 @@ def split_dtensor(
     make them ready for torch.distributed.checkpoint.
 
     Raises:
+        TypeError: not a DTensor, or sections that are not whole numbers.
         ConfigurationError: sections that do not add up to the dimension.
     """
+    _check_type(dtensor)
+    is_listed = isinstance(split_size_or_sections, Sequence)
+    listed: Any = split_size_or_sections if is_listed else [split_size_or_sections]
+    if not all(isinstance(size, int) for size in listed):
+        raise TypeError(f"expected a size or sizes of parts, found {split_size_or_sections!r}.")
     dim %= dtensor.ndim
     length = dtensor.shape[dim]
     if isinstance(split_size_or_sections, int):
@@ -191,12 +196,18 @@ def make_fsdp_dtensor(  # noqa: PLR0917 - the drop-in signature
     return made
 
 
+def _check_type(dtensor: object) -> None:
+    if not isinstance(dtensor, DTensor):
+        raise TypeError(f"Input must be a DTensor, got {type(dtensor).__name__}.")
+
+
 def _offsets(dtensor: DTensor) -> Offsets:
     return _assembled(dtensor)[0]
 
 
 def _assembled(dtensor: DTensor) -> tuple[Offsets, tuple[int, ...]]:
     """Where this rank's part begins, and the shape that the parts of all ranks make up."""
+    _check_type(dtensor)
     agree_to_read([dtensor], "where the rows are")
     mesh, sizes = dtensor.device_mesh, list(local_of(dtensor).shape)
     offsets = [0] * len(sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +34,7 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
+from mfsdp_core.state.framework_calls import AnswersFrameworks, refuse_moves
 from mfsdp_core.state.later_parameters import refuse_later_parameters
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.module_copy import COMPUTES_AS, allow_copies, refuse_pickling
@@ -59,7 +60,7 @@ class BucketFacts:
     trainable: bool
 
 
-class MegatronFSDP(nn.Module):
+class MegatronFSDP(AnswersFrameworks):
     """A sharded model, as `fully_shard_model` returns it.
 
     The constructor takes upstream's arguments. Those that `fully_shard_model` has too mean the
@@ -142,7 +143,9 @@ class MegatronFSDP(nn.Module):
                 mark(managed, self.dist_index)
                 mark_for_kernels(managed, group)
         parameters = [managed for group in self._groups() for managed in group.parameters]
-        describe_modules(holder for managed in parameters for holder, _ in managed.holders)
+        holders = [holder for managed in parameters for holder, _ in managed.holders]
+        describe_modules(holders)
+        refuse_moves(holders)
         allow_copies(
             (unit.module for unit in self._units()), (managed.sharded for managed in parameters)
         )
@@ -394,24 +397,6 @@ class MegatronFSDP(nn.Module):
             self.reset_mixed_precision_policy(previous)
 
     # --- state --------------------------------------------------------------------------------
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Refuse moves and casts: parameters are views of buffers that they would be cut from.
-
-        Raises:
-            LifecycleError: `fn` changes the device or dtype.
-        """
-        del recurse  # there is nothing to recurse into
-        for parameter in self.parameters():
-            probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-            changed = fn(probe)
-            if (changed.dtype, changed.device) != (probe.dtype, probe.device):
-                raise LifecycleError(
-                    "a sharded model cannot change its dtype or device "
-                    f"({probe.dtype} on {probe.device} to {changed.dtype} on {changed.device}). "
-                    "Move or cast the module before fully_shard_model."
-                )
-        return self
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
         """Refuse: hooks and buffers would be shared with the copy.

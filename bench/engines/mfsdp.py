@@ -52,7 +52,7 @@ class MfsdpEngine:
         self._model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
-            fsdp_unit_modules=unit_classes(model),
+            fsdp_unit_modules=unit_classes(model) or None,
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
             mixed_precision_policy=_policy(resolved.dtypes, settings_of(resolved.engine)),

@@ -19,10 +19,15 @@ def together(group: dist.ProcessGroup, step: Callable[[], T], failure: type[Mfsd
     `Exception` as a `failure` that names the rank.
     """
     result, error = _attempt(step, failure, dist.get_rank(group))
-    errors: list[Any] = [None] * group.size()
-    dist.all_gather_object(errors, error, group=group)
-    _raise_first(errors)
+    _raise_first(from_all(group, error))
     return result  # type: ignore[return-value] # without an error there is a result
+
+
+def from_all(group: dist.ProcessGroup, value: T) -> list[T]:
+    """`value` of every rank of `group`, in its order. Collective; values can be pickled."""
+    values: list[Any] = [None] * group.size()
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def from_first(group: dist.ProcessGroup, step: Callable[[], T], failure: type[MfsdpError]) -> T:

@@ -97,18 +97,32 @@ def _greet(cards: list[_Card | None], own: int, peers: list[Peer]) -> str | None
             peer_memory.read(card.pid, card.address, found)
             if bytes(found.tolist()) != card.token:
                 return f"ranks {own} and {rank} of the group see different processes"
-            if rank < own:
-                peers.append(_connect(rank, card))
         except OSError as error:
             return f"rank {own} may not read the memory of rank {rank} of the group: {error}"
+        if rank < own:
+            refusal = _connect(rank, card, own, len(cards), peers)
+            if refusal is not None:
+                return refusal
     return None
 
 
-def _connect(rank: int, card: _Card) -> Peer:
+def _connect(rank: int, card: _Card, own: int, ranks: int, peers: list[Peer]) -> str | None:
+    """Add the connection to `rank` to `peers`; what stands in the way."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(_MEETING_SECONDS)
-    link.connect(card.door)
-    return Peer(rank, card.pid, link, card.urge_address)
+    try:
+        link.connect(card.door)
+    except (BlockingIOError, TimeoutError):
+        link.close()
+        return (
+            f"rank {rank} of the group does not take the connection of rank {own}, since its queue "
+            f"of connections is full: {ranks} ranks meet, and net.core.somaxconn limits the queue"
+        )
+    except OSError as error:
+        link.close()
+        return f"rank {own} cannot connect to rank {rank} of the group: {error}"
+    peers.append(Peer(rank, card.pid, link, card.urge_address))
+    return None
 
 
 def _receive(door: socket.socket, cards: list[_Card], own: int, peers: list[Peer]) -> None:

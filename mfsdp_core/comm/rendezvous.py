@@ -40,12 +40,15 @@ _reads: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Rendezvous]]
 
 
 class _Rendezvous:
-    """Of some global ranks, again and again."""
+    """Of some global ranks, again and again, with the patience of collectives of `group`."""
 
-    def __init__(self, name: str, ranks: Sequence[int], limit: timedelta) -> None:
+    def __init__(
+        self, name: str, ranks: Sequence[int], group: dist.ProcessGroup, device: torch.device
+    ) -> None:
         self._prefix = f"mfsdp/{name}"
         self._ranks = ranks
-        self._limit = limit
+        self._group = group
+        self._device = device
         self._turn = 0
         self._done: list[str] = []
 
@@ -57,6 +60,7 @@ class _Rendezvous:
                 this rank had not come: a later turn may be the same on all ranks again.
         """
         store = distributed_c10d._get_default_store()
+        limit: timedelta = self._group._get_backend(self._device).options._timeout
         self._turn += 1
         base = f"{self._prefix}/{self._turn}"
         verdict = f"{base}/verdict"
@@ -68,7 +72,7 @@ class _Rendezvous:
             alike = store.add(said, 0) == len(self._ranks)
             store.set(verdict, "same" if alike else "different")
         try:
-            store.wait([verdict], self._limit)
+            store.wait([verdict], limit)
         except RuntimeError as error:
             if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
                 raise
@@ -76,7 +80,7 @@ class _Rendezvous:
             if others < len(self._ranks) - 1:
                 store.add(said, -1)
                 self._turn -= 1
-                seconds = self._limit.total_seconds()
+                seconds = limit.total_seconds()
                 came = f"{others + 1} of the ranks {list(self._ranks)} came within {seconds:g} s"
                 raise TimeoutError(came) from None
         self._done = [base, said, verdict]
@@ -88,15 +92,8 @@ class _Rendezvous:
         # The rank that serves the store may end with the error: not before all have read it.
         if store.add(f"{base}/told", 1) == len(self._ranks):
             store.set(f"{base}/end", "")
-        store.wait([f"{base}/end"], self._limit)
+        store.wait([f"{base}/end"], limit)
         return told
-
-
-def time_limit(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """For how long a collective of `group` may wait for its ranks."""
-    options: Any = group._get_backend(device).options  # torch's fake backend has none
-    limit: timedelta = distributed_c10d.default_pg_timeout if options is None else options._timeout
-    return limit
 
 
 class UnitRendezvous:
@@ -106,7 +103,7 @@ class UnitRendezvous:
         number = next(_numbers.setdefault(group, itertools.count()))
         ranks = dist.get_process_group_ranks(group)
         name = f"units/{'-'.join(map(str, ranks[:2]))}/{group.group_name}/{number}"
-        self._rendezvous = _Rendezvous(name, ranks, time_limit(group, device))
+        self._rendezvous = _Rendezvous(name, ranks, group, device)
 
     def meet(self, bucket: str) -> None:
         """Return once every rank has come here as often as this one, for the same `bucket`.
@@ -128,15 +125,17 @@ class UnitRendezvous:
             )
 
 
-def agree_on_read(ranks: Sequence[int], what: str, limit: timedelta) -> None:
+def agree_on_read(
+    ranks: Sequence[int], what: str, group: dist.ProcessGroup, device: torch.device
+) -> None:
     """Return once every one of the global `ranks` is about to read `what`.
 
-    See [Note: named reads].
+    See [Note: named reads]. group: whose time limit holds.
 
     Raises:
-        MismatchedReadError: they read different things, or not all came within `limit`.
+        MismatchedReadError: they read different things, or not all came in time.
     """
-    if len(ranks) == 1:
+    if len(ranks) == 1 or dist.get_backend(group) == "fake":
         return
     world = dist.group.WORLD
     assert world is not None
@@ -144,7 +143,7 @@ def agree_on_read(ranks: Sequence[int], what: str, limit: timedelta) -> None:
     key = tuple(ranks)
     if key not in known:
         digest = hashlib.blake2s(repr(key).encode(), digest_size=8).hexdigest()
-        known[key] = _Rendezvous(f"reads/{digest}", key, limit)
+        known[key] = _Rendezvous(f"reads/{digest}", key, group, device)
     try:
         said = known[key].come(what)
     except TimeoutError as error:

@@ -30,6 +30,13 @@ def row_counts(rows: int, group: dist.ProcessGroup, device: torch.device) -> lis
     return [int(entry.item()) for entry in counts]
 
 
+def largest_over_ranks(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The largest of each element of `value`, in place, over the ranks of `group`."""
+    if group.size() > 1:
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    return value
+
+
 def sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """`value`, summed in place over the ranks of `group`."""
     if group.size() > 1:

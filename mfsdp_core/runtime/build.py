@@ -37,6 +37,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import PrimaryCodec, check_primary, is_primary
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.equal_weights import warn_of_unequal
 from mfsdp_core.runtime.experts import is_expert
 from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
@@ -117,6 +118,10 @@ def build_context(
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
     managed_facts = [_manage(found, environment, config.strategy, policy) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
+    for axes in (environment.dense, environment.experts):
+        if axes is not None:
+            own = [m for m, f in managed_facts if environment.axes(is_expert=f.is_expert) is axes]
+            warn_of_unequal(own, axes)
     slices = {
         kind: environment.axes(is_expert=kind).coordinate().sub_shards(config.strategy)
         for kind in (False, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,7 +94,15 @@ def resolve_unit_classes(
     """
     if isinstance(unit_modules, (str, type)):
         unit_modules = [unit_modules]
-    return tuple(_resolve_class(entry) for entry in unit_modules or ())
+    classes = tuple(_resolve_class(entry) for entry in unit_modules or ())
+    if unit_modules is not None and not classes:
+        warnings.warn(
+            "fsdp_unit_modules is empty: the whole model is one unit, which is gathered and "
+            "reduced at once. Name the classes of its layers, or pass None if that is meant.",
+            UserWarning,
+            stacklevel=5,
+        )
+    return classes
 
 
 def select_units(

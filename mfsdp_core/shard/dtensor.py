@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from mfsdp_core.comm.rendezvous import agree_on_read, time_limit
+from mfsdp_core.comm.rendezvous import agree_on_read
 from mfsdp_core.comm.uneven import gather_rows
 from mfsdp_core.errors import LayoutError
 from mfsdp_core.plan.coordinate import Coordinate
@@ -163,8 +163,8 @@ def agree_to_read(tensors: Sequence[DTensor], operation: str = "") -> None:
         f"{name_of(tensor) or 'a tensor without a name'} {tuple(tensor.shape)} {tensor.dtype}"
         for tensor in spread
     )
-    limit = time_limit(mesh.get_group(min(axes)), torch.device(mesh.device_type))
-    agree_on_read(ranks, f"{operation} of {what}" if operation else what, limit)
+    what = f"{operation} of {what}" if operation else what
+    agree_on_read(ranks, what, mesh.get_group(min(axes)), torch.device(mesh.device_type))
 
 
 def assembly_order(placements: Sequence[Placement]) -> list[tuple[int, int]]:

@@ -25,6 +25,18 @@ class ShardedWeight(UnevenShard):
 
     _local_tensor: torch.Tensor
 
+    def __new__(cls, *_arguments: Any, **_options: Any) -> ShardedWeight:
+        """Refuse: `sharded_weight` makes them.
+
+        Raises:
+            LifecycleError: always.
+        """
+        raise LifecycleError(
+            "a sharded parameter cannot be made anew on another device, as accelerate's "
+            "cpu_offload does it: its rows are part of a buffer. Weights are not offloaded to the "
+            "CPU; choose the device by the device argument of fully_shard_model."
+        )
+
     @property
     def data(self) -> torch.Tensor:
         """The same shard without autograd; changing it in place counts."""

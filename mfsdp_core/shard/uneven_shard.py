@@ -45,7 +45,8 @@ _VIEW = "_mfsdp_is_gathered_view"
 _LOST = (
     "{func} on rows, slices or views of a sharded tensor, or together with a tensor that is cut "
     "otherwise, would write to a copy that the shard does not follow. Write values by operations "
-    "on all of the shard, into to_local(), or by load_state_dict()."
+    "on all of the shard, into to_local(), or by load_state_dict(). Adapters are merged in an "
+    "unsharded model that has loaded export_state_dict(model)."
 )
 
 #: Results that are called what the argument is called.
@@ -54,6 +55,9 @@ _SAME = frozenset(("alias", "clone", "detach", "_to_copy"))
 _IN_LISTS = ("_amp_foreach_", "_foreach_", "_fused_")
 #: Of torch's collectives, as operations.
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
+
+#: What torch says of an operation that it does not do with shards.
+_NOT_WITH_SHARDS = ("not have a sharding strategy", "got mixed torch.Tensor and DTensor")
 
 #: Rows of every rank, in the order of their slices.
 Cut = tuple[int, ...]
@@ -97,8 +101,13 @@ class UnevenShard(DTensor):
         is_uneven = any(cut_of(tensor) is not None for tensor in tensors)
         if not is_uneven or _is_row_by_row(func, args, kwargs, tensors):
             plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
-            with _named_reads(func, tensors):
-                result = func(*plain_args, **plain_kwargs)
+            try:
+                with _named_reads(func, tensors):
+                    result = func(*plain_args, **plain_kwargs)
+            except (NotImplementedError, RuntimeError) as error:
+                if not any(words in str(error) for words in _NOT_WITH_SHARDS):
+                    raise
+                return _on_whole(func, args, kwargs, tensors)
             _count_changes(func, args)
             if any(hasattr(tensor, _VIEW) for tensor in tensors):
                 _mark_views(func, result)
@@ -107,14 +116,7 @@ class UnevenShard(DTensor):
                 return [_named(func, cut_like(one, source), source) for one, source in pairs]
             source = next((t for t in tensors if cut_of(t) is not None), tensors[0])
             return tree_map(lambda one: _named(func, cut_like(one, source), source), result)
-        if func._schema.is_mutable:
-            raise LifecycleError(_LOST.format(func=func))
-        mesh = tensors[0].device_mesh
-        agree_to_read(tensors)
-        whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
-        results = tree_map(partial(_replicated, mesh), func(*whole_args, **whole_kwargs))
-        _mark_views(func, results)
-        return results
+        return _on_whole(func, args, kwargs, tensors)
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor, with all rows in their order. Collective; shards get no gradient."""
@@ -212,6 +214,18 @@ class _NamedReads(TorchDispatchMode):
             if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
                 agree_to_read(self._tensors, self._operation)
         return func(*args, **(kwargs or {}))
+
+
+def _on_whole(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> Any:
+    """What `func` makes of whole tensors, which are gathered for it."""
+    if func._schema.is_mutable:
+        raise LifecycleError(_LOST.format(func=func))
+    mesh = tensors[0].device_mesh
+    agree_to_read(tensors)
+    whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
+    results = tree_map(partial(_replicated, mesh), func(*whole_args, **whole_kwargs))
+    _mark_views(func, results)
+    return results
 
 
 def _named_reads(func: Any, tensors: Sequence[DTensor]) -> AbstractContextManager[Any]:

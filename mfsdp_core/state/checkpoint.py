@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mfsdp_core.comm.agreement import from_first, together
-from mfsdp_core.comm.rendezvous import agree_on_read, time_limit
+from mfsdp_core.comm.agreement import from_all, from_first, together
+from mfsdp_core.comm.rendezvous import agree_on_read
 from mfsdp_core.errors import CheckpointError, ConfigurationError, MfsdpError
 from mfsdp_core.state import checkpoint_folder as folder
 from mfsdp_core.state.loading import Loading
@@ -66,7 +66,13 @@ def save_checkpoint(
         )
         try:
             _write(partial, state, group)
-            from_first(group, lambda: folder.commit(partial, path, state.values), CheckpointError)
+            own = together(
+                group, lambda: folder.digests(partial, group.rank(), group.size()), CheckpointError
+            )
+            known = {n: d for part in from_all(group, own) for n, d in part.items()}
+            from_first(
+                group, lambda: folder.commit(partial, path, state.values, known), CheckpointError
+            )
         except BaseException:
             if dist.get_rank(group) == 0:
                 folder.discard(partial)
@@ -88,6 +94,7 @@ def load_checkpoint(
         ConfigurationError: the model is not sharded by this package, or the optimizer not its.
     """
     group, path = begin_call("load_checkpoint", model), Path(path)
+    together(group, lambda: folder.check_digests(path, group.rank(), group.size()), CheckpointError)
     loading = together(group, lambda: Loading.prepare(path, model, optimizer), CheckpointError)
     with _lost_ranks(path):
         _run_dcp(lambda: loading.read(group), f"{path} could not be read, and is loaded in part")
@@ -143,10 +150,10 @@ def begin_call(name: str, model: nn.Module) -> dist.ProcessGroup:
     group = getattr(model, "checkpoint_group", None)
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError(
-            f"{name} expects the model that fully_shard_model has returned, found "
+            f"{name}: expected a model that fully_shard_model has returned, found "
             f"{type(model).__name__}."
         )
     device = next(model.parameters()).device
     ranks = dist.get_process_group_ranks(group)
-    agree_on_read(ranks, f"{name}()", time_limit(group, device))
+    agree_on_read(ranks, f"{name}()", group, device)
     return group

@@ -1,7 +1,7 @@
 """A checkpoint on disk: whole, or not there.
 
     NAME/                        appears by one rename, when every rank has finished
-        manifest.json            written last: format, every file with its size, values as JSON
+        manifest.json            written last: format, size and digest of files, values as JSON
         .metadata, __0_0.distcp  torch.distributed.checkpoint's own
     .NAME.partial-0f3a91c2/      where it is written; what a killed process leaves, never read
     .NAME.replaced-0f3a91c2/     the previous checkpoint of that name, until the new one is in place
@@ -11,10 +11,12 @@ All ranks must see the folder (a shared file system). Functions that change it r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a whole checkpoint consists of. files: name -> bytes. values: JSON, by section."""
+    """What a whole checkpoint consists of.
+
+    files: name -> bytes. digests: name -> SHA-256; older checkpoints have none.
+    values: JSON, by section.
+    """
 
     files: dict[str, int]
+    digests: dict[str, str]
     values: dict[str, Any]
 
 
@@ -58,13 +65,41 @@ def begin(path: Path, *, overwrite: bool) -> Path:
     return partial
 
 
-def commit(partial: Path, path: Path, values: dict[str, Any]) -> None:
-    """Make what is in `partial` the checkpoint `path`."""
+def digests(folder: Path, rank: int, ranks: int) -> dict[str, str]:
+    """SHA-256 of this rank's share of the files in `folder`, the manifest left out."""
+    names = sorted(file.name for file in folder.iterdir() if file.name != MANIFEST)
+    return {name: _digest(folder / name) for name in names[rank::ranks]}
+
+
+def check_digests(path: Path, rank: int, ranks: int) -> None:
+    """Compare this rank's share of the files of the checkpoint at `path` with its manifest.
+
+    Raises:
+        CheckpointError: a file has other contents than were written, or see `read_manifest`.
+    """
+    known = read_manifest(path).digests
+    for name in sorted(known)[rank::ranks]:
+        found = _digest(path / name)
+        if found != known[name]:
+            raise CheckpointError(
+                f"{path / name}: expected contents with SHA-256 {known[name][:16]}..., found "
+                f"{found[:16]}...: the file has changed since it was written. Load another one."
+            )
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def commit(partial: Path, path: Path, values: dict[str, Any], known: Mapping[str, str]) -> None:
+    """Make what is in `partial` the checkpoint `path`. known: digests of its files."""
     files = {file.name: file.stat().st_size for file in partial.iterdir()}
     document = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "files": dict(sorted(files.items())),
+        "sha256": dict(sorted(known.items())),
         "values": values,
     }
     with (partial / MANIFEST).open("x", encoding="utf-8") as stream:
@@ -105,7 +140,9 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path}: expected {FORMAT!r} version {FORMAT_VERSION}, found "
                 f"{document['format']!r} version {document['version']!r}."
             )
-        manifest = Manifest(dict(document["files"]), dict(document["values"]))
+        manifest = Manifest(
+            dict(document["files"]), dict(document.get("sha256", {})), dict(document["values"])
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {error!r}.") from None
     for name, size in manifest.files.items():

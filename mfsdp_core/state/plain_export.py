@@ -102,6 +102,9 @@ def load_safetensors(path: str | Path, model: nn.Module) -> None:
         _compare(tensors, stored)
         return stored
 
+    if (path / folder.MANIFEST).is_file():
+        rank, ranks = group.rank(), group.size()
+        together(group, lambda: folder.check_digests(path, rank, ranks), CheckpointError)
     stored = together(group, compare, CheckpointError)
     together(group, lambda: _read_all(tensors, stored), CheckpointError)
     model.load_state_dict(model.state_dict())
@@ -182,7 +185,7 @@ def _finish(partial: Path, path: Path, files: Mapping[str, list[str]]) -> None:
         total = sum((partial / file).stat().st_size for file in files)
         document = {"metadata": {"total_size": total}, "weight_map": places}
         (partial / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    folder.commit(partial, path, {})
+    folder.commit(partial, path, {}, folder.digests(partial, 0, 1))
 
 
 def _stored_slices(library: ModuleType, path: Path) -> dict[str, Any]:

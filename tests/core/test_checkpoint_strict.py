@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import tempfile
@@ -86,12 +87,24 @@ def metadata_without(key: str, folder: Path) -> None:
 
 def replace_metadata(folder: Path, content: bytes) -> None:
     (folder / ".metadata").write_bytes(content)
-    edited_manifest(lambda d: d["files"].update({".metadata": len(content)}))(folder)
+
+    def know(document: dict[str, Any]) -> None:
+        document["files"][".metadata"] = len(content)
+        document["sha256"][".metadata"] = hashlib.sha256(content).hexdigest()
+
+    edited_manifest(know)(folder)
 
 
 def cut_last_file(folder: Path) -> None:
     file = max(folder.glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = max(folder.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 class Malicious:
@@ -135,6 +148,10 @@ def no_manifest(folder: str) -> tuple[str, list[str]]:
     return refusal(folder, lambda path: (path / "manifest.json").unlink(), CheckpointError)
 
 
+def changed_file(folder: str) -> tuple[str, list[str]]:
+    return refusal(folder, flip_a_bit, CheckpointError)
+
+
 def short_file(folder: str) -> tuple[str, list[str]]:
     return refusal(folder, cut_last_file, CheckpointError)
 
@@ -164,6 +181,7 @@ CASES: list[tuple[Callable[[str], tuple[str, list[str]]], str]] = [
     (other_groups, "parameter groups differ"),
     (other_version, "expected 'mfsdp_core checkpoint' version 1"),
     (no_manifest, "has no manifest.json"),
+    (changed_file, "the file has changed since it was written"),
     (short_file, "is damaged; load another one"),
     (malicious_metadata, "which no metadata needs: loading it could run code"),
     (file_outside, "names a file outside of its folder: '../secret'"),

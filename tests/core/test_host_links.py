@@ -181,6 +181,19 @@ def test_ranks_that_may_not_read_each_other_say_why(changes: dict[str, Any], wan
     assert wanted in str(host_meeting._greet([card(), card(**changes)], 0, []))
 
 
+def test_a_full_queue_of_connections_is_called_one() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(f"\0mfsdp-full-{os.getpid()}")
+        door.listen(0)
+        full = card(door=door.getsockname())
+        peers: list[Any] = []
+        said = [host_meeting._greet([full, card()], 1, peers) for _ in range(2)]
+        for peer in peers:
+            peer.socket.close()
+    assert said[0] is None
+    assert "its queue of connections is full: 2 ranks meet" in str(said[1])
+
+
 def refusal(broken: str, failure: Callable[..., Any]) -> str:
     """What `same_host` says where one rank cannot do what `broken` names."""
     group = mesh(2)["dp"].get_group()

@@ -83,6 +83,7 @@ def scalars_and_buffers(strategy: str, folder: str) -> tuple[float, list[int]]:
             bare.seen.add_(1)
         safetensors.torch.save_file(bare.state_dict(), f"{folder}/bare.safetensors")
     dist.barrier()
+    torch.manual_seed(0)
     model: Any = fully_shard_model(
         Scaled(), device_mesh=mesh(4), dp_shard_dim="dp", zero_dp_strategy=strategy
     )

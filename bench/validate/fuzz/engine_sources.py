@@ -17,7 +17,7 @@ def shard(module):
         module,
         device_mesh=mesh,
         $AXES
-        fsdp_unit_modules=Model.unit_classes,
+        fsdp_unit_modules=Model.unit_classes or None,
         zero_dp_strategy=$STRATEGY,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
         $OPTIONS

@@ -65,7 +65,7 @@ def pair(
     units = options.pop("fsdp_unit_modules", getattr(plain, "unit_classes", ()))
     model = mfsdp_core.fully_shard_model(
         copy.deepcopy(plain),
-        fsdp_unit_modules=list(units),
+        fsdp_unit_modules=list(units) or None,
         zero_dp_strategy=strategy,
         mixed_precision_policy=policy,
         **options,

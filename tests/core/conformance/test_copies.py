@@ -261,7 +261,7 @@ def test_dtensors_of_any_lengths_are_put_together() -> None:
                 _offsets_are_right(parts, list(expected.split(sections, dim)))
     shards = [v for _, v in cases]
     refuses(ConfigurationError, "add up to 3", lambda: list(split_dtensor(shards[0], [1, 2])))
-    refuses(TypeError, "expected a DTensor", lambda: uneven_dtensor_to_full_tensor(whole))
+    refuses(TypeError, "Input must be a DTensor", lambda: uneven_dtensor_to_full_tensor(whole))
     odd = DTensor.from_local(
         torch.ones(2, 2), mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(2, 1)
     )

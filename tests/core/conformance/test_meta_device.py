@@ -81,7 +81,7 @@ def _on_meta(module: Callable[[], nn.Module]) -> nn.Module:
 def _sharded(module: nn.Module, strategy: int, units: Any = (_Layer,), **options: Any) -> Any:
     return mfsdp_core.fully_shard_model(
         module,
-        fsdp_unit_modules=list(units),
+        fsdp_unit_modules=list(units) or None,
         zero_dp_strategy=strategy,
         init_model_with_meta_device=True,
         mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(None),

@@ -89,7 +89,7 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
                 "expected replicas",
                 lambda q=p: q.detach().redistribute(placements=[Shard(q.ndim - 1)]),
             )
-    convolution, same_whole = pair(3, lambda: nn.Conv2d(2, 6, (3, 5)), fsdp_unit_modules=[])
+    convolution, same_whole = pair(3, lambda: nn.Conv2d(2, 6, (3, 5)), fsdp_unit_modules=())
     for p, q in zip(convolution.parameters(), same_whole.parameters(), strict=True):
         same("stride", (p.stride(), p.to_local().stride()), (q.stride(), q.stride()))
     uneven = [

@@ -98,7 +98,7 @@ def beside(
     model = fully_shard_model(
         factory() if dtype is None else factory().to(dtype),
         device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=list(units),
+        fsdp_unit_modules=list(units) or None,
         zero_dp_strategy=strategy,
         allocator=allocator,
         **arguments,
