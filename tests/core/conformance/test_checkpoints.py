@@ -163,7 +163,7 @@ def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - on
             ("asks for the attribute", pickle.dumps(_Member("__class__"))),
             ("is damaged", b"nonsense"),
         ):
-            files = {"files": sizes | {".metadata": len(content)}}
+            files = {"files": sizes | {".metadata": len(content)}, "sha256": {}}
 
             def write(c: bytes = content, f: Any = files) -> None:
                 metadata.write_bytes(c)
