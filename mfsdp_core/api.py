@@ -10,68 +10,68 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mfsdp_core.plan.allocation import SMALLEST_POOL_SLOTS, AllocatorName
+from mfsdp_core.plan.allocation import AllocatorName
 from mfsdp_core.plan.config import Transport, UnusedParameters
 from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
-from mfsdp_core.sharding import NestedUnits, ShardingRequest
+from mfsdp_core.sharding import ShardingRequest
+from mfsdp_core.sharding_arguments import DEFAULT, NestedUnits, ShardingArguments, UnitModules
 from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, replace_parameters
 from mfsdp_core.state.whole_matrices import refuse_whole_matrices
 from mfsdp_core.wrapper import MegatronFSDP
 
-UnitModules = Sequence[type[nn.Module] | str]
-
 
 def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     module: nn.Module,
-    device_mesh: DeviceMesh | None = None,
-    dp_shard_dim: str | None = None,
-    dp_outer_dim: str | None = None,
-    tp_dim: str | None = None,
-    hybrid_fsdp_group: dist.ProcessGroup | None = None,
-    hybrid_fsdp_expt_group: dist.ProcessGroup | None = None,
-    expt_device_mesh: DeviceMesh | None = None,
-    fsdp_group_ag: dist.ProcessGroup | None = None,
-    expt_fsdp_group_ag: dist.ProcessGroup | None = None,
-    fsdp_unit_modules: UnitModules | None = None,
-    zero_dp_strategy: int | str = 3,
-    outer_dp_sharding_strategy: int | str = 0,
-    device: torch.device | str | int | None = None,
-    init_model_with_meta_device: bool = False,
-    mixed_precision_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
-    overlap_grad_reduce: bool = True,
-    overlap_param_gather: bool = True,
-    sync_model_each_microbatch: bool = True,
-    preproc_state_dict_for_dcp_ckpt: bool = True,
-    report_nan_in_param_grad: bool = False,
-    average_in_collective: bool = False,
-    disable_bucketing: bool = False,
-    calculate_per_token_loss: bool = False,
-    keep_fp8_transpose_cache: bool = False,
-    nccl_ub: bool = False,
-    fsdp_double_buffer: bool = False,
-    fsdp_db_use_persist_buf_on_alloc_fail: bool = False,
-    disable_symmetric_registration: bool = False,
-    enable_fine_grained_param_gather: bool = False,
-    use_decoupled_grad: bool = False,
-    cuda_graph_mode: bool = False,
-    maxpool_double_buffer: bool = False,
+    device_mesh: DeviceMesh | None = DEFAULT.device_mesh,
+    dp_shard_dim: str | None = DEFAULT.dp_shard_dim,
+    dp_outer_dim: str | None = DEFAULT.dp_outer_dim,
+    tp_dim: str | None = DEFAULT.tp_dim,
+    hybrid_fsdp_group: dist.ProcessGroup | None = DEFAULT.hybrid_fsdp_group,
+    hybrid_fsdp_expt_group: dist.ProcessGroup | None = DEFAULT.hybrid_fsdp_expt_group,
+    expt_device_mesh: DeviceMesh | None = DEFAULT.expt_device_mesh,
+    fsdp_group_ag: dist.ProcessGroup | None = DEFAULT.fsdp_group_ag,
+    expt_fsdp_group_ag: dist.ProcessGroup | None = DEFAULT.expt_fsdp_group_ag,
+    fsdp_unit_modules: UnitModules | None = DEFAULT.fsdp_unit_modules,
+    zero_dp_strategy: int | str = DEFAULT.zero_dp_strategy,
+    outer_dp_sharding_strategy: int | str = DEFAULT.outer_dp_sharding_strategy,
+    device: torch.device | str | int | None = DEFAULT.device,
+    init_model_with_meta_device: bool = DEFAULT.init_model_with_meta_device,
+    mixed_precision_policy: MixedPrecisionPolicy = DEFAULT.mixed_precision_policy,
+    overlap_grad_reduce: bool = DEFAULT.overlap_grad_reduce,
+    overlap_param_gather: bool = DEFAULT.overlap_param_gather,
+    sync_model_each_microbatch: bool = DEFAULT.sync_model_each_microbatch,
+    preproc_state_dict_for_dcp_ckpt: bool = DEFAULT.preproc_state_dict_for_dcp_ckpt,
+    report_nan_in_param_grad: bool = DEFAULT.report_nan_in_param_grad,
+    average_in_collective: bool = DEFAULT.average_in_collective,
+    disable_bucketing: bool = DEFAULT.disable_bucketing,
+    calculate_per_token_loss: bool = DEFAULT.calculate_per_token_loss,
+    keep_fp8_transpose_cache: bool = DEFAULT.keep_fp8_transpose_cache,
+    nccl_ub: bool = DEFAULT.nccl_ub,
+    fsdp_double_buffer: bool = DEFAULT.fsdp_double_buffer,
+    fsdp_db_use_persist_buf_on_alloc_fail: bool = DEFAULT.fsdp_db_use_persist_buf_on_alloc_fail,
+    disable_symmetric_registration: bool = DEFAULT.disable_symmetric_registration,
+    enable_fine_grained_param_gather: bool = DEFAULT.enable_fine_grained_param_gather,
+    use_decoupled_grad: bool = DEFAULT.use_decoupled_grad,
+    cuda_graph_mode: bool = DEFAULT.cuda_graph_mode,
+    maxpool_double_buffer: bool = DEFAULT.maxpool_double_buffer,
     *,
-    on_double_reduction: Literal["raise", "warn"] = "raise",
-    transport: Transport = "auto",
-    allocator: AllocatorName | None = None,
-    pool_slots: int = SMALLEST_POOL_SLOTS,
-    prefetch_order: OrderName | Sequence[str] = "recorded",
-    prefetch_budget_bytes: int | None = None,
-    check_for_nan_in_grad: bool = False,
-    nested_units: NestedUnits = "outermost",
-    manual_registration: bool = False,
-    unused_parameters: UnusedParameters = "none",
+    on_double_reduction: Literal["raise", "warn"] = DEFAULT.on_double_reduction,
+    transport: Transport = DEFAULT.transport,
+    allocator: AllocatorName | None = DEFAULT.allocator,
+    pool_slots: int = DEFAULT.pool_slots,
+    prefetch_order: OrderName | Sequence[str] = DEFAULT.prefetch_order,
+    prefetch_budget_bytes: int | None = DEFAULT.prefetch_budget_bytes,
+    check_for_nan_in_grad: bool = DEFAULT.check_for_nan_in_grad,
+    nested_units: NestedUnits = DEFAULT.nested_units,
+    manual_registration: bool = DEFAULT.manual_registration,
+    unused_parameters: UnusedParameters = DEFAULT.unused_parameters,
 ) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
     Collective: every rank of the mesh calls it with an equal module. Equal weights are the caller's
-    business, as under upstream (seed all ranks alike, or call `broadcast_params`).
+    business, as under upstream (seed all ranks alike, or call `broadcast_params`); others are
+    warned of.
 
     device_mesh, dp_shard_dim: the mesh, and the name of the dimension to shard over (needed where
     the mesh has several); None is a mesh over all ranks. dp_outer_dim, hybrid_fsdp_group: the
@@ -126,8 +126,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
         ConfigurationError: an argument that cannot mean anything.
         CapabilityNotBuiltError: an argument whose capability this version lacks.
     """
-    arguments = dict(locals())
-    del arguments["module"]
+    arguments = ShardingArguments.among(locals())
     return MegatronFSDP.of(module, ShardingRequest.parse(arguments))
 
 
@@ -145,49 +144,49 @@ def fully_shard_optimizer(
 def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
-    device_mesh: DeviceMesh | None = None,
-    dp_shard_dim: str | None = None,
-    dp_outer_dim: str | None = None,
-    tp_dim: str | None = None,
-    hybrid_fsdp_group: dist.ProcessGroup | None = None,
-    hybrid_fsdp_expt_group: dist.ProcessGroup | None = None,
-    expt_device_mesh: DeviceMesh | None = None,
-    fsdp_group_ag: dist.ProcessGroup | None = None,
-    expt_fsdp_group_ag: dist.ProcessGroup | None = None,
-    fsdp_unit_modules: UnitModules | None = None,
-    zero_dp_strategy: int | str = 3,
-    outer_dp_sharding_strategy: int | str = 0,
-    device: torch.device | str | int | None = None,
-    init_model_with_meta_device: bool = False,
-    mixed_precision_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
-    overlap_grad_reduce: bool = True,
-    overlap_param_gather: bool = True,
-    sync_model_each_microbatch: bool = True,
-    preproc_state_dict_for_dcp_ckpt: bool = True,
-    report_nan_in_param_grad: bool = False,
-    average_in_collective: bool = False,
-    disable_bucketing: bool = False,
-    calculate_per_token_loss: bool = False,
-    keep_fp8_transpose_cache: bool = False,
-    nccl_ub: bool = False,
-    fsdp_double_buffer: bool = False,
-    fsdp_db_use_persist_buf_on_alloc_fail: bool = False,
-    disable_symmetric_registration: bool = False,
-    enable_fine_grained_param_gather: bool = False,
-    use_decoupled_grad: bool = False,
-    cuda_graph_mode: bool = False,
-    maxpool_double_buffer: bool = False,
+    device_mesh: DeviceMesh | None = DEFAULT.device_mesh,
+    dp_shard_dim: str | None = DEFAULT.dp_shard_dim,
+    dp_outer_dim: str | None = DEFAULT.dp_outer_dim,
+    tp_dim: str | None = DEFAULT.tp_dim,
+    hybrid_fsdp_group: dist.ProcessGroup | None = DEFAULT.hybrid_fsdp_group,
+    hybrid_fsdp_expt_group: dist.ProcessGroup | None = DEFAULT.hybrid_fsdp_expt_group,
+    expt_device_mesh: DeviceMesh | None = DEFAULT.expt_device_mesh,
+    fsdp_group_ag: dist.ProcessGroup | None = DEFAULT.fsdp_group_ag,
+    expt_fsdp_group_ag: dist.ProcessGroup | None = DEFAULT.expt_fsdp_group_ag,
+    fsdp_unit_modules: UnitModules | None = DEFAULT.fsdp_unit_modules,
+    zero_dp_strategy: int | str = DEFAULT.zero_dp_strategy,
+    outer_dp_sharding_strategy: int | str = DEFAULT.outer_dp_sharding_strategy,
+    device: torch.device | str | int | None = DEFAULT.device,
+    init_model_with_meta_device: bool = DEFAULT.init_model_with_meta_device,
+    mixed_precision_policy: MixedPrecisionPolicy = DEFAULT.mixed_precision_policy,
+    overlap_grad_reduce: bool = DEFAULT.overlap_grad_reduce,
+    overlap_param_gather: bool = DEFAULT.overlap_param_gather,
+    sync_model_each_microbatch: bool = DEFAULT.sync_model_each_microbatch,
+    preproc_state_dict_for_dcp_ckpt: bool = DEFAULT.preproc_state_dict_for_dcp_ckpt,
+    report_nan_in_param_grad: bool = DEFAULT.report_nan_in_param_grad,
+    average_in_collective: bool = DEFAULT.average_in_collective,
+    disable_bucketing: bool = DEFAULT.disable_bucketing,
+    calculate_per_token_loss: bool = DEFAULT.calculate_per_token_loss,
+    keep_fp8_transpose_cache: bool = DEFAULT.keep_fp8_transpose_cache,
+    nccl_ub: bool = DEFAULT.nccl_ub,
+    fsdp_double_buffer: bool = DEFAULT.fsdp_double_buffer,
+    fsdp_db_use_persist_buf_on_alloc_fail: bool = DEFAULT.fsdp_db_use_persist_buf_on_alloc_fail,
+    disable_symmetric_registration: bool = DEFAULT.disable_symmetric_registration,
+    enable_fine_grained_param_gather: bool = DEFAULT.enable_fine_grained_param_gather,
+    use_decoupled_grad: bool = DEFAULT.use_decoupled_grad,
+    cuda_graph_mode: bool = DEFAULT.cuda_graph_mode,
+    maxpool_double_buffer: bool = DEFAULT.maxpool_double_buffer,
     *,
-    on_double_reduction: Literal["raise", "warn"] = "raise",
-    transport: Transport = "auto",
-    allocator: AllocatorName | None = None,
-    pool_slots: int = SMALLEST_POOL_SLOTS,
-    prefetch_order: OrderName | Sequence[str] = "recorded",
-    prefetch_budget_bytes: int | None = None,
-    check_for_nan_in_grad: bool = False,
-    nested_units: NestedUnits = "outermost",
-    manual_registration: bool = False,
-    unused_parameters: UnusedParameters = "none",
+    on_double_reduction: Literal["raise", "warn"] = DEFAULT.on_double_reduction,
+    transport: Transport = DEFAULT.transport,
+    allocator: AllocatorName | None = DEFAULT.allocator,
+    pool_slots: int = DEFAULT.pool_slots,
+    prefetch_order: OrderName | Sequence[str] = DEFAULT.prefetch_order,
+    prefetch_budget_bytes: int | None = DEFAULT.prefetch_budget_bytes,
+    check_for_nan_in_grad: bool = DEFAULT.check_for_nan_in_grad,
+    nested_units: NestedUnits = DEFAULT.nested_units,
+    manual_registration: bool = DEFAULT.manual_registration,
+    unused_parameters: UnusedParameters = DEFAULT.unused_parameters,
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
     """`fully_shard_model` and `fully_shard_optimizer` in one call.
 
@@ -197,9 +196,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     Raises:
         ConfigurationError: as the two functions, or an optimizer with state or foreign parameters.
     """
-    arguments = dict(locals())
-    del arguments["module"], arguments["optimizer"]
-    request = ShardingRequest.parse(arguments)
+    request = ShardingRequest.parse(ShardingArguments.among(locals()))
     check_replaceable(optimizer, module.parameters())
     refuse_whole_matrices(optimizer, sharded=request.config.strategy.inner.shards_optimizer)
     model = MegatronFSDP.of(module, request)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
 
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.sharding_arguments import ShardingArguments
 
 #: Field -> argument of `fully_shard_model` that means the same.
 _ARGUMENTS = {
@@ -85,11 +86,11 @@ class DistributedDataParallelConfig:
         self.fsdp_double_buffer |= self.megatron_fsdp_max_pool_double_buffer
 
     @classmethod
-    def of_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+    def of_arguments(cls, arguments: ShardingArguments) -> Self:
         """What the arguments of `fully_shard_model` say, strategies by name."""
-        policy = arguments["mixed_precision_policy"]
+        policy = arguments.mixed_precision_policy
         return cls(
-            **{field: arguments[name] for field, name in _ARGUMENTS.items()},
+            **{field: getattr(arguments, name) for field, name in _ARGUMENTS.items()},
             **{field: getattr(policy, name) for field, name in _DTYPES.items()},
         )
 
@@ -105,9 +106,9 @@ class DistributedDataParallelConfig:
         self._refuse(policy)
         self._warn()
         found = {name: getattr(self, field) for field, name in _ARGUMENTS.items()}
-        strategy = self.data_parallel_sharding_strategy
-        found["overlap_grad_reduce"] |= strategy in {"optim_grads", "optim_grads_params"}
-        found["overlap_param_gather"] |= strategy == "optim_grads_params"
+        axis = parse_strategy(self.data_parallel_sharding_strategy).inner
+        found["overlap_grad_reduce"] |= axis.reduces_every_microbatch
+        found["overlap_param_gather"] |= axis.gathers_every_use
         return found
 
     def _refuse(self, policy: MixedPrecisionPolicy) -> None:

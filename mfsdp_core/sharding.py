@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -18,7 +18,6 @@ from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.allocation import (
-    SMALLEST_POOL_SLOTS,
     RegistrationConfig,
     parse_allocation,
 )
@@ -30,6 +29,7 @@ from mfsdp_core.plan.config import (
     parse_sharding,
 )
 from mfsdp_core.plan.graph_mode import check_graph_mode
+from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
 from mfsdp_core.runtime.context import ShardedContext
@@ -37,58 +37,43 @@ from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor
+from mfsdp_core.sharding_arguments import OWN_DEFAULTS, NestedUnits, ShardingArguments
 from mfsdp_core.streams import Streams
-
-NestedUnits = Literal["outermost", "all"]
-
-#: Arguments that upstream lacks, with their defaults.
-OWN_DEFAULTS: dict[str, Any] = {
-    "on_double_reduction": "raise",
-    "transport": "auto",
-    "allocator": None,
-    "pool_slots": SMALLEST_POOL_SLOTS,
-    "prefetch_order": "recorded",
-    "prefetch_budget_bytes": None,
-    "check_for_nan_in_grad": False,
-    "nested_units": "outermost",
-    "manual_registration": False,
-    "unused_parameters": "none",
-}
 
 
 @dataclass(frozen=True)
 class ShardingRequest:
     """The arguments of `fully_shard_model`, checked; nothing has been touched yet.
 
-    arguments: as given, by name. unit_classes: of `fsdp_unit_modules`.
+    arguments: as given. unit_classes: of `fsdp_unit_modules`.
     """
 
-    arguments: Mapping[str, Any]
+    arguments: ShardingArguments
     config: ShardingConfig
     policy: MixedPrecisionPolicy
     unit_classes: tuple[type[nn.Module], ...]
 
     @classmethod
-    def parse(cls, arguments: Mapping[str, Any]) -> ShardingRequest:
+    def parse(cls, arguments: ShardingArguments) -> ShardingRequest:
         """Check what can be checked without a module and without ranks.
 
         Raises:
             ConfigurationError: see `fully_shard_model`.
         """
-        policy = arguments["mixed_precision_policy"]
+        policy = arguments.mixed_precision_policy
         if not isinstance(policy, MixedPrecisionPolicy):
             raise ConfigurationError(
                 "mixed_precision_policy: expected mfsdp_core.MixedPrecisionPolicy, found "
                 f"{type(policy).__name__}."
             )
-        for name, choices in (
-            ("on_double_reduction", ("raise", "warn")),
-            ("nested_units", get_args(NestedUnits)),
+        for name, given, choices in (
+            ("on_double_reduction", arguments.on_double_reduction, ("raise", "warn")),
+            ("nested_units", arguments.nested_units, get_args(NestedUnits)),
         ):
-            if arguments[name] not in choices:
+            if given not in choices:
                 expected = " or ".join(map(repr, choices))
-                raise ConfigurationError(f"{name}={arguments[name]!r}: expected {expected}.")
-        classes = resolve_unit_classes(arguments["fsdp_unit_modules"])
+                raise ConfigurationError(f"{name}={given!r}: expected {expected}.")
+        classes = resolve_unit_classes(arguments.fsdp_unit_modules)
         return cls(arguments, _config(arguments), policy, classes)
 
 
@@ -111,10 +96,10 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
         ConfigurationError: see `fully_shard_model`.
     """
     arguments, config = request.arguments, request.config
-    units = select_units(module, request.unit_classes, nested=arguments["nested_units"] == "all")
+    units = select_units(module, request.unit_classes, nested=arguments.nested_units == "all")
     check_meta_tensors(
         module,
-        allowed=arguments["init_model_with_meta_device"],
+        allowed=arguments.init_model_with_meta_device,
         sharded=config.strategy.inner.shards_optimizer,
     )
     _refuse_sharded(module)
@@ -123,21 +108,21 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
     _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.streams.device)
     context = build_context(module, units, config, request.policy, environment)
-    index = {name: arguments[name] for name in _INDEX_ARGUMENTS}
-    index["device_mesh"] = arguments["device_mesh"] or environment.dense.mesh
+    index = {name: getattr(arguments, name) for name in _INDEX_ARGUMENTS}
+    index["device_mesh"] = arguments.device_mesh or environment.dense.mesh
     strategy = config.strategy
-    named = {
-        **arguments,
-        "zero_dp_strategy": strategy.inner_name,
-        "outer_dp_sharding_strategy": strategy.outer_name,
-    }
+    named = dataclasses.replace(
+        arguments,
+        zero_dp_strategy=strategy.inner_name,
+        outer_dp_sharding_strategy=strategy.outer_name,
+    )
     return Sharding(
         context,
         environment,
         request.policy,
         DistributedDataParallelConfig.of_arguments(named),
         FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
-        bool(arguments["cuda_graph_mode"]),
+        bool(arguments.cuda_graph_mode),
     )
 
 
@@ -207,7 +192,7 @@ def request_of_wrapper(arguments: Mapping[str, Any]) -> ShardingRequest:
     said["enable_fine_grained_param_gather"] |= any(fine)
     said["check_for_nan_in_grad"] |= own.get("check_for_nan_in_grad", False)
     return ShardingRequest.parse(
-        {**OWN_DEFAULTS, **own, **rest, **index_arguments(index, config), **said}
+        ShardingArguments(**{**own, **rest, **index_arguments(index, config), **said})
     )
 
 
@@ -236,7 +221,8 @@ def index_arguments(
     """
     if index is None:
         return dict.fromkeys(_INDEX_ARGUMENTS)
-    shards = config.outer_dp_sharding_strategy != "no_shard"
+    inner, outer = config.data_parallel_sharding_strategy, config.outer_dp_sharding_strategy
+    shards = parse_strategy(inner, outer).outer.shards_optimizer
     if index.hsdp_outer_dp_shard != shards:
         raise ConfigurationError(
             f"dist_index.hsdp_outer_dp_shard is {index.hsdp_outer_dp_shard} and "
@@ -246,87 +232,86 @@ def index_arguments(
     return {name: getattr(index, name) for name in _INDEX_ARGUMENTS}
 
 
-def _config(arguments: Mapping[str, Any]) -> ShardingConfig:
-    given = arguments["prefetch_order"]
+def _config(arguments: ShardingArguments) -> ShardingConfig:
+    given = arguments.prefetch_order
     schedule = ScheduleConfig(
-        prefetch=arguments["overlap_param_gather"],
-        overlap_reduction=arguments["overlap_grad_reduce"],
-        auto_sync=arguments["sync_model_each_microbatch"],
-        strict_reduction=arguments["on_double_reduction"] == "raise",
+        prefetch=arguments.overlap_param_gather,
+        overlap_reduction=arguments.overlap_grad_reduce,
+        auto_sync=arguments.sync_model_each_microbatch,
+        strict_reduction=arguments.on_double_reduction == "raise",
         prefetch_order=given if isinstance(given, str) else tuple(given),
-        prefetch_budget_bytes=arguments["prefetch_budget_bytes"],
-        gather_by_module=arguments["enable_fine_grained_param_gather"],
+        prefetch_budget_bytes=arguments.prefetch_budget_bytes,
+        gather_by_module=arguments.enable_fine_grained_param_gather,
     )
     registration = _registration(arguments)
     # Symmetric kernels add up; an average would run another kernel.
     sums = registration is not None and registration.symmetric
     reduction = ReductionConfig(
-        arguments["average_in_collective"] and not sums,
-        arguments["calculate_per_token_loss"],
-        arguments["transport"],
-        arguments["use_decoupled_grad"],
+        arguments.average_in_collective and not sums,
+        arguments.calculate_per_token_loss,
+        arguments.transport,
+        arguments.use_decoupled_grad,
         # A graph knows no None: gradients are there at every replay, as under upstream.
-        "zero" if arguments["cuda_graph_mode"] else arguments["unused_parameters"],
+        "zero" if arguments.cuda_graph_mode else arguments.unused_parameters,
     )
     config = parse_sharding(
-        arguments["zero_dp_strategy"],
-        arguments["outer_dp_sharding_strategy"],
+        arguments.zero_dp_strategy,
+        arguments.outer_dp_sharding_strategy,
         reduction,
         schedule,
-        has_outer_axis=arguments["dp_outer_dim"] is not None,
+        has_outer_axis=arguments.dp_outer_dim is not None,
         allocation=parse_allocation(
-            arguments["allocator"],
-            arguments["pool_slots"],
-            double_buffer=arguments["fsdp_double_buffer"] or registration is not None,
-            max_pool=arguments["maxpool_double_buffer"],
-            persistent_fallback=arguments["fsdp_db_use_persist_buf_on_alloc_fail"],
+            arguments.allocator,
+            arguments.pool_slots,
+            double_buffer=arguments.fsdp_double_buffer or registration is not None,
+            max_pool=arguments.maxpool_double_buffer,
+            persistent_fallback=arguments.fsdp_db_use_persist_buf_on_alloc_fail,
             registration=registration,
         ),
-        bucketing=not arguments["disable_bucketing"],
+        bucketing=not arguments.disable_bucketing,
     )
-    checks = GradientChecks(
-        arguments["report_nan_in_param_grad"], arguments["check_for_nan_in_grad"]
-    )
-    keeps = arguments["keep_fp8_transpose_cache"]
+    checks = GradientChecks(arguments.report_nan_in_param_grad, arguments.check_for_nan_in_grad)
+    keeps = arguments.keep_fp8_transpose_cache
     config = dataclasses.replace(config, checks=checks, keeps_transposes=keeps)
-    if arguments["cuda_graph_mode"]:
-        check_graph_mode(config, arguments)
+    if arguments.cuda_graph_mode:
+        has_codec = arguments.mixed_precision_policy.weight_codec is not None
+        check_graph_mode(config, has_codec=has_codec)
         # What no slot serves, such as buckets of the root, must stay where it is as well.
         allocation = dataclasses.replace(config.allocation, persistent_fallback=True)
         config = dataclasses.replace(config, allocation=allocation)
     return config
 
 
-def _registration(arguments: Mapping[str, Any]) -> RegistrationConfig | None:
+def _registration(arguments: ShardingArguments) -> RegistrationConfig | None:
     """What `nccl_ub` and its switches ask for.
 
     Raises:
         ConfigurationError: for messages from rank to rank, which no registration speeds up.
     """
-    if not arguments["nccl_ub"]:
+    if not arguments.nccl_ub:
         return None
-    if arguments["transport"] in ("point_to_point", "same_host"):
+    if arguments.transport in ("point_to_point", "same_host"):
         raise ConfigurationError(
             "nccl_ub registers memory for NCCL's collectives, and "
-            f"transport={arguments['transport']!r} uses none. Use transport='native'."
+            f"transport={arguments.transport!r} uses none. Use transport='native'."
         )
     return RegistrationConfig(
-        symmetric=not arguments["disable_symmetric_registration"],
-        manual=arguments["manual_registration"],
+        symmetric=not arguments.disable_symmetric_registration,
+        manual=arguments.manual_registration,
     )
 
 
-def _environment(arguments: Mapping[str, Any]) -> Environment:
-    names = AxisNames(arguments["dp_shard_dim"], arguments["dp_outer_dim"], arguments["tp_dim"])
+def _environment(arguments: ShardingArguments) -> Environment:
+    names = AxisNames(arguments.dp_shard_dim, arguments.dp_outer_dim, arguments.tp_dim)
     dense = dense_axes(
-        arguments["device_mesh"], names, arguments["hybrid_fsdp_group"], arguments["fsdp_group_ag"]
+        arguments.device_mesh, names, arguments.hybrid_fsdp_group, arguments.fsdp_group_ag
     )
     experts = expert_axes(
-        arguments["expt_device_mesh"],
+        arguments.expt_device_mesh,
         names,
-        arguments["hybrid_fsdp_expt_group"],
-        arguments["expt_fsdp_group_ag"],
+        arguments.hybrid_fsdp_expt_group,
+        arguments.expt_fsdp_group_ag,
         dense,
     )
-    target = target_device(arguments["device"], dense.mesh)
+    target = target_device(arguments.device, dense.mesh)
     return Environment(dense, experts, Streams.of(target), EventBus(), MemoryLedger())

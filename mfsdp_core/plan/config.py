@@ -10,6 +10,7 @@ from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
 Transport = Literal["auto", "native", "point_to_point", "same_host"]
+DEFAULT_TRANSPORT: Transport = "auto"
 UnusedParameters = Literal["none", "zero"]
 
 
@@ -32,7 +33,7 @@ class ReductionConfig:
 
     average_in_collective: bool = False
     per_token: bool = False
-    transport: Transport = "auto"
+    transport: Transport = DEFAULT_TRANSPORT
     decoupled: bool = False
     unused: UnusedParameters = "none"
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.config import ShardingConfig
 
 
-def check_graph_mode(config: ShardingConfig, arguments: Mapping[str, Any]) -> None:
+def check_graph_mode(config: ShardingConfig, *, has_codec: bool) -> None:
     """Refuse what reads memory on the host, or lets buffers move, within a step.
 
     Raises:
@@ -27,9 +24,7 @@ def check_graph_mode(config: ShardingConfig, arguments: Mapping[str, Any]) -> No
         f"transport={transport!r} exchanges messages from the host; use 'native'": (
             transport in ("point_to_point", "same_host")
         ),
-        "weight_codec: recipes were never captured": (
-            arguments["mixed_precision_policy"].weight_codec is not None
-        ),
+        "weight_codec: recipes were never captured": has_codec,
         "nccl_ub with symmetric windows: graphs of symmetric kernels are known to be unreliable "
         "(NVIDIA/Megatron-LM#6154); add disable_symmetric_registration=True": (
             registration is not None and registration.symmetric

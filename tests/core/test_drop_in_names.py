@@ -27,7 +27,7 @@ from mfsdp_core import (
     uneven_dtensor,
 )
 from mfsdp_core.errors import ConfigurationError, LifecycleError
-from mfsdp_core.sharding import OWN_DEFAULTS
+from mfsdp_core.sharding_arguments import OWN_DEFAULTS
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool, mesh, two_axes
 from oracle.sharded import STRATEGIES, shard
