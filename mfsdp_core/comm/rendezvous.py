@@ -20,7 +20,6 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
