@@ -43,7 +43,7 @@ def import_logs(
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)
-    named = [(run_name, run) for stem, runs in read for run_name, run in _named(name or stem, runs)]
+    named = [(one, run) for stem, runs in read for one, run in _named(name or stem, runs)]
     for run_name, _ in named:
         if run_name in store.sweeps():
             raise UsageError(f"{run_name} is the name of a sweep in {results}; choose by --name")
@@ -101,13 +101,13 @@ def _stem(source: Source) -> str:
     path = source.path
     while path.suffix in _PACKED:
         path = path.with_suffix("")
-    return path.stem
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.") or STANDARD_INPUT
 
 
 def _named(stem: str, runs: list[ReadRun]) -> list[tuple[str, ReadRun]]:
     if len(runs) == 1:
         return [(stem, runs[0])]
-    return [(f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)}.{run.name}", run) for run in runs]
+    return [(f"{stem}.{run.name}", run) for run in runs]
 
 
 def _fact(text: str) -> tuple[str, str]:

@@ -44,8 +44,9 @@ class Solution:
 class Evidence:
     """Numbers of one run; None is not stated. lines: where in its text they stand, from 1.
 
-    text: all words that describe it. n: runs behind it. nccl: lines by (operation, kind).
-    solutions: the most exact one first.
+    rate: tokens per second and device, where no time of a step is told. text: all words that
+    describe it. n: runs behind it. nccl: lines by (operation, kind). solutions: the most exact one
+    first.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Evidence:
     device: str | None
     global_batch: int | None
     mfu_percent: float | None = None
+    rate: float | None = None
     measured: bool = False
     source: str = ""
     lines: tuple[int, ...] = ()
@@ -99,6 +101,11 @@ def of_import(
     work, origin = run.workload, run.provenance
     stated = work.model or model
     mfu = None if last is None else last.extra.get("mfu")
+    speeds = [
+        step.tokens_per_second_per_device
+        for step in run.steps
+        if step.tokens_per_second_per_device is not None
+    ]
     nccl = Counter(filter(None, map(choice, run.nccl)))
     found = Evidence(
         run.id,
@@ -118,6 +125,7 @@ def of_import(
         work.device,
         work.global_batch,
         mfu if isinstance(mfu, float) else None,
+        median(speeds) if speeds and not times else None,
         source=origin.source,
         lines=() if last is None else last.lines,
         nccl=nccl,

@@ -29,13 +29,16 @@ class Pair:
     @property
     def time(self) -> float | None:
         """Of the time of a step; negative is faster."""
-        return self.change(lambda run: run.milliseconds)
+        return None if self.ratio is None else 1 / self.ratio - 1
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster head is: base time over head time."""
+        """How many times faster head is: base time over head time, or their rates."""
         before, after = self.base.milliseconds, self.head.milliseconds
-        return before / after if before and after else None
+        if before and after:
+            return before / after
+        before, after = self.base.rate, self.head.rate
+        return after / before if before and after and not self.devices_differ else None
 
     @property
     def throughput(self) -> float | None:

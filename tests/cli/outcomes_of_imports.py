@@ -84,10 +84,10 @@ def _(world: World) -> int:
     logs = world.folder / "logs"
     logs.mkdir()
     (logs / "a.txt").write_text("hello\n")
-    (logs / "b.log.zst").write_bytes(zstandard.compress(_PAGE.encode()))
+    (logs / "b c (1).log.zst").write_bytes(zstandard.compress(_PAGE.encode()))
     code = world.run("import", logs)
     assert "a.txt holds no run" in world.err
-    assert "b.base" in world.out
+    assert "b-c-1.base" in world.out
     return code
 
 
