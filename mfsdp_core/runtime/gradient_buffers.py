@@ -10,8 +10,8 @@ State per cycle (a cycle ends with `reset`, that is `zero_grad`):
     any ----------reset--------> ACCUMULATING
 
 [Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
-on the accumulator (R2), and also in a group of one (R3). Where the dtype stays the same, scaling is
-fused into the copy into the bucket: one rounding either way, the same result to the last bit.
+on the accumulator (R2), and also in a group of one (R3). Where the dtype stays the same or becomes
+wider, scaling is fused into the copy into the bucket, by a factor of the wider dtype: the same bits.
 A gradient that opens a cycle which its own backward pass will end has nothing to be accumulated
 with, and is scaled on its way into the accumulator; `_scaled` remembers which.
 """
@@ -108,6 +108,7 @@ class GradientBuffers:
         self.revision = 0
         # What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard.
         self._inner_reduced = self.reduced = self._allocate_accumulator()
+        self._factor = self.reduced.new_full((1,), self._scale)
         self._outer: OuterReduction | None = None
         if communicators.outer is not None:
             self._outer = OuterReduction(
@@ -270,6 +271,8 @@ class GradientBuffers:
             view.copy_(gradient)
         elif gradient.dtype == view.dtype:
             torch.mul(gradient, scale, out=view)
+        elif torch.promote_types(gradient.dtype, view.dtype) == self._factor.dtype == view.dtype:
+            torch.mul(gradient, self._factor, out=view)
         else:
             view.copy_(gradient).mul_(scale)
         self._filled.add(index)
@@ -311,8 +314,7 @@ class GradientBuffers:
         self._landed = True
         self.revision += 1
         self._publish_landing("add" if adds else "copy", pending.own_bytes)
-        self._pending = None
-        self._bucket = None
+        self._pending = self._bucket = None
         if pending.key is not None:
             self._allocator.release(pending.key)
 
