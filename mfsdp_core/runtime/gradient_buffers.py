@@ -10,10 +10,9 @@ State per cycle (a cycle ends with `reset`, that is `zero_grad`):
     any ----------reset--------> ACCUMULATING
 
 [Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
-on the accumulator (R2), and also in a group of one (R3). Where the dtype stays the same or becomes
-wider, scaling is fused into the copy into the bucket, by a factor of the wider dtype: the same bits.
-A gradient that opens a cycle which its own backward pass will end has nothing to be accumulated
-with, and is scaled on its way into the accumulator; `_scaled` remembers which.
+on the accumulator (R2), and also in a group of one (R3). Where the dtype stays or becomes wider it
+is taken in the copy into the bucket, to the same bits. A gradient that opens a cycle which its own
+backward pass ends is scaled on its way into the accumulator; `_scaled` remembers which.
 """
 
 from __future__ import annotations
@@ -314,7 +313,8 @@ class GradientBuffers:
         self._landed = True
         self.revision += 1
         self._publish_landing("add" if adds else "copy", pending.own_bytes)
-        self._pending = self._bucket = None
+        self._pending = None
+        self._bucket = None
         if pending.key is not None:
             self._allocator.release(pending.key)
 
