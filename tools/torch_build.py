@@ -51,6 +51,10 @@ def interpreter(version: str, *, cuda: bool, cache: Path, kept: bool = False) ->
     if cuda and (other / "ready").exists() and any(other.glob("lib/*/site-packages/nvidia")):
         folder = other  # pip had no CPU build
     python, ready = folder / "bin" / "python", folder / "ready"
+    asked = _asked()
+    if ready.exists() and ready.read_text() != asked:  # other packages than torch have moved since
+        _Pip(folder, version).add_requirements()
+        ready.write_text(asked)
     if not ready.exists():
         if kept:
             raise NotServedError(f"torch {version} is not kept in {folder}")
@@ -63,45 +67,69 @@ def interpreter(version: str, *, cuda: bool, cache: Path, kept: bool = False) ->
             )
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            _make(folder, python, version, cuda=cuda)
+            pip = _Pip(folder, version)
+            pip.make(cuda=cuda)
+            pip.add_requirements()
         except NotServedError:
             shutil.rmtree(folder)
             raise
-        ready.touch()
+        ready.write_text(asked)
     return python
 
 
-def _make(folder: Path, python: Path, version: str, *, cuda: bool) -> None:
-    end = time.monotonic() + _LONGEST_SECONDS
-    constraints = folder / "constraints.txt"
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+class _Pip:
+    """What is done to one environment, in one limit of time."""
 
-    def run(*command: str) -> None:
-        left = max(1.0, end - time.monotonic())
+    def __init__(self, folder: Path, version: str) -> None:
+        self._folder, self._version = folder, version
+        self._python = str(folder / "bin" / "python")
+        self._install = [self._python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        self._end = time.monotonic() + _LONGEST_SECONDS
+
+    def make(self, *, cuda: bool) -> None:
+        """The environment, with torch alone."""
+        self._run(sys.executable, "-m", "venv", str(self._folder))
+        # Three equals signs: else a CPU build, where there is one, counts as the newer of the two.
+        names = (f"torch=={self._version}+cpu", f"torch==={self._version}")[cuda:]
+        for name in names:
+            try:
+                self._run(*self._install, "--no-deps", name)
+                break
+            except NotServedError:
+                if name == names[-1]:
+                    raise
+
+    def add_requirements(self) -> None:
+        """What torch and the project require, and what the tests take."""
+        constraints = self._folder / "constraints.txt"
+        constraints.write_text(_pinned())
+        asked = [self._python, "-c", _REQUIRED]
+        said = subprocess.run(asked, check=True, capture_output=True, text=True)
+        required = [one for one in said.stdout.splitlines() if not one.startswith(_UNNEEDED)]
+        packages = (*required, *_of_the_project(), *_TOOLS)
+        self._run(*self._install, "--constraint", str(constraints), *packages)
+        self._run(self._python, "-c", "import torch")
+
+    def _run(self, *command: str) -> None:
+        left = max(1.0, self._end - time.monotonic())
         try:
             subprocess.run(command, check=True, timeout=left, capture_output=True, text=True)
         except subprocess.TimeoutExpired as error:
-            raise NotServedError(f"torch {version} has not come in {_LONGEST_SECONDS} s") from error
+            limit = f"{_LONGEST_SECONDS} s"
+            raise NotServedError(f"torch {self._version} has not come in {limit}") from error
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or ["no reason was given"])[-1]
-            raise NotServedError(f"torch {version}: {last}") from error
+            raise NotServedError(f"torch {self._version}: {last}") from error
 
-    run(sys.executable, "-m", "venv", str(folder))
+
+def _pinned() -> str:
     pinned = (_ROOT / "constraints.txt").read_text()
-    constraints.write_text(re.sub(r"^(torch|setuptools)==.*\n", "", pinned, flags=re.MULTILINE))
-    # Three equals signs: else a CPU build, where there is one, counts as the newer of the two.
-    names = (f"torch=={version}+cpu", f"torch==={version}")[cuda:]
-    for name in names:
-        try:
-            run(*pip, "--no-deps", name)
-            break
-        except NotServedError:
-            if name == names[-1]:
-                raise
-    said = subprocess.run([python, "-c", _REQUIRED], check=True, capture_output=True, text=True)
-    required = [one for one in said.stdout.splitlines() if not one.startswith(_UNNEEDED)]
-    run(*pip, "--constraint", str(constraints), *required, *_of_the_project(), *_TOOLS)
-    run(str(python), "-c", "import torch")
+    return re.sub(r"^(torch|setuptools)==.*\n", "", pinned, flags=re.MULTILINE)
+
+
+def _asked() -> str:
+    """What an environment is to have beside torch, as its file `ready` keeps it."""
+    return "\n".join((*_of_the_project(), *_TOOLS, _pinned()))
 
 
 def _of_the_project() -> list[str]:
