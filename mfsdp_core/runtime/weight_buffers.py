@@ -35,8 +35,7 @@ the first inner gather that follows an update: once per cycle and bucket, in any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from typing import Literal
 
@@ -211,14 +210,15 @@ class WeightBuffers:
             # [Note: cast when gathered]
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
-        return [self._start(name, sources[name]) for name in self._names[direction]]
-
-    def _start(self, name: str, source: torch.Tensor) -> Pending:
-        """The gather of one payload."""
-        if self._is_whole:
-            return Done()
-        with self._gathering():
-            return self._gather.all_gather(self._payload(name), source, self._spec.name)
+        try:
+            return [
+                Done()
+                if self._is_whole
+                else self._gather.all_gather(self._payload(name), sources[name], self._spec.name)
+                for name in self._names[direction]
+            ]
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def meet(self) -> None:
         """Before a gather that the pass has had already, see [Note: gathering again]."""
@@ -234,22 +234,20 @@ class WeightBuffers:
         if self._work:
             works, self._work = self._work, []
             self._enter("complete")
-            for work in works:
-                with self._gathering():
+            try:
+                for work in works:
                     work.wait()
+            except RuntimeError as error:
+                raise self._failed(error) from error
             self._decode()
 
-    @contextmanager
-    def _gathering(self) -> Iterator[None]:
+    def _failed(self, error: RuntimeError) -> LifecycleError:
         """What a backend says of a gather that fails, with what may be the reason."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise LifecycleError(
-                f"the gather of {self._spec.name} has failed ({error}). Either a rank has "
-                "died, or ranks do not run the same: some may leave out a unit, but all that "
-                "run it must run it equally often in a pass, and in the same order."
-            ) from error
+        return LifecycleError(
+            f"the gather of {self._spec.name} has failed ({error}). Either a rank has "
+            "died, or ranks do not run the same: some may leave out a unit, but all that "
+            "run it must run it equally often in a pass, and in the same order."
+        )
 
     def release(self) -> None:
         """Free the full buffer, unless this bucket stays materialised."""
