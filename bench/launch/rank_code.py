@@ -35,6 +35,7 @@ RANK_PATTERNS = (
     "bench/derive/__init__.py",
     "bench/derive/counts.py",
     "bench/derive/exposed.py",
+    "bench/derive/live_storage.py",
     "bench/derive/timeline.py",  # finds the peak of the recorded step
 )
 CORE_PATTERNS = tuple(one for one in known_engine("mfsdp").code if "mfsdp_core/" in one)

@@ -57,7 +57,7 @@ class CallSites:
         if file.startswith("<") or code.co_name == "<module>":
             return None
         name = _WITHIN.sub("", code.co_qualname)
-        if file.startswith(_TORCH):
+        if file.startswith(f"{_TORCH}/"):
             below = Path(file).relative_to(_TORCH)
             ours = any(_matches(below, pattern) for pattern in self._patterns)
             return f"torch/{below.as_posix()}:{name}" if ours else None

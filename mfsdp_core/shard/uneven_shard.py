@@ -56,8 +56,9 @@ _IN_LISTS = ("_amp_foreach_", "_foreach_", "_fused_")
 #: Of torch's collectives, as operations.
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 
-#: What torch says of an operation that it does not do with shards.
-_NOT_WITH_SHARDS = ("not have a sharding strategy", "got mixed torch.Tensor and DTensor")
+#: What torch says of an operation that it does not do with shards, and of one with other tensors. The
+#: latter is computed on whole tensors only where no gradient is lost by it.
+_NOT_WITH_SHARDS, _MIXED = "not have a sharding strategy", "got mixed torch.Tensor and DTensor"
 
 #: Rows of every rank, in the order of their slices.
 Cut = tuple[int, ...]
@@ -105,7 +106,14 @@ class UnevenShard(DTensor):
                 with _named_reads(func, tensors):
                     result = func(*plain_args, **plain_kwargs)
             except (NotImplementedError, RuntimeError) as error:
-                if not any(words in str(error) for words in _NOT_WITH_SHARDS):
+                is_mixed = _MIXED in str(error)
+                if is_mixed and torch.is_grad_enabled():
+                    raise LifecycleError(
+                        f"{str(error).partition(',')[0]}: outside of its unit a sharded weight "
+                        "would lose its gradient. Under torch.no_grad() it is read whole; to "
+                        "change its shape, load export_state_dict(model) into an unsharded model."
+                    ) from error
+                if not is_mixed and _NOT_WITH_SHARDS not in str(error):
                     raise
                 return _on_whole(func, args, kwargs, tensors)
             _count_changes(func, args)

@@ -5,6 +5,7 @@ docs/frameworks.md says what to call instead.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self
@@ -48,8 +49,11 @@ class AnswersFrameworks(nn.Module):
         """What DistributedDataParallel asks of a module before it wraps it.
 
         Raises:
-            LifecycleError: always.
+            LifecycleError: it does.
+            AttributeError: somebody else, who reads every attribute, as torch.export does.
         """
+        if sys._getframe(1).f_globals.get("__name__") != "torch.nn.parallel.distributed":
+            raise AttributeError("_ddp_params_and_buffers_to_ignore")
         raise LifecycleError(
             "DistributedDataParallel was about to wrap a sharded model, whose gradients are "
             "averaged over ranks already. Do not wrap it. With accelerate leave it out of "

@@ -121,4 +121,4 @@ def test_transformers_saves_whole_weights(ranks: RankPool, tmp_path: Path, tied:
         assert theirs
         assert core
         assert "save_pretrained(state_dict=...)" in said
-        assert "that the shard does not follow" in resized
+        assert "load export_state_dict(model) into an unsharded model" in resized
