@@ -56,8 +56,8 @@ _IN_LISTS = ("_amp_foreach_", "_foreach_", "_fused_")
 #: Of torch's collectives, as operations.
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 
-#: What torch says of an operation that it does not do with shards, and of one with other tensors. The
-#: latter is computed on whole tensors only where no gradient is lost by it.
+#: What torch says of an operation that it does not do with shards, and of one with other tensors.
+#: The latter is computed on whole tensors only where no gradient is lost by it.
 _NOT_WITH_SHARDS, _MIXED = "not have a sharding strategy", "got mixed torch.Tensor and DTensor"
 
 #: Rows of every rank, in the order of their slices.
