@@ -107,7 +107,6 @@ class GradientBuffers:
         self.revision = 0
         # What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard.
         self._inner_reduced = self.reduced = self._allocate_accumulator()
-        self._factor = self.reduced.new_full((1,), self._scale)
         self._outer: OuterReduction | None = None
         if communicators.outer is not None:
             self._outer = OuterReduction(
@@ -270,8 +269,8 @@ class GradientBuffers:
             view.copy_(gradient)
         elif gradient.dtype == view.dtype:
             torch.mul(gradient, scale, out=view)
-        elif torch.promote_types(gradient.dtype, view.dtype) == self._factor.dtype == view.dtype:
-            torch.mul(gradient, self._factor, out=view)
+        elif torch.promote_types(gradient.dtype, view.dtype) == self.reduced.dtype == view.dtype:
+            torch.mul(gradient, self.reduced.new_full((1,), scale), out=view)
         else:
             view.copy_(gradient).mul_(scale)
         self._filled.add(index)
