@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from bench.spec import ResolvedRun
 from bench.workload import Provenance, Workload
@@ -78,6 +78,10 @@ class StepSample:
     latency_milliseconds: float | None = None
     turn: int | None = None
 
+    def values(self) -> dict[str, Any]:
+        """By name, as they are; `dataclasses.asdict` would copy every one of them."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 class RunStatus(BaseModel):
     """`status.json`: written when the run starts, replaced atomically when it ends.
@@ -89,8 +93,8 @@ class RunStatus(BaseModel):
     job: the job of a cluster that the run is part of, which decides whether it lives; None where
     the lock of its folder does.
     packed: other runs of the sweep may have gone on beside it, on other cores or devices.
-    files, seal: hashes of the raw files and of this status, written at the end (`store.digest`);
-    None in records from before they existed.
+    files, checksum: hashes of the raw files and of this status, written at the end
+    (`store.checksum`); None in records from before they existed.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -113,11 +117,11 @@ class RunStatus(BaseModel):
     comparable_in_time: bool = True
     packed: bool = False
     files: dict[str, str] | None = None
-    seal: str | None = None
+    checksum: str | None = Field(default=None, validation_alias=AliasChoices("checksum", "seal"))
 
 
 class SteadyWindow(BaseModel):
-    """Steps [first, last] (1-based, inclusive) that count; not `stable`: no number stands."""
+    """Steps [first, last] (1-based, inclusive) that count; not `stable`: no time is reported."""
 
     first: int
     last: int
@@ -213,7 +217,7 @@ class RunOutline:
     damage: tuple[str, ...] = ()
 
 
-class Placement(BaseModel):
+class RankPlacement(BaseModel):
     """Where the ranks of a run were: node and local rank of each, by rank."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -234,7 +238,7 @@ class Placement(BaseModel):
 class RunRecord:
     """One run, read back. `problems` names what was damaged or missing; reading never raises it.
 
-    broken_seals: of them, what was changed after the end of the run.
+    broken_checksums: of them, what was changed after the end of the run.
     """
 
     run_id: str
@@ -246,7 +250,7 @@ class RunRecord:
     checkpoints: dict[str, Any] | None = None
     counts: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
-    broken_seals: tuple[str, ...] = ()
+    broken_checksums: tuple[str, ...] = ()
 
     @property
     def workload(self) -> Workload:
@@ -254,12 +258,12 @@ class RunRecord:
         return Workload.of(self.resolved)
 
     @property
-    def placement(self) -> Placement | None:
+    def placement(self) -> RankPlacement | None:
         """None where not every rank said where it was, and in older records."""
         runtime = self.environment.get("runtime")
         found = runtime.get("placement") if isinstance(runtime, dict) else None
         try:
-            placement = Placement.model_validate(found)
+            placement = RankPlacement.model_validate(found)
         except ValidationError:
             return None
         ranks = self.resolved.launch.ranks
@@ -278,7 +282,7 @@ class RunRecord:
         Of a run that did not finish only what was changed after its end.
         """
         if self.status.state not in FINISHED_GOOD:
-            return self.broken_seals
+            return self.broken_checksums
         expected = self.resolved.train.steps
         counts = {rank: len(self.steps.get(rank, ())) for rank in range(self.resolved.launch.ranks)}
         short = [rank for rank, count in counts.items() if count < expected]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from bench.record import SCHEMA_VERSION
 
 CheckState = Literal["passed", "failed", "not_applicable"]
-BugOutcome = Literal["caught", "missed", "not_applicable"]
+BugOutcome = Literal["caught", "missed", "broken", "not_applicable"]
 
 
 class Kept(BaseModel):
@@ -24,7 +24,8 @@ class Kept(BaseModel):
 class Finding(Kept):
     """The first thing that was wrong. evidence: lines of logs and ledgers that show it.
 
-    position: of the rank in a mesh of two axes and its node, as `outer 1, inner 0, on n2`.
+    look_at: the collective concerned, and the files of the core that bring it about. position: of
+    the rank in a mesh of two axes and its node, as `outer 1, inner 0, on n2`.
     """
 
     parameter: str | None = None
@@ -35,6 +36,7 @@ class Finding(Kept):
     expected: str = ""
     found: str = ""
     evidence: tuple[str, ...] = ()
+    look_at: str = ""
 
     @property
     def place(self) -> str:
@@ -79,7 +81,11 @@ class CaseVerdict(Kept):
 
 
 class BugVerdict(Kept):
-    """One historical bug that was put back. case, failure: what noticed it first."""
+    """One historical bug that was injected. case, failure: what noticed it first.
+
+    outcome: `broken` where the patch does not fit the source, or what it leaves cannot be imported:
+    nothing was asked, so nothing was noticed.
+    """
 
     bug: str
     title: str

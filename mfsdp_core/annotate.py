@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mfsdp_core.events import UNIT_KINDS, Event
+from mfsdp_core.stream_order import Observer
 
 _BACKWARD = "backward"
 Begin = Callable[[str], Any]
@@ -37,8 +38,8 @@ def annotated(model: Any, begin: Begin, end: End) -> Iterator[None]:
         annotations.close()
 
 
-class Annotations:
-    """Subscriber of unit events and `Observer` of streams. begin gives what end is to be given."""
+class Annotations(Observer):
+    """Subscriber of unit events as well. begin gives what end is to be given."""
 
     def __init__(self, begin: Begin, end: End) -> None:
         self._begin = begin
@@ -72,19 +73,10 @@ class Annotations:
         self._collectives[self._issued] = self._begin(name)
         return self._issued
 
-    def waiting(self, number: int) -> None:
-        """It is asked to end: a part of its range."""
-
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
         if number in self._collectives:
             self._end(self._collectives.pop(number))
-
-    def resized(self, memory: Tensor) -> None:
-        """Memory comes: no range."""
-
-    def released(self, memory: Tensor, name: object) -> None:
-        """Memory goes back: no range."""
 
     def close(self) -> None:
         """End what is open."""

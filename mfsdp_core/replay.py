@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mfsdp_core.stream_order import span_of
+from mfsdp_core.stream_order import Observer, span_of
 
 #: Operations whose result the host needs before it can go on.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal")
@@ -55,8 +55,8 @@ class Entry(NamedTuple):
     constants: tuple[str, ...] = ()
 
 
-class Recording(TorchDispatchMode):
-    """What one step enqueues, in order. An `Observer` of `streams` as well.
+class Recording(TorchDispatchMode, Observer):
+    """What one step enqueues, in order.
 
     host_reads: operations or methods, with the line of Python that called them.
     """
@@ -70,7 +70,6 @@ class Recording(TorchDispatchMode):
         self._groups: dict[int, str] = {}
         self._collectives = 0
         self._is_reading = False
-        self._is_backend = False
         self._is_over = False
         self._watched = threading.local()
 
@@ -99,7 +98,7 @@ class Recording(TorchDispatchMode):
             sys.setprofile(self._see_call)
         name = func._schema.name
         is_collective = name.startswith(("c10d::", "_c10d_functional::"))
-        if not (is_collective or self._is_backend):  # noted where they are tracked
+        if not (is_collective or self.is_in_backend):  # noted where they are tracked
             self._note(func, name, args, kwargs or {}, result)
         return result
 
@@ -112,19 +111,15 @@ class Recording(TorchDispatchMode):
         self.entries.append(Entry(name, tuple(map(self._operand, (*reads, *writes))), (where,)))
         return self._collectives
 
-    def waiting(self, number: int) -> None:
-        """The backend works: gloo, on a CPU, copies its results now, which no graph would hold."""
-        del number
-        self._is_backend = True
-
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
-        self._is_backend = False
+        super().waited(number)
         self.entries.append(Entry("wait", (), (str(number),)))
 
-    def resized(self, memory: Tensor) -> None:
+    def resized(self, memory: Tensor, *, stays: bool) -> None:
         """Made by the step, without an operation."""
-        self._make(memory)
+        if stays:
+            self._make(memory)
 
     def released(self, memory: Tensor, name: object) -> None:
         """Memory goes back."""

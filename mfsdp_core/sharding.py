@@ -253,6 +253,7 @@ def _config(arguments: ShardingArguments) -> ShardingConfig:
         arguments.use_decoupled_grad,
         # A graph knows no None: gradients are there at every replay, as under upstream.
         "zero" if arguments.cuda_graph_mode else arguments.unused_parameters,
+        by_collectives=registration is not None or bool(arguments.cuda_graph_mode),
     )
     config = parse_sharding(
         arguments.zero_dp_strategy,

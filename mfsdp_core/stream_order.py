@@ -5,8 +5,9 @@ operations that overlap in memory, one of them a write, must be ordered: the lat
 waited for the earlier one. Nothing is delayed and no race has to happen for it to be found, so a
 CPU shows the races of a GPU.
 
-Operations are those of torch's dispatcher, on the stream `compute`, and the collectives that
-`streams.Streams` tracks, each on the stream of its group. Giving memory back counts as a write.
+Operations are those of torch's dispatcher, on the current stream or on that of copy-ins, and the
+collectives that `streams.Streams` tracks, each on the stream of its group. Giving memory back
+counts as a write.
 """
 
 from __future__ import annotations
@@ -21,7 +22,58 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-COMPUTE = "compute"
+#: Names of streams.
+CURRENT = "compute"
+COPY_IN = "copy-in"
+Tensors = Sequence[Tensor]
+
+
+class Observer:
+    """Somebody who writes down what happens on streams; this one does not.
+
+    Numbers are of what can be waited for. is_in_backend: what is computed now is a collective's
+    own, as gloo's copies of its results, and of no stream here.
+    """
+
+    is_in_backend = False
+
+    def issued(
+        self,
+        name: str,
+        group: object,
+        reads: Tensors,
+        writes: Tensors,
+    ) -> int:
+        """A collective starts, behind what the current stream has; its number."""
+        del name, group, reads, writes
+        return 0
+
+    def recorded(self, name: str) -> int:
+        """All that the current stream has; its number."""
+        del name
+        return 0
+
+    def switched(self, stream: str) -> None:
+        """The current stream is `CURRENT` or `COPY_IN` from here on."""
+
+    def followed(self) -> None:
+        """What the copy-in stream gets from here on is behind all that the current one has."""
+
+    def waiting(self, number: int) -> None:
+        """The backend is asked to wait for it; what it does until `waited` is its own affair."""
+        del number
+        self.is_in_backend = True
+
+    def waited(self, number: int) -> None:
+        """The current stream waits for it."""
+        del number
+        self.is_in_backend = False
+
+    def resized(self, memory: Tensor, *, stays: bool) -> None:
+        """A tensor that had lost its memory has some again. stays: in a step that is repeated."""
+
+    def released(self, memory: Tensor, name: object) -> None:
+        """Memory may be used again, by anybody, from here on."""
 
 
 class Span(NamedTuple):
@@ -57,8 +109,8 @@ class Race:
 
 
 @dataclass
-class StreamOrder:
-    """Clocks, accesses and what was wrong. An `Observer` of `streams`."""
+class StreamOrder(Observer):
+    """Clocks, accesses and what was wrong."""
 
     races: list[Race] = field(default_factory=list)
     operations: int = 0
@@ -66,18 +118,22 @@ class StreamOrder:
     _accesses: dict[str, list[Access]] = field(default_factory=lambda: defaultdict(list))
     _open: dict[int, tuple[str, dict[str, int]]] = field(default_factory=dict)
     _groups: dict[int, str] = field(default_factory=dict)
-    _collectives: int = 0
+    _numbers: int = 0
+    _current: str = CURRENT
 
     @property
     def unwaited(self) -> list[str]:
-        """Collectives that nobody has waited for."""
+        """Collectives, and copy-ins, that nobody has waited for."""
         return [name for name, _ in self._open.values()]
 
     def run(
-        self, name: str, reads: Iterable[Span], writes: Iterable[Span], stream: str = COMPUTE
+        self, name: str, reads: Iterable[Span], writes: Iterable[Span], stream: str | None = None
     ) -> None:
-        """An operation on `stream`, behind everything that was enqueued there before."""
+        """An operation on `stream`, the current one if None, behind everything enqueued there."""
+        if self.is_in_backend:
+            return
         self.operations += 1
+        stream = stream or self._current
         clock = self._clocks[stream]
         clock[stream] = time = clock.get(stream, 0) + 1
         for spans, is_write in ((reads, False), (writes, True)):
@@ -86,36 +142,60 @@ class StreamOrder:
                     self._access(Access(stream, time, span, is_write, name), clock)
 
     def issue(self, name: str, stream: str, reads: Iterable[Span], writes: Iterable[Span]) -> int:
-        """A collective on `stream`, behind what the stream `compute` has enqueued; its number."""
-        clock = self._clocks[stream]
-        _join(clock, self._clocks[COMPUTE])
+        """A collective on `stream`, behind what the current stream has; its number."""
+        _join(self._clocks[stream], self._clocks[self._current])
         self.run(name, reads, writes, stream)
-        self._collectives += 1
-        self._open[self._collectives] = (name, dict(clock))
-        return self._collectives
+        return self._mark(name, stream)
 
-    def issued(
-        self, name: str, group: object, reads: Sequence[Tensor], writes: Sequence[Tensor]
-    ) -> int:
+    def issued(self, name: str, group: object, reads: Tensors, writes: Tensors) -> int:
         """As `issue`, of tensors."""
         stream = self._groups.setdefault(id(group), f"group {len(self._groups)}")
         return self.issue(name, stream, map(span_of, reads), map(span_of, writes))
 
-    def waiting(self, number: int) -> None:
-        """The stream `compute` is about to wait for collective `number`."""
+    def recorded(self, name: str) -> int:
+        """All that the current stream has; its number."""
+        return self._mark(name, self._current)
 
     def waited(self, number: int) -> None:
-        """The stream `compute` waits for collective `number`."""
+        """The current stream waits for what has this number."""
+        super().waited(number)
         name_and_clock = self._open.pop(number, None)
         if name_and_clock is not None:
-            _join(self._clocks[COMPUTE], name_and_clock[1])
+            _join(self._clocks[self._current], name_and_clock[1])
 
-    def resized(self, memory: Tensor) -> None:
-        """New memory: nobody has touched it."""
+    def switched(self, stream: str) -> None:
+        """Another stream is current."""
+        self._current = stream
+
+    def followed(self) -> None:
+        """The copy-in stream comes behind the current one."""
+        _join(self._clocks[COPY_IN], self._clocks[self._current])
+
+    def made(self, memory: Iterable[Tensor]) -> None:
+        """New memory, of the current stream: what another stream has had is never among it.
+
+        A CPU, which has no streams, hands it out all the same.
+        """
+        other = COPY_IN if self._current == CURRENT else CURRENT
+        if not self._accesses[other]:
+            return
+        for span in map(span_of, memory):
+            kept = [one for one in self._accesses[other] if not _overlap(one.span, span)]
+            self._accesses[other] = kept
+
+    def resized(self, memory: Tensor, *, stays: bool) -> None:
+        """New memory."""
+        del stays
+        self.made((memory,))
 
     def released(self, memory: Tensor, name: object) -> None:
         """Memory goes back."""
         self.run(f"release of {name}", (), (span_of(memory),))
+
+    def _mark(self, name: str, stream: str) -> int:
+        self._numbers += 1
+        self._open[self._numbers] = (name, dict(self._clocks[stream]))
+        return self._numbers
 
     def _access(self, access: Access, clock: dict[str, int]) -> None:
         for stream, earlier in self._accesses.items():
@@ -172,6 +252,9 @@ class Operations(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         schema = func._schema
         aliases = [one.alias_info for one in schema.returns if one.alias_info is not None]
+        is_constant = schema.name == "aten::lift_fresh"  # numbers of Python, new as a tensor
+        if is_constant or not aliases:
+            self._order.made(_tensors(result))
         if not all(alias.is_write for alias in aliases):
             return  # a view
         reads: list[Span] = []

@@ -2,35 +2,41 @@
 
 One object per model; the only module that calls `torch.cuda`. On a CPU it does nothing.
 
-[Note: stream order] The core enqueues everything that it computes on the stream that is current
-when it is called (copies into buckets, casts, landings), and has no stream of its own. A collective
-runs on a stream of its group, from what was enqueued before it was issued until somebody waits:
+[Note: stream order] The core enqueues what it computes on the stream that is current when it is
+called (copies into buckets, landings). A collective runs on a stream of its group, from what was
+enqueued before it was issued until somebody waits:
 
 1. What a collective reads is not written, and what it writes is neither read nor written, between
    its issue and the wait for it.
 2. Memory is given back, to the allocator or to a pool, after the wait for what uses it.
 3. Every collective is waited for, and its tensors are referenced until then.
 
-A landing is therefore deferred to where its result is needed, instead of running on a side stream:
-the wait orders it, and memory never crosses from one stream's allocator to another's.
-`stream_order` checks the rules on operations as they were recorded, on any device.
+A landing is therefore deferred to where its result is needed, instead of running on a side stream.
+
+[Note: copy-in stream] Gathers are the exception: on CUDA the casts into what they send, and the
+gathers themselves, are on a stream beside the current one, as under FSDP2. So neither do casts
+delay what computes now, nor do gathers wait for it. That stream comes behind the current one
+
+4. where a pass begins, outside of which main weights change, and buffers that stay are read;
+5. where the memory of gathered weights is given back, which is that stream's own: what it gathers
+   there next is behind the last use.
+
+Whoever waits for a gather waits for what the copy-in stream did for it. Fresh memory of the
+allocator `temporary` belongs to the current stream, since autograd decides when it goes: there a
+gather is behind what was enqueued before it, and only its casts run beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 
 from mfsdp_core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from mfsdp_core.stream_order import StreamOrder
-
-
-Tensors = Sequence[torch.Tensor]
+from mfsdp_core.stream_order import COPY_IN, CURRENT, Observer, Operations, StreamOrder, Tensors
 
 
 class Work(Protocol):
@@ -40,33 +46,8 @@ class Work(Protocol):
         """Let the current stream wait for its end."""
 
 
-class Observer(Protocol):
-    """Somebody who writes down what happens on streams. Numbers are of collectives."""
-
-    def issued(
-        self,
-        name: str,
-        group: object,
-        reads: Tensors,
-        writes: Tensors,
-    ) -> int:
-        """A collective starts; its number."""
-
-    def waiting(self, number: int) -> None:
-        """The backend is asked to wait for it; what it does until `waited` is its own affair."""
-
-    def waited(self, number: int) -> None:
-        """The current stream waits for it."""
-
-    def resized(self, memory: torch.Tensor) -> None:
-        """A tensor that had lost its memory has some again."""
-
-    def released(self, memory: torch.Tensor, name: object) -> None:
-        """Memory may be used again, by anybody, from here on."""
-
-
 class InFlight:
-    """Works that make up one collective. Holds its tensors until it was waited for."""
+    """What can be waited for: works, or events, with the tensors to hold until then."""
 
     __slots__ = ("_number", "_observer", "_tensors", "_works")
 
@@ -94,6 +75,78 @@ class InFlight:
             self._observer = None
 
 
+class CopyIn:
+    """See [Note: copy-in stream]. Of a device without streams only observers see it."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What is enqueued, allocated and issued inside the block goes to it."""
+        observer = self._streams.observer
+        with self._inside():
+            if observer is not None:
+                observer.switched(COPY_IN)
+            try:
+                yield
+            finally:
+                if observer is not None:
+                    observer.switched(CURRENT)
+
+    @contextmanager
+    def behind(self) -> Iterator[None]:
+        """As `running`, behind all that the current stream has."""
+        self.follow()
+        with self.running():
+            yield
+
+    def follow(self) -> None:
+        """What it gets from here on comes behind all that the current stream has."""
+        if self._streams.observer is not None:
+            self._streams.observer.followed()
+
+    def join(self) -> None:
+        """What the current stream gets from here on comes behind all that this one has."""
+
+    def mark(self, name: str) -> InFlight:
+        """All that it has so far, to wait for. Inside of `running`."""
+        observer = self._streams.observer
+        number = 0 if observer is None else observer.recorded(name)
+        return InFlight(self._event(), (), observer, number)
+
+    def _inside(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def _event(self) -> Sequence[Work]:
+        return ()
+
+
+class CudaCopyIn(CopyIn):
+    """A stream of a CUDA device, before others where blocks of kernels compete, as FSDP2's."""
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Made when it is first used."""
+        return torch.cuda.Stream(self._streams.device, priority=-1)
+
+    def follow(self) -> None:
+        """What it gets from here on comes behind all that the current stream has."""
+        self.stream.wait_stream(torch.cuda.current_stream(self._streams.device))
+        super().follow()
+
+    def join(self) -> None:
+        """What the current stream gets from here on comes behind all that this one has."""
+        if "stream" in vars(self):
+            torch.cuda.current_stream(self._streams.device).wait_stream(self.stream)
+
+    def _inside(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream)
+
+    def _event(self) -> Sequence[Work]:
+        return (self.stream.record_event(),)
+
+
 class DevicePool(Protocol):
     """Memory of an allocator of one's own. raw: as torch knows it."""
 
@@ -110,11 +163,13 @@ class Streams:
     """Those of a device whose operations end in the order in which they are issued: a CPU.
 
     observer: who is told of collectives, and by allocators of memory that goes back, if anybody is.
+    copy_in: where gathers are prepared; None: where everything else is.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.observer: Observer | None = None
+        self.copy_in: CopyIn | None = None
         self._pool: DevicePool | None = None
 
     @staticmethod
@@ -196,12 +251,17 @@ class Streams:
 
     @contextmanager
     def recording(self) -> Iterator[StreamOrder]:
-        """Record what happens on this thread and in its backward passes, and check its order."""
-        from mfsdp_core.stream_order import Operations, StreamOrder
+        """Record what happens on this thread and in its backward passes, and check its order.
 
-        order = StreamOrder()
-        with self.observed(order), Operations(order):
-            yield order
+        On a device without streams as if it had those that CUDA has.
+        """
+        order, before = StreamOrder(), self.copy_in
+        self.copy_in = before or CopyIn(self)
+        try:
+            with self.observed(order), Operations(order):
+                yield order
+        finally:
+            self.copy_in = before
 
 
 class CudaStreams(Streams):
@@ -209,6 +269,7 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        self.copy_in: CopyIn = CudaCopyIn(self)
         self._captured: torch.cuda.Stream | None = None
 
     def synchronize(self) -> None:
@@ -247,6 +308,7 @@ class CudaStreams(Streams):
             torch.cuda.graph(graph, stream=self._captured, capture_error_mode=mode),
         ):
             outputs = step()
+            self.copy_in.join()  # a capture ends on one stream, behind all others
         return graph.replay, outputs
 
     def registrar(self, group: Any) -> Any:

@@ -28,8 +28,8 @@ from mfsdp_core.parameter_marks import (
     mark_for_kernels,
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
-from mfsdp_core.runtime.build import group_dtypes
 from mfsdp_core.runtime.gathering import refuse_ungathered
+from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
@@ -321,6 +321,7 @@ class MegatronFSDP(AnswersFrameworks):
         """
         del force_dispatch
         context = self._context
+        context.params.follow_changes()
         context.params.issue(context.root, "forward")
         context.gathering.ahead(context.gathering.points[0], "forward")
         if force_sync:
@@ -355,16 +356,20 @@ class MegatronFSDP(AnswersFrameworks):
         return self._policy
 
     def reset_mixed_precision_policy(self, mixed_precision_policy: MixedPrecisionPolicy) -> None:
-        """Take the dtype of gradient communication from a policy, from the next bucket on.
+        """Take the dtypes of gradient communication from a policy, from the next bucket on.
+
+        Those of the wire and of sums over ranks (`reduce_dtype`).
 
         The model keeps its own main dtypes, whatever the policy says of them. Allowed between
         microbatches, since buckets are allocated when they are needed.
 
         Raises:
             PolicyChangeError: a bucket in the old dtype is live (R5), or buffers are pooled.
+            ConfigurationError: sums that the transport cannot take.
         """
+        given = mixed_precision_policy
         wanted = dataclasses.replace(
-            self._policy, grad_comm_dtype=mixed_precision_policy.grad_comm_dtype
+            self._policy, grad_comm_dtype=given.grad_comm_dtype, reduce_dtype=given.reduce_dtype
         )
         if wanted == self._policy:
             return
@@ -378,10 +383,14 @@ class MegatronFSDP(AnswersFrameworks):
                 "grad_comm_dtype cannot change while a gradient bucket is live. Change it between "
                 "backward passes."
             )
-        for group in self._groups():
-            if group.gradients is not None:
-                group.dtypes = group_dtypes(group.dtypes.compute, wanted, trainable=True)
-                group.gradients.set_comm_dtype(group.dtypes)
+        trained = [(g, g.gradients) for g in self._groups() if g.gradients is not None]
+        dtypes = [
+            group_dtypes(group.dtypes.compute, wanted, gradients.reduction, trainable=True)
+            for group, gradients in trained
+        ]
+        for (group, gradients), new in zip(trained, dtypes, strict=True):
+            group.dtypes = new
+            gradients.set_comm_dtype(new)
         self._policy = wanted
 
     @contextmanager

@@ -20,7 +20,7 @@ from reports.sections.collectives import collectives_section
 from reports.sections.communication import communication_section
 from reports.sections.comparison import comparison
 from reports.sections.counts import counts_section
-from reports.sections.headline import headline
+from reports.sections.gradient_sums import gradient_sums_section
 from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
 from reports.sections.method import method
@@ -33,6 +33,7 @@ from reports.sections.switches import switches_section
 from reports.sections.target_table import targets_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
+from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 
 HTML_NAME = "report.html"
@@ -40,12 +41,12 @@ MARKDOWN_NAME = "report.md"
 
 
 def _arms(findings: Findings) -> Section | None:
-    if findings.store is None or not any(len(view.arms) > 1 for view in findings.sweeps):
+    if not findings.judged:
         return None
     # Here and not above: reports without arms do not wait for scipy.
     from reports.sections.arms import arms_section
 
-    return arms_section(findings.store, findings.sweeps)
+    return arms_section(findings)
 
 
 def _validation(findings: Findings) -> Section | None:
@@ -53,7 +54,7 @@ def _validation(findings: Findings) -> Section | None:
 
 
 SECTIONS: list[Callable[[Findings], Section | None]] = [
-    headline,
+    what_ran,
     targets_section,
     _arms,
     cells_section,
@@ -68,6 +69,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     imported_section,
     nodes_section,
     communication_section,
+    gradient_sums_section,
     nccl_section,
     _validation,
     unmeasured,
@@ -114,21 +116,32 @@ def write_report(
     out = _made_folder(Path(out_dir).expanduser().absolute())
     views = load_sweeps(store, sweep_ids) if sweep_ids else []
     findings = find(views, reference, targets_of(store, views), store)
-    document = build_document(findings)
+    written, figures = write_document(build_document(findings), out)
+    return ReportPaths(
+        html=written / HTML_NAME,
+        markdown=written / MARKDOWN_NAME,
+        figures=figures,
+        measured_cells=len(findings.measured),
+        planned_cells=findings.planned,
+        imported_runs=len(store.imports.ids()),
+    )
+
+
+def write_document(document: Document, out_dir: Path) -> tuple[Path, tuple[Path, ...]]:
+    """The page, the Markdown and the figures of any document; the folder, made, and the figures.
+
+    Raises:
+        UsageError: a folder that cannot be written.
+        StoreFullError: no space.
+    """
+    out = _made_folder(out_dir.expanduser().absolute())
     drawn = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
     figures = tuple(out / "figures" / f"{figure.name}.svg" for figure in drawn)
     for path, figure in zip(figures, drawn, strict=True):
         write_text_atomically(path, figure.svg)
     write_text_atomically(out / MARKDOWN_NAME, markdown.render(document))
     write_text_atomically(out / HTML_NAME, html.render(document))
-    return ReportPaths(
-        html=out / HTML_NAME,
-        markdown=out / MARKDOWN_NAME,
-        figures=figures,
-        measured_cells=len(findings.measured),
-        planned_cells=findings.planned,
-        imported_runs=len(store.imports.ids()),
-    )
+    return out, figures
 
 
 def _made_folder(out: Path) -> Path:

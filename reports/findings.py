@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import Metric
@@ -15,6 +16,9 @@ from reports.gates.target_verdicts import TargetResult
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
+
+if TYPE_CHECKING:
+    from reports.gates.gate import GateResult
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Findings:
     on different hardware than what they would be compared with. within_policy: cells without arms
     against the reference of their own dtype policy, problem and number of ranks. targets: of all
     sweeps. store: the results folder, for what stands beside the records of runs.
+    judged: arms, block by block.
     """
 
     sweeps: tuple[SweepView, ...]
@@ -42,10 +47,22 @@ class Findings:
     memory_metric: Metric | None
     targets: tuple[TargetResult, ...] = ()
     store: ResultsStore | None = None
+    judged: tuple[GateResult, ...] = ()
 
     def is_reference(self, cell: Cell) -> bool:
         """Whether other cells are compared with `cell`."""
         return cell is self.reference or any(change.base is cell for change in self.changes)
+
+    @property
+    def not_in_blocks(self) -> tuple[Change, ...]:
+        """The changes that `judged` does not tell block by block."""
+        told = {(one.sides.head, pair.label) for one in self.judged for pair in one.sides.pairs}
+        return tuple(
+            change
+            for change in self.changes
+            if change.base.name_without_arm != change.head.name_without_arm
+            or change.head.block_name not in told
+        )
 
     @property
     def is_about_training(self) -> bool:
@@ -100,7 +117,17 @@ def find(
         memory_metric=memory_metric([cell for cell in trained if cell.n]),
         targets=tuple(targets),
         store=store,
+        judged=_judged(store, sweeps),
     )
+
+
+def _judged(store: ResultsStore | None, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
+    if store is None or not any(len(view.arms) > 1 for view in sweeps):
+        return ()
+    # Here and not above: reports without arms do not wait for scipy.
+    from reports.gates.default_judgements import judged_arms
+
+    return tuple(judged_arms(store, sweeps))
 
 
 def _training(cells: Sequence[Cell]) -> list[Cell]:
@@ -119,7 +146,9 @@ def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tupl
     changes = []
     for members in alike.values():
         base = choose_reference(members, None, lambda cell: cell.n > 0)
-        changes += [change_between(base, cell) for cell in members if base and cell is not base]
+        changes += [
+            change_between(base, cell) for cell in members if base and not base.is_same(cell)
+        ]
     return tuple(changes)
 
 
@@ -144,7 +173,7 @@ def _changes(
     changes, elsewhere = [], []
     for cell in cells:
         base = within.get(cell.name, reference)
-        if base is None or base is cell or not (base.n and cell.n):
+        if base is None or base.is_same(cell) or not (base.n and cell.n):
             continue
         if (base.resolved.collective is None) != (cell.resolved.collective is None):
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeps.document import KeyPath
 from sweeps.matrix import Axis, AxisValue, path_value
-from sweeps.reader import Reader
+from sweeps.reader import SettingsReader
 from sweeps.settings import (
     Scalar,
     SettingError,
@@ -23,14 +23,16 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}\Z")
 _LABEL_RULE = "expected up to 40 letters, digits and ._+-"
 
 
-def read_axes(reader: Reader, written: Mapping[str, list[Any]], path: KeyPath) -> tuple[Axis, ...]:
+def read_axes(
+    reader: SettingsReader, written: Mapping[str, list[Any]], path: KeyPath
+) -> tuple[Axis, ...]:
     """The axes of one mapping `axis: [values]`; what is wrong is reported, not returned."""
     axes = [_axis(reader, name, values, (*path, name)) for name, values in written.items()]
     return tuple(axis for axis in axes if axis is not None)
 
 
 def read_zip_group(
-    reader: Reader, written: Mapping[str, list[Any]], path: KeyPath
+    reader: SettingsReader, written: Mapping[str, list[Any]], path: KeyPath
 ) -> tuple[Axis, ...]:
     """As `read_axes` for axes that advance together, which need the same length."""
     lengths = {name: len(values) for name, values in written.items()}
@@ -42,7 +44,7 @@ def read_zip_group(
     return read_axes(reader, written, path)
 
 
-def check_axes(reader: Reader, axes: Sequence[Axis]) -> None:
+def check_axes(reader: SettingsReader, axes: Sequence[Axis]) -> None:
     """No axis twice, no setting on two axes: the winner would depend on the order."""
     owner: dict[str, Axis] = {}
     seen: set[str] = set()
@@ -62,7 +64,7 @@ def check_axes(reader: Reader, axes: Sequence[Axis]) -> None:
 
 
 def read_includes(
-    reader: Reader, written: Sequence[dict[str, Any]], axes: Sequence[Axis], path: KeyPath
+    reader: SettingsReader, written: Sequence[dict[str, Any]], axes: Sequence[Axis], path: KeyPath
 ) -> Iterator[tuple[AxisValue, Mapping[str, str]]]:
     """Each included cell as one value (id and settings) and its labels by axis."""
     bundles = {axis.name: axis for axis in axes if "." not in axis.name}
@@ -93,7 +95,7 @@ def read_includes(
             yield AxisValue(name, merged, reader.document.line(where), bare=True), labels
 
 
-def _axis(reader: Reader, name: str, values: list[Any], path: KeyPath) -> Axis | None:
+def _axis(reader: SettingsReader, name: str, values: list[Any], path: KeyPath) -> Axis | None:
     if not values:
         reader.report(path, f"{name}: an axis needs at least one value")
         return None
@@ -121,7 +123,7 @@ def _bundle_name(name: str) -> str:
     return name
 
 
-def _bundle(reader: Reader, value: Any, where: KeyPath) -> AxisValue | None:
+def _bundle(reader: SettingsReader, value: Any, where: KeyPath) -> AxisValue | None:
     if not isinstance(value, dict) or "label" not in value:
         reader.report(where, "expected a bundle, a mapping with a `label` and settings")
         return None
@@ -133,7 +135,7 @@ def _bundle(reader: Reader, value: Any, where: KeyPath) -> AxisValue | None:
     return AxisValue(label, reader.settings(written, where), reader.document.line(where), bare=True)
 
 
-def _value(reader: Reader, name: str, value: Any, where: KeyPath) -> AxisValue | None:
+def _value(reader: SettingsReader, name: str, value: Any, where: KeyPath) -> AxisValue | None:
     try:
         scalar = checked(full_path(name), value)
     except SettingError as error:
@@ -142,7 +144,7 @@ def _value(reader: Reader, name: str, value: Any, where: KeyPath) -> AxisValue |
     return path_value(name, scalar, reader.document.line(where))
 
 
-def _picked(reader: Reader, axis: Axis, label: Any, where: KeyPath) -> AxisValue | None:
+def _picked(reader: SettingsReader, axis: Axis, label: Any, where: KeyPath) -> AxisValue | None:
     for value in axis.values:
         if value.label == label:
             return value

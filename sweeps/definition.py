@@ -16,10 +16,16 @@ from bench.launch.slurm.settings import slurm_settings
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
 from sweeps.conditions import read_condition
-from sweeps.document import Document, KeyPath, parse_document, read_document
+from sweeps.document import KeyPath, YamlDocument, parse_document, read_document
 from sweeps.matrix import ARM, MAX_CELLS, Condition, Matrix, Override, expand
-from sweeps.reader import Reader
-from sweeps.schema import MatrixSection, OverrideSection, SweepFile
+from sweeps.reader import SettingsReader
+from sweeps.schema import (
+    MatrixSection,
+    OverrideSection,
+    RequireSection,
+    SweepFile,
+    TargetSection,
+)
 from sweeps.settings import Scalar, explain
 from sweeps.suggest import did_you_mean
 from sweeps.targets import KernelRequirement, Target
@@ -67,46 +73,45 @@ def parse_sweep(text: str, source: str = "sweep.yaml") -> SweepDefinition:
     return define(parse_document(text, source))
 
 
-def define(document: Document) -> SweepDefinition:
+def define(document: YamlDocument) -> SweepDefinition:
     """Check a parsed document and build its matrix.
 
     Raises:
         SweepFileError: as `load_sweep`.
     """
-    reader = Reader(document)
-    _check_shape(reader)
-    data = document.data
+    reader = SettingsReader(document)
+    file, data = _checked_shape(reader), document.data
     own = reader.settings_with_lines(data.get("base") or {}, ("base",))
-    base = _inherited(reader, data.get("extends")) | own
+    base = _inherited(reader, file.extends) | own
     arm_names = [str(name) for name in data.get("arms") or {}]
-    matrix = _read_matrix(reader, data.get("matrix") or {}, data.get("overrides") or [], arm_names)
+    matrix = _read_matrix(reader, file, arm_names)
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
     arms = _read_arms(reader, data.get("arms") or {})
-    targets = _read_targets(reader, data.get("targets") or [], matrix, arm_names)
-    require = _read_requirements(reader, data.get("require") or [], matrix)
+    targets = _read_targets(reader, file.targets, matrix, arm_names)
+    require = _read_requirements(reader, file.require, matrix)
     reader.stop_on_problems()
     _check_cells(reader, matrix, arms, [*targets, *require])
-    if data.get("pack"):
-        _check_packing(reader, data)
+    if file.pack:
+        _check_packing(reader, file)
     reader.stop_on_problems()
     return SweepDefinition(
-        name=data["name"],
-        description=data.get("description") or "",
+        name=file.name,
+        description=file.description,
         matrix=matrix,
-        repeat=data.get("repeat", 1),
+        repeat=file.repeat,
         source=document.source,
         base_lines={path: line for path, (_, line) in base.items()},
         arms=arms,
-        interleave=data.get("interleave", False),
+        interleave=file.interleave,
         targets=targets,
         require=require,
         slurm=data.get("slurm") or {},
-        pack=data.get("pack", False),
-        turns=data.get("turns"),
+        pack=file.pack,
+        turns=file.turns,
     )
 
 
-def _inherited(reader: Reader, name: str | None) -> dict[str, tuple[Scalar, int]]:
+def _inherited(reader: SettingsReader, name: str | None) -> dict[str, tuple[Scalar, int]]:
     """Settings of the base of the file that this one extends, at the line that says so."""
     if name is None:
         return {}
@@ -123,18 +128,21 @@ def _inherited(reader: Reader, name: str | None) -> dict[str, tuple[Scalar, int]
 
 
 def _read_targets(
-    reader: Reader, written: Sequence[Mapping[str, Any]], matrix: Matrix, arms: Sequence[str]
+    reader: SettingsReader,
+    written: Sequence[TargetSection],
+    matrix: Matrix,
+    arms: Sequence[str],
 ) -> tuple[Target, ...]:
     """The targets; each names two arms of the file and cells of the matrix."""
     labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
     targets = []
     for index, item in enumerate(written):
         where = ("targets", index)
-        for side in ("base", "head"):
-            if item[side] not in arms:
+        for side, arm in (("base", item.base), ("head", item.head)):
+            if arm not in arms:
                 known = ", ".join(arms) or "none"
                 reader.report((*where, side), f"{side}: expected an arm of this file ({known})")
-        for metric, bound in item["at_most"].items():
+        for metric, bound in item.at_most.items():
             if metric not in target_metrics():
                 known = ", ".join(target_metrics())
                 reader.report(
@@ -142,42 +150,42 @@ def _read_targets(
                 )
             if bound <= 0:
                 reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
-        when = _condition(reader, item["when"], (*where, "when"), labels)
-        targets.append(Target(when, item["base"], item["head"], item["at_most"]))
+        when = _condition(reader, item.when, (*where, "when"), labels)
+        targets.append(Target(when, item.base, item.head, item.at_most))
     return tuple(targets)
 
 
 def _read_requirements(
-    reader: Reader, written: Sequence[Mapping[str, Any]], matrix: Matrix
+    reader: SettingsReader, written: Sequence[RequireSection], matrix: Matrix
 ) -> tuple[KernelRequirement, ...]:
     labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
     return tuple(
         KernelRequirement(
-            _condition(reader, item["when"], ("require", index, "when"), labels),
-            item["nccl"],
-            item.get("after_iteration"),
-            item.get("min_bytes", 0),
+            _condition(reader, item.when, ("require", index, "when"), labels),
+            item.nccl,
+            item.after_iteration,
+            item.min_bytes,
         )
         for index, item in enumerate(written)
     )
 
 
-def _check_packing(reader: Reader, data: Mapping[str, Any]) -> None:
+def _check_packing(reader: SettingsReader, file: SweepFile) -> None:
     """Runs side by side have no times, so nothing may ask for them."""
-    if data.get("interleave"):
+    if file.interleave:
         reader.report(
             ("pack",), "pack: interleaved arms are compared by time, which packed runs have not"
         )
     timed = {name for name, metric in target_metrics().items() if metric.judge == "interval"}
-    for index, item in enumerate(data.get("targets") or []):
-        for metric in timed & item["at_most"].keys():
+    for index, item in enumerate(file.targets):
+        for metric in timed & item.at_most.keys():
             reader.report(
                 ("targets", index, "at_most", metric),
                 f"{metric}: a target for a time, which packed runs have not; remove it, or `pack`",
             )
 
 
-def _read_arms(reader: Reader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:
+def _read_arms(reader: SettingsReader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:
     """The arms; their paths are relative to the folder of the sweep file."""
     folder = Path(reader.document.source).parent
     arms = []
@@ -192,15 +200,16 @@ def _read_arms(reader: Reader, written: Mapping[str, Any]) -> tuple[ArmRequest, 
     return tuple(arms)
 
 
-def _check_shape(reader: Reader) -> None:
-    """The keys and kinds of the file; the settings inside are checked one by one later."""
+def _checked_shape(reader: SettingsReader) -> SweepFile:
+    """The file but for what is checked one by one later: settings, arms, and what jobs are."""
     apart = ("base", "arms", "slurm")
     data = {key: value for key, value in reader.document.data.items() if key not in apart}
     for key in ("description", "matrix", "overrides"):
         if key in data and data[key] is None:
             del data[key]  # an empty section is an absent one
+    file = None
     try:
-        SweepFile.model_validate(data)
+        file = SweepFile.model_validate(data)
     except ValidationError as error:
         for item in error.errors():
             reader.report(tuple(p for p in item["loc"] if p != "[key]"), _shape_message(item))
@@ -218,30 +227,28 @@ def _check_shape(reader: Reader) -> None:
     except UsageError as error:
         reader.report(("slurm",), str(error))
     reader.stop_on_problems()
+    assert file is not None  # else there was a problem
+    return file
 
 
-def _read_matrix(
-    reader: Reader,
-    written: Mapping[str, Any],
-    overrides: Sequence[Mapping[str, Any]],
-    arms: Sequence[str],
-) -> Matrix:
-    product = read_axes(reader, written.get("product", {}), ("matrix", "product"))
+def _read_matrix(reader: SettingsReader, file: SweepFile, arms: Sequence[str]) -> Matrix:
+    written = file.matrix
+    product = read_axes(reader, written.product, ("matrix", "product"))
     zips = tuple(
         read_zip_group(reader, group, ("matrix", "zip", index))
-        for index, group in enumerate(written.get("zip", []))
+        for index, group in enumerate(written.zip)
     )
     axes = (*product, *(axis for group in zips for axis in group))
     check_axes(reader, axes)
     reader.stop_on_problems()
-    include = tuple(read_includes(reader, written.get("include", []), axes, ("matrix", "include")))
+    include = tuple(read_includes(reader, written.include, axes, ("matrix", "include")))
     labels = {axis.name: [value.label for value in axis.values] for axis in axes}
     for _, included in include:
         for name, label in included.items():
             labels.setdefault(name, []).append(label)
     exclude = tuple(
         _condition(reader, rule, ("matrix", "exclude", index), labels)
-        for index, rule in enumerate(written.get("exclude", []))
+        for index, rule in enumerate(written.exclude)
     )
     return Matrix(
         product=product,
@@ -250,13 +257,13 @@ def _read_matrix(
         exclude=exclude,
         overrides=tuple(
             _override(reader, rule, ("overrides", index), {**labels, ARM: arms} if arms else labels)
-            for index, rule in enumerate(overrides)
+            for index, rule in enumerate(file.overrides)
         ),
     )
 
 
 def _condition(
-    reader: Reader, written: Any, where: KeyPath, labels: Mapping[str, Sequence[str]]
+    reader: SettingsReader, written: Any, where: KeyPath, labels: Mapping[str, Sequence[str]]
 ) -> Condition:
     condition, problems = read_condition(written, labels, reader.document.line(where))
     for key, message in problems:
@@ -265,16 +272,19 @@ def _condition(
 
 
 def _override(
-    reader: Reader, rule: Mapping[str, Any], where: KeyPath, labels: Mapping[str, Sequence[str]]
+    reader: SettingsReader,
+    rule: OverrideSection,
+    where: KeyPath,
+    labels: Mapping[str, Sequence[str]],
 ) -> Override:
-    settings = reader.settings(rule["set"], (*where, "set"))
-    if not rule["set"]:
+    settings = reader.settings(rule.set, (*where, "set"))
+    if not rule.set:
         reader.report((*where, "set"), "set: an override needs at least one setting")
-    return Override(_condition(reader, rule["when"], (*where, "when"), labels), settings)
+    return Override(_condition(reader, rule.when, (*where, "when"), labels), settings)
 
 
 def _check_cells(
-    reader: Reader,
+    reader: SettingsReader,
     matrix: Matrix,
     arms: Sequence[ArmRequest],
     judged: Sequence[Target | KernelRequirement],

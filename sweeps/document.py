@@ -55,7 +55,7 @@ def _shown(source: str, problem: Problem) -> str:
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """Parsed YAML. `lines` maps the path of a key or a list item to its line, counted from 1."""
 
     source: str
@@ -74,7 +74,7 @@ class Document:
         return SweepFileError(self.source, [Problem(self.line(path), message)])
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> YamlDocument:
     """Read and parse `path`.
 
     Raises:
@@ -83,7 +83,7 @@ def read_document(path: Path) -> Document:
     return parse_document(_read_text(path), str(path))
 
 
-def parse_document(text: str, source: str) -> Document:
+def parse_document(text: str, source: str) -> YamlDocument:
     """Parse YAML text; `source` names it in messages.
 
     Raises:
@@ -94,7 +94,7 @@ def parse_document(text: str, source: str) -> Document:
     data = builder.convert(root, (), 1)
     if not isinstance(data, dict):
         raise _refusal(source, 1, f"expected a mapping (`name: ...`), found {_kind(data)}")
-    return Document(source, data, builder.lines)
+    return YamlDocument(source, data, builder.lines)
 
 
 def _read_text(path: Path) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from bench.launch.rank_code import RankCode
+from bench.launch.code import RankCode
 from bench.launch.share import Share
-from bench.launch.turns import Slot
+from bench.launch.turns import BarrierSlot
 from bench.record import RunStatus
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import PlannedRun
@@ -68,7 +68,7 @@ class RunMaker:
         attempt: int | None = None,
         *,
         share: Share | None = None,
-        slot: Slot | None = None,
+        slot: BarrierSlot | None = None,
     ) -> PastRun:
         """Run it, and say how it ended.
 

@@ -6,8 +6,11 @@ process that submitted it, the next one finds the jobs again.
 
 from __future__ import annotations
 
+import itertools
+import math
 import secrets
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +18,22 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from bench.errors import UsageError
+from bench.launch.code import RankCode
 from bench.launch.protocol import Queue, QueuedJob
-from bench.launch.rank_code import RankCode
 from bench.record import RunStatus
 from bench.redaction import redact_text
+from bench.spec import LaunchSpec
 from bench.store import RunFolder, layout
 from bench.store.atomic import write_json_atomically
 from bench.store.reading import read_json_object
 from bench.store.results_store import ResultsStore
 from bench.store.run_folder import utc_now
 from sweeps.plan import Plan
+from sweeps.resume import RunOptions
 
 JOBS_VERSION = 1
+# What a run takes beside its own limit: ranks load torch, a record is written.
+_BESIDE_SECONDS = 180.0
 #: Fields that stand in the file as they are.
 _PLAIN = (
     "name", "id", "submitted_utc", "over", "settings", "force", "retry_failed", "block_retries",
@@ -87,9 +94,86 @@ class JobArray:
         return file
 
 
-def new_name(sweep: str) -> str:
-    """Of an array that is about to be submitted: also what the queue shows."""
-    return f"{sweep}.{secrets.token_hex(4)}"
+@dataclass(frozen=True)
+class Submission:
+    """How jobs are asked for.
+
+    request: makes what the queue takes, of a name, the file of the array, what its cells launch and
+    the minutes that a job needs. settings: to be kept for the jobs. poll_seconds: between two looks
+    at the queue.
+    """
+
+    queue: Queue
+    codes: Codes
+    settings: Mapping[str, Any]
+    request: Callable[[str, Path, LaunchSpec, int], Any]
+    poll_seconds: float
+
+
+def submit(
+    submission: Submission,
+    plan: Plan,
+    store: ResultsStore,
+    options: RunOptions,
+    cells: Mapping[str, int],
+) -> list[str]:
+    """A job for each of `cells` (cell -> number of its missing runs); their ids.
+
+    Raises:
+        UsageError: the queue takes no jobs.
+    """
+    jobs: list[str] = []
+    for array, file, request in arrays_of(submission, plan, store, options, cells):
+        try:
+            known = submission.queue.submit(request, len(array.cells))
+        except UsageError:
+            file.unlink()
+            raise
+        taken = replace(array, id=known)
+        taken.write(store)
+        jobs += taken.jobs
+    return jobs
+
+
+def arrays_of(
+    submission: Submission,
+    plan: Plan,
+    store: ResultsStore,
+    options: RunOptions,
+    cells: Mapping[str, int],
+) -> Iterator[tuple[JobArray, Path, Any]]:
+    """Each array, its file, and how to ask for it.
+
+    Cells that need the same nodes for the same time are one array. cells: as of `submit`.
+    """
+    launches = {cell.id: cell.resolved.launch for cell in plan.cells}
+
+    def size(cell: str) -> tuple[Any, ...]:
+        """Nodes, and minutes last."""
+        launch = launches[cell]
+        seconds = cells[cell] * (launch.timeout_seconds + _BESIDE_SECONDS)
+        of_node = launch.device, launch.devices_per_node, launch.threads_per_rank
+        return (launch.nodes, launch.ranks, *of_node, math.ceil(seconds / 60))
+
+    most = submission.queue.most_at_once
+    for needs, group in itertools.groupby(sorted(cells, key=size), size):
+        alike = tuple(group)
+        for start in range(0, len(alike), most):
+            own = alike[start : start + most]
+            array = JobArray(
+                name=f"{plan.id}.{secrets.token_hex(4)}",  # what the queue shows as well
+                plan=plan.selected(own),
+                cells=own,
+                codes=submission.codes,
+                settings=submission.settings,
+                force=options.force,
+                retry_failed=options.retry_failed,
+                block_retries=options.block_retries,
+                submitted_utc=utc_now(),
+                argv=tuple(sys.argv),
+            )
+            file = array.write(store)
+            yield array, file, submission.request(array.name, file, launches[own[0]], needs[-1])
 
 
 def jobs_folder(store: ResultsStore, sweep: str) -> Path:

@@ -61,7 +61,7 @@ class Condition:
     patterns: Mapping[str, tuple[str, ...]]
     line: int = 1
 
-    def matches(self, cell: Cell) -> bool:
+    def matches(self, cell: MatrixCell) -> bool:
         """Whether every key of the condition matches `cell`."""
         return all(
             any(fnmatchcase(cell.text(key), pattern) for pattern in patterns)
@@ -78,7 +78,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One point of the matrix: a readable unique id, the label on each axis, and all settings."""
 
     id: str
@@ -129,7 +129,7 @@ class Matrix:
 
 def expand(
     matrix: Matrix, arm: str | None = None, settings: Settings | None = None
-) -> tuple[Cell, ...]:
+) -> tuple[MatrixCell, ...]:
     """Every cell, in order, with `exclude`, `include` and `overrides` applied.
 
     Args:
@@ -143,7 +143,7 @@ def expand(
         if not any(rule.matches(cell) for rule in matrix.exclude)
     ]
     written += [
-        Cell(value.label, dict(labels), {**matrix.base, **value.settings}, (value,))
+        MatrixCell(value.label, dict(labels), {**matrix.base, **value.settings}, (value,))
         for value, labels in matrix.include
     ]
     named = _with_unique_ids(written)
@@ -152,7 +152,7 @@ def expand(
     return tuple(_overridden(cell, matrix.overrides) for cell in named)
 
 
-def _of_arm(cell: Cell, arm: str, settings: Settings) -> Cell:
+def _of_arm(cell: MatrixCell, arm: str, settings: Settings) -> MatrixCell:
     own = AxisValue(arm, settings, cell.origins[-1].line if cell.origins else 1)
     return replace(
         cell,
@@ -162,10 +162,10 @@ def _of_arm(cell: Cell, arm: str, settings: Settings) -> Cell:
     )
 
 
-def _combinations(matrix: Matrix) -> Iterable[Cell]:
+def _combinations(matrix: Matrix) -> Iterable[MatrixCell]:
     if not matrix.axes:
         # A file of included cells alone has no point of its own in an empty product.
-        return [] if matrix.include else [Cell("base", {}, matrix.base)]
+        return [] if matrix.include else [MatrixCell("base", {}, matrix.base)]
     dimensions: list[list[tuple[tuple[Axis, AxisValue], ...]]] = [
         [((axis, value),) for value in axis.values] for axis in matrix.product
     ]
@@ -178,20 +178,20 @@ def _combinations(matrix: Matrix) -> Iterable[Cell]:
     ]
 
 
-def _point(matrix: Matrix, choice: Sequence[tuple[Axis, AxisValue]]) -> Cell:
+def _point(matrix: Matrix, choice: Sequence[tuple[Axis, AxisValue]]) -> MatrixCell:
     settings = dict(matrix.base)
     for _, value in choice:
         settings.update(value.settings)
-    telling = [pair for pair in choice if len(pair[0].values) > 1] or choice
-    return Cell(
-        id="-".join(value.id_part(axis.name) for axis, value in telling),
+    shown = [pair for pair in choice if len(pair[0].values) > 1] or choice
+    return MatrixCell(
+        id="-".join(value.id_part(axis.name) for axis, value in shown),
         labels={axis.name: value.label for axis, value in choice},
         settings=settings,
         origins=tuple(value for _, value in choice),
     )
 
 
-def _overridden(cell: Cell, rules: Iterable[Override]) -> Cell:
+def _overridden(cell: MatrixCell, rules: Iterable[Override]) -> MatrixCell:
     """Rules look at the cell as the matrix wrote it, so their order matters only for ties."""
     settings = dict(cell.settings)
     for rule in rules:
@@ -200,7 +200,7 @@ def _overridden(cell: Cell, rules: Iterable[Override]) -> Cell:
     return replace(cell, settings=settings)
 
 
-def _with_unique_ids(cells: Sequence[Cell]) -> list[Cell]:
+def _with_unique_ids(cells: Sequence[MatrixCell]) -> list[MatrixCell]:
     """Number the second and later bearers of an id: `a`, `a~2`, `a~3`."""
     taken: set[str] = set()
     result = []

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Parts:
+class Resources:
     """What can be given to runs, by name; memory_bytes: of the host."""
 
     cores: tuple[str, ...]
@@ -34,7 +34,7 @@ class Parts:
     memory_bytes: int
 
     @classmethod
-    def of_this_machine(cls) -> Parts:
+    def of_this_machine(cls) -> Resources:
         """Cores that this process may use, and devices that it sees."""
         machine = Machine.detect()
         count = len(machine.cuda_devices)
@@ -98,7 +98,7 @@ class ResourcePool:
             the sweep, and the records of the others say so.
     """
 
-    def __init__(self, parts: Parts, stop: threading.Event) -> None:
+    def __init__(self, parts: Resources, stop: threading.Event) -> None:
         self._parts = parts
         self._stop = stop
         self._taken: dict[int, tuple[_Need, tuple[str, ...]]] = {}

@@ -10,7 +10,7 @@ from bench.launch.arm.request import ArmRequest
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from sweeps.definition import SweepDefinition
-from sweeps.matrix import ARM, Cell, expand, pinned
+from sweeps.matrix import ARM, MatrixCell, expand, pinned
 from sweeps.plan import DuplicateCell, Plan, PlannedCell, PlannedTarget, PrunedCell
 from sweeps.prune import judge
 from sweeps.selection import variant_name
@@ -18,14 +18,14 @@ from sweeps.settings import Settings, short_path
 from sweeps.targets import planned_targets
 
 
-def sweep_cells(definition: SweepDefinition, fixed: Settings) -> tuple[Cell, ...]:
+def sweep_cells(definition: SweepDefinition, fixed: Settings) -> tuple[MatrixCell, ...]:
     """The cells of a sweep with the settings that the command line fixed."""
     return expand(pinned(definition.matrix, fixed))
 
 
 def _cells_by_arm(
     definition: SweepDefinition, fixed: Settings, arms: Sequence[ArmRequest]
-) -> dict[str, tuple[Cell, ...]]:
+) -> dict[str, tuple[MatrixCell, ...]]:
     """The cells as each arm runs them, under "" where all arms run the same."""
     matrix = pinned(definition.matrix, fixed)
     if not any(arm.settings for arm in arms):
@@ -105,7 +105,7 @@ def _targets(definition: SweepDefinition, fixed: Settings) -> tuple[PlannedTarge
 
 
 def _as_planned(
-    items: Mapping[str, tuple[Cell, ResolvedRun | UnsupportedError]], repeats: int
+    items: Mapping[str, tuple[MatrixCell, ResolvedRun | UnsupportedError]], repeats: int
 ) -> PlannedCell | PrunedCell:
     """One cell, judged for every arm (under "" for all of them)."""
     by_arm: dict[str, ResolvedRun] = {}

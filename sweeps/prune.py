@@ -9,20 +9,20 @@ from bench.resolve import resolve
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from sweeps.document import Problem, SweepFileError
-from sweeps.matrix import Cell
+from sweeps.matrix import MatrixCell
 from sweeps.settings import Settings, full_path, known_paths, run_spec
 
 MAX_SHOWN_PROBLEMS = 20
 
 
 def judge(
-    cells: Iterable[Cell],
+    cells: Iterable[MatrixCell],
     machine: Machine,
     *,
     source: str,
     base_lines: Mapping[str, int],
     fixed: Settings,
-) -> list[tuple[Cell, ResolvedRun | UnsupportedError]]:
+) -> list[tuple[MatrixCell, ResolvedRun | UnsupportedError]]:
     """Every cell, in order, and its run or why this machine cannot run it.
 
     Args:
@@ -35,7 +35,7 @@ def judge(
     Raises:
         SweepFileError: cells that are wrong on every machine, each with the line to change.
     """
-    judged: list[tuple[Cell, ResolvedRun | UnsupportedError]] = []
+    judged: list[tuple[MatrixCell, ResolvedRun | UnsupportedError]] = []
     problems: dict[Problem, list[str]] = {}
     for cell in cells:
         try:
@@ -43,7 +43,7 @@ def judge(
         except UnsupportedError as error:
             judged.append((cell, error.with_traceback(None)))
         except ConfigError as error:
-            line = _line_to_blame(cell, error, machine, base_lines, fixed)
+            line = _line_at_fault(cell, error, machine, base_lines, fixed)
             problems.setdefault(Problem(line, str(error)), []).append(cell.id)
     if problems:
         raise SweepFileError(source, _with_cells(problems))
@@ -62,8 +62,8 @@ def _with_cells(problems: Mapping[Problem, list[str]]) -> list[Problem]:
     return result
 
 
-def _line_to_blame(
-    cell: Cell,
+def _line_at_fault(
+    cell: MatrixCell,
     error: ConfigError,
     machine: Machine,
     base_lines: Mapping[str, int],

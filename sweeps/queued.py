@@ -9,19 +9,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+from bench.launch.slurm.controller import ControllerSilentError
+from bench.launch.slurm.launcher import prints_of_job
+from bench.record import RunStatus
+from bench.store.atomic import write_text_atomically
 from bench.store.results_store import ResultsStore
 from sweeps.execution import RunMaker, Sides
-from sweeps.following import Follower
-from sweeps.jobs import JobArray, see_jobs, settle, without_secrets
+from sweeps.jobs import (
+    JobArray,
+    JobsSeen,
+    Submission,
+    arrays_of,
+    jobs_folder,
+    see_jobs,
+    settle,
+    submit,
+    without_secrets,
+)
 from sweeps.plan import Plan
-from sweeps.progress import Subscriber, SweepStarted, ignore
+from sweeps.progress import Remark, RunEnded, Subscriber, SweepStarted, ignore
 from sweeps.resume import PastRun, Progressed, RunOptions
 from sweeps.runner import SweepOutcome, again_lines, as_recorded, look
-from sweeps.submitting import Submission, Submitter
+
+# Reasons of Slurm that no patience helps against, and what does.
+_FOR_EVER = {
+    "PartitionTimeLimit": ": longer than the partition allows; cancel, and lower time_minutes",
+    "PartitionNodeLimit": ": more nodes than the partition gives to a job; cancel",
+    "PartitionDown": ": the partition is down; wait for it, or cancel and name another",
+    "PartitionInactive": ": the partition is inactive; wait for it, or cancel and name another",
+    "BadConstraints": ": no node can be what is asked for; cancel, and ask for less",
+    "JobHeldUser": ": held; scontrol release JOB lets it go on",
+    "JobHeldAdmin": ": held by an operator",
+}
 
 
 def run_queued(
@@ -60,8 +84,8 @@ def run_queued(
         )
         known = {run_id for run_id, _, one in store.statuses(plan.id) if one.state != "running"}
         to_submit = {cell: runs for cell, runs in missing.items() if cell not in adopted}
-        jobs = {*adopted.values(), *Submitter(submission, plan, store, options).submit(to_submit)}
-        follower = Follower(maker, submission, jobs, told=known, total=len(before.missing_runs))
+        jobs = {*adopted.values(), *submit(submission, plan, store, options, to_submit)}
+        follower = _Follower(maker, submission, jobs, told=known, total=len(before.missing_runs))
         follower.follow(len(adopted))
         after = look(plan, maker, replace(options, force=False, retry_failed=False))
         return _outcome(maker, before, after, known)
@@ -82,7 +106,11 @@ def write_scripts(
     with store.lock():
         plan = _kept(plan, whole, store, options)
         cells = _missing_by_cell(look(plan, maker, options))
-        return Submitter(submission, plan, store, options).write_scripts(cells, script)
+        paths = []
+        for array, file, request in arrays_of(submission, plan, store, options, cells):
+            paths.append(file.with_suffix(".sbatch"))
+            write_text_atomically(paths[-1], script(request, len(array.cells)))
+        return paths
 
 
 def _kept(plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions) -> Plan:
@@ -130,3 +158,110 @@ def _outcome(
         interrupted=maker.stop.is_set(),
         lost=tuple(run for run in new if run.run_id not in counted),
     )
+
+
+class _Follower:
+    """Follows `jobs` of a sweep.
+
+    Args:
+        maker: names the sweep; its `publish` is told, its `stop` ends the wait and not the jobs.
+        submission: how the queue is asked.
+        jobs: to wait for.
+        told: ids of runs that are no news.
+        total: runs to count to.
+    """
+
+    def __init__(
+        self,
+        maker: RunMaker,
+        submission: Submission,
+        jobs: set[str],
+        *,
+        told: set[str],
+        total: int,
+    ) -> None:
+        self._maker = maker
+        self._submission = submission
+        self._jobs = set(jobs)
+        self._told = set(told)
+        self._total = total
+        self._position = 0
+        self._said = ""
+
+    def follow(self, adopted: int) -> None:
+        """Until no job is left, or somebody asks to stop. adopted: of the jobs, for the display."""
+        sweep, store, stop = self._maker.sweep, self._maker.store, self._maker.stop
+        found = f", {adopted} of them found in the queue" if adopted else ""
+        self._say(f"jobs: {len(self._jobs)} to wait for{found}")
+        while self._jobs and not stop.wait(self._submission.poll_seconds):
+            try:
+                seen = see_jobs(store, sweep, self._submission.queue)
+            except ControllerSilentError as error:
+                # It restarts, or this node lost it: jobs do not need it to go on.
+                self._say(f"jobs: {len(self._jobs)} to wait for; {error}")
+                continue
+            settle(store, sweep, seen)
+            self._tell_endings()
+            self._tell_silent_ends(seen)
+            self._jobs &= seen.alive.keys()
+            self._say(_counted(seen, self._jobs))
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._maker.publish(Remark(text))
+
+    def _tell_endings(self) -> None:
+        for run_id, _, status in self._maker.store.statuses(self._maker.sweep):
+            if run_id in self._told or status.state == "running":
+                continue
+            self._told.add(run_id)
+            self._position += 1
+            total = max(self._total, self._position)
+            self._maker.publish(_ended(run_id, status, self._position, total))
+
+    def _tell_silent_ends(self, seen: JobsSeen) -> None:
+        """Jobs that are over and never began a run: no record speaks of them."""
+        sweep, store = self._maker.sweep, self._maker.store
+        began = {status.job for _, _, status in store.statuses(sweep)}
+        silent = sorted(self._jobs - seen.alive.keys() - began)
+        details = [detail for job in silent if (detail := seen.looks[job].detail)]
+        details = [detail for detail in details if "COMPLETED" not in detail]
+        if not details:
+            return
+        file = prints_of_job(jobs_folder(store, sweep), silent[0])
+        where = f"see {file}"
+        if not file.exists():
+            where = f"there is no {file}: do the nodes see that folder at that path?"
+        self._say(f"{len(details)} jobs ended before a run began: {details[0]}; {where}")
+
+
+def _ended(run_id: str, status: RunStatus, position: int, total: int) -> RunEnded:
+    return RunEnded(
+        status.cell or "",
+        status.repeat,
+        position,
+        total,
+        run_id,
+        status.state,
+        status.reason,
+        _seconds(status),
+        status.arm,
+    )
+
+
+def _seconds(status: RunStatus) -> float:
+    if not status.ended_utc or not status.started_utc:
+        return 0.0
+    ended = datetime.fromisoformat(status.ended_utc)
+    return (ended - datetime.fromisoformat(status.started_utc)).total_seconds()
+
+
+def _counted(seen: JobsSeen, jobs: set[str]) -> str:
+    looks = [seen.looks[job] for job in jobs]
+    waiting = Counter(look.reason for look in looks if look.phase == "queued")
+    why = ", ".join(
+        f"{reason} {count}{_FOR_EVER.get(reason, '')}" for reason, count in waiting.most_common()
+    )
+    count = waiting.total()
+    return f"jobs: {len(looks) - count} running, {count} waiting" + (f" ({why})" if why else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sweeps.document import Document, KeyPath, Problem, SweepFileError
+from sweeps.document import KeyPath, Problem, SweepFileError, YamlDocument
 from sweeps.settings import (
     Scalar,
     SettingError,
@@ -16,10 +16,10 @@ from sweeps.settings import (
 )
 
 
-class Reader:
+class SettingsReader:
     """A document and what is wrong with it so far: one run of the tool shows many problems."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: YamlDocument) -> None:
         self.document = document
         self._problems: list[Problem] = []
 

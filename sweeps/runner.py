@@ -20,7 +20,7 @@ from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import Block, PlannedRun, draw_seed
 from sweeps.execution import RunMaker, Sides
-from sweeps.packing import OneAtATime, Parts, ResourcePool
+from sweeps.packing import OneAtATime, ResourcePool, Resources
 from sweeps.plan import Plan
 from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
@@ -224,7 +224,7 @@ class _Blocks:
         total: int,
         chooser: Chooser | None,
     ) -> None:
-        parts = Parts.of_this_machine() if plan.pack else None
+        parts = Resources.of_this_machine() if plan.pack else None
         self._slots = OneAtATime() if parts is None else ResourcePool(parts, maker.stop)
         self._maker = replace(maker, publish=self._slots.guarded(maker.publish))
         self._options = options

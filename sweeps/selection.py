@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from bench.errors import UsageError
 from sweeps.conditions import read_condition
 from sweeps.document import SweepFileError, parse_document
-from sweeps.matrix import Cell, Condition
+from sweeps.matrix import Condition, MatrixCell
 from sweeps.settings import Scalar, Settings, checked, full_path
 
 
@@ -64,13 +64,15 @@ class Selection:
     only: tuple[Condition, ...] = ()
     skip: tuple[Condition, ...] = ()
 
-    def keeps(self, cell: Cell) -> bool:
+    def keeps(self, cell: MatrixCell) -> bool:
         """Whether `cell` is meant."""
         kept = not self.only or any(condition.matches(cell) for condition in self.only)
         return kept and not any(condition.matches(cell) for condition in self.skip)
 
 
-def parse_selection(only: Sequence[str], skip: Sequence[str], cells: Sequence[Cell]) -> Selection:
+def parse_selection(
+    only: Sequence[str], skip: Sequence[str], cells: Sequence[MatrixCell]
+) -> Selection:
     """The selection that the expressions mean for these cells.
 
     Raises:

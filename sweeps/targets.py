@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sweeps.matrix import Cell, Condition
+from sweeps.matrix import Condition, MatrixCell
 from sweeps.plan import PlannedTarget
 
 
@@ -37,7 +37,9 @@ class KernelRequirement:
     min_bytes: int
 
 
-def planned_targets(targets: Iterable[Target], cells: Sequence[Cell]) -> tuple[PlannedTarget, ...]:
+def planned_targets(
+    targets: Iterable[Target], cells: Sequence[MatrixCell]
+) -> tuple[PlannedTarget, ...]:
     """The targets of every cell, in the order of the cells."""
     wanted = list(targets)
     return tuple(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import psutil
 
 from bench.launch import turns as launch_turns
-from bench.launch.rank_code import RankCode, checkout_root
+from bench.launch.code import RankCode, checkout_root
 from bench.launch.stop_request import PartialStop
 from bench.launch.turns import Barrier
 from bench.record import FINISHED_GOOD, STOPPED

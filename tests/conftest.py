@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import signal
 import sys
@@ -89,10 +90,14 @@ def _skip_without_devices(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Signals that the caller ignores (nohup, a job in the background) are not ignored in tests.
+    """What of the caller's environment does not hold for tests.
 
-    The runner leaves ignored signals ignored, on purpose, and so would every process under test.
+    Where PYTHONDONTWRITEBYTECODE is set, every rank and command under test would compile all of the
+    source anew. Signals that the caller ignores (nohup, a job in the background) the runner leaves
+    ignored, on purpose, and so would every process under test.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),

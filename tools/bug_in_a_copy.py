@@ -16,7 +16,7 @@ from bench.validate.injection import parse_bugs
 from bench.validate.patched_core import copy_of_core
 
 
-def put_back(bug_id: str, folder: Path) -> Path:
+def inject(bug_id: str, folder: Path) -> Path:
     """Copy the core into the new folder `folder` with bug `bug_id` in it; returns the copy.
 
     Raises:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m tools.bug_in_a_copy BUG FOLDER\n")
         return 2
     try:
-        copy = put_back(arguments[0], Path(arguments[1]))
+        copy = inject(arguments[0], Path(arguments[1]))
     except BenchError as error:
         sys.stderr.write(f"{error}\n")
         return 2

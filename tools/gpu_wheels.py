@@ -136,16 +136,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--python", default="3.12", metavar="X.Y")
     parser.add_argument("--wheels", type=Path, default=WHEELS, metavar="FOLDER")
     parser.add_argument("--to", type=Path, default=PACKAGES, metavar="FOLDER")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        if asked.verb == "download":
-            size_bytes = download(asked.python, asked.wheels)
-            count = len(list(asked.wheels.glob("*.whl")))
-            said = f"{count} wheels for Python {asked.python}, {size_bytes / 2**20:.1f} MiB"
-            sys.stdout.write(f"{said}, in {asked.wheels}\n")
+        if options.verb == "download":
+            size_bytes = download(options.python, options.wheels)
+            count = len(list(options.wheels.glob("*.whl")))
+            said = f"{count} wheels for Python {options.python}, {size_bytes / 2**20:.1f} MiB"
+            sys.stdout.write(f"{said}, in {options.wheels}\n")
         else:
-            names = install(asked.wheels, asked.to)
-            sys.stdout.write(f"installed into {asked.to}: {', '.join(names) or 'nothing needed'}\n")
+            names = install(options.wheels, options.to)
+            sys.stdout.write(
+                f"installed into {options.to}: {', '.join(names) or 'nothing needed'}\n"
+            )
     except WheelsError as error:
         sys.stderr.write(f"{error}\n")
         return 2

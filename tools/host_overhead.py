@@ -139,17 +139,17 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     # Registers the backend `fake` on import; torch has no public name for it.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    found = measure(asked.units, asked.rounds)
+    found = measure(options.units, options.rounds)
     dist.destroy_process_group()
     ours, theirs = found["mfsdp"], found["fsdp2"]
     ratios = {"seconds": ours.seconds / theirs.seconds, "calls": ours.calls / theirs.calls}
-    if asked.json:
+    if options.json:
         costs = {name: vars(cost) for name, cost in found.items()}
         print(json.dumps(costs | {"ratio": ratios}))
         return

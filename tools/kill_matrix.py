@@ -11,6 +11,7 @@ occur without the change. Answers are lines of FOLDER/answers.jsonl, so that a r
 the last one ended; `--table` prints what is known as Markdown and asks nothing.
 
     --mutants N --seed N   how many mutants, and which
+    --patches FOLDER       the patches of a folder instead, and nothing else
     --most N               cases or tests that one change meets at most, of each detector
     --detector NAME...     some detectors alone
     --minutes N            begin no further question after so many
@@ -51,7 +52,7 @@ KINDS: dict[str, type[AnyCase]] = {
 DETECTORS = (*KINDS, "tests")
 #: By change and detector.
 Answers = dict[tuple[str, str], dict[str, Any]]
-Asked = Callable[[Mutant], dict[str, Any]]
+Question = Callable[[Mutant], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -129,60 +130,62 @@ def _statements(source: str) -> Iterator[tuple[int, int]]:
 
 def on_cases(
     fork_server: ForkServer, kind: str, known: CoverageFile, most: int, trials: Trials
-) -> Asked:
+) -> Question:
     """Asks the cases of one kind."""
     of_kind = [one for one in cases("mfsdp", full=False) if isinstance(one, KINDS[kind])]
     for case in cover(fork_server, of_kind, known, float("inf")):
         sys.stderr.write(f"traced: {case.id}\n")
 
-    def asked(change: Mutant) -> dict[str, Any]:
+    def options(change: Mutant) -> dict[str, Any]:
         chosen = executing(change, of_kind, known)
         return {"of": len(chosen), **trials.result(change, chosen[:most])}
 
-    return asked
+    return options
 
 
-def on_tests(folder: Path, fork_server: ForkServer, most: int) -> Asked:
+def on_tests(folder: Path, fork_server: ForkServer, most: int) -> Question:
     """Asks the tests of the core."""
     trials = test_trials.TestTrials(fork_server, folder / "tests.jsonl")
     trials.trace(float("inf"))
 
-    def asked(change: Mutant) -> dict[str, Any]:
+    def options(change: Mutant) -> dict[str, Any]:
         chosen = trials.executing(change)
         return {"of": len(chosen), **trials.result(change, chosen[:most])}
 
-    return asked
+    return options
 
 
-def changes(seed: int, mutants: int) -> list[Mutant]:
-    """All patches, and mutants of every room in turn."""
+def changes(seed: int, mutants: int, folder: Path | None = None) -> list[Mutant]:
+    """All patches, and mutants of every room in turn; of `folder` its patches alone."""
+    if folder is not None:
+        return [patched(bug_of(patch)) for patch in sorted(folder.glob("*.patch"))]
     drawn = islice(sample(seed, mutants), mutants)
     of_tests = map(bug_of, sorted((CORE.parent / "tests/core/patches").glob("*.patch")))
     return [*map(patched, (*BUGS, *UNLISTED, *of_tests)), *drawn]
 
 
-def ask(folder: Path, asked: argparse.Namespace) -> None:
+def ask(folder: Path, options: argparse.Namespace) -> None:
     """Every question that has no answer yet, patches before mutants; answers are appended."""
-    deadline = time.monotonic() + 60 * asked.minutes
-    file, wanted = folder / "answers.jsonl", changes(asked.seed, asked.mutants)
+    deadline = time.monotonic() + 60 * options.minutes
+    file, wanted = folder / "answers.jsonl", changes(options.seed, options.mutants, options.patches)
     known, coverage = answers(folder), CoverageFile(folder / "cases.jsonl")
-    detectors: dict[str, Asked] = {}
+    detectors: dict[str, Question] = {}
     with ExitStack() as stack:
         server = stack.enter_context(ForkServer(modules=MODULES))
         of_tests = stack.enter_context(ForkServer(modules=test_trials.MODULES))
         trials = Trials(server, {one["case"] for one in known.values() if "case" in one})
         for are_patches in (True, False):
             own = [one for one in wanted if isinstance(one, Patched) == are_patches]
-            for name, change in ((name, one) for name in asked.detector for one in own):
+            for name, change in ((name, one) for name in options.detector for one in own):
                 if (change.id, name) in known:
                     continue
                 if time.monotonic() > deadline:
                     return
                 if name not in detectors:
                     detectors[name] = (
-                        on_tests(folder, of_tests, asked.most)
+                        on_tests(folder, of_tests, options.most)
                         if name == "tests"
-                        else on_cases(server, name, coverage, asked.most, trials)
+                        else on_cases(server, name, coverage, options.most, trials)
                     )
                 answer = {"change": change.id, "detector": name, **detectors[name](change)}
                 with file.open("a") as out:
@@ -250,15 +253,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mutants", type=int, default=40)
     parser.add_argument("--seed", type=int, default=28)
+    parser.add_argument("--patches", type=Path)
     parser.add_argument("--most", type=int, default=60)
     parser.add_argument("--detector", nargs="+", choices=DETECTORS, default=list(DETECTORS))
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--table", action="store_true")
-    asked = parser.parse_args(arguments)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if not asked.table:
-        ask(asked.folder, asked)
-    print(table(answers(asked.folder), changes(asked.seed, asked.mutants)))
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if not options.table:
+        ask(options.folder, options)
+    print(table(answers(options.folder), changes(options.seed, options.mutants, options.patches)))
 
 
 if __name__ == "__main__":

@@ -74,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
     parser.add_argument("--repeats", type=int, default=_REPEATS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for what, command in _COMMANDS.items():
-        values = [processor_seconds(command) for _ in range(asked.repeats)]
+        values = [processor_seconds(command) for _ in range(options.repeats)]
         print(told(f"{what}, processor time", values, lambda value: f"{value:.2f} s"))
-    shares = meter_shares(asked.results)
+    shares = meter_shares(options.results)
     print(told("meters, of a step's time", shares, lambda value: f"{100 * value:.2f} %"))
 
 

@@ -84,12 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=200)
-    asked = parser.parse_args(arguments)
-    for ranks in asked.ranks:
+    options = parser.parse_args(arguments)
+    for ranks in options.ranks:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        spawn(_measure, (ranks, port, asked.repeats), nprocs=ranks)
+        spawn(_measure, (ranks, port, options.repeats), nprocs=ranks)
 
 
 if __name__ == "__main__":

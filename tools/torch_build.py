@@ -51,10 +51,12 @@ def interpreter(version: str, *, cuda: bool, cache: Path, kept: bool = False) ->
     if cuda and (other / "ready").exists() and any(other.glob("lib/*/site-packages/nvidia")):
         folder = other  # pip had no CPU build
     python, ready = folder / "bin" / "python", folder / "ready"
-    asked = _asked()
-    if ready.exists() and ready.read_text() != asked:  # other packages than torch have moved since
+    options = _asked()
+    if (
+        ready.exists() and ready.read_text() != options
+    ):  # other packages than torch have moved since
         _Pip(folder, version).add_requirements()
-        ready.write_text(asked)
+        ready.write_text(options)
     if not ready.exists():
         if kept:
             raise NotServedError(f"torch {version} is not kept in {folder}")
@@ -73,7 +75,7 @@ def interpreter(version: str, *, cuda: bool, cache: Path, kept: bool = False) ->
         except NotServedError:
             shutil.rmtree(folder)
             raise
-        ready.write_text(asked)
+        ready.write_text(options)
     return python
 
 
@@ -103,8 +105,8 @@ class _Pip:
         """What torch and the project require, and what the tests take."""
         constraints = self._folder / "constraints.txt"
         constraints.write_text(_pinned())
-        asked = [self._python, "-c", _REQUIRED]
-        said = subprocess.run(asked, check=True, capture_output=True, text=True)
+        options = [self._python, "-c", _REQUIRED]
+        said = subprocess.run(options, check=True, capture_output=True, text=True)
         required = [one for one in said.stdout.splitlines() if not one.startswith(_UNNEEDED)]
         packages = (*required, *_of_the_project(), *_TOOLS)
         self._run(*self._install, "--constraint", str(constraints), *packages)
@@ -145,11 +147,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("version")
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--kept", action="store_true", help="make none that is not there")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         cache = home / "mfsdp-bench"
-        print(interpreter(asked.version, cuda=asked.cuda, cache=cache, kept=asked.kept))
+        print(interpreter(options.version, cuda=options.cuda, cache=cache, kept=options.kept))
     except NotServedError as error:
         sys.stderr.write(f"{error}\n")
         return 3

@@ -18,6 +18,14 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
         ("plan quickstart", "plan my.yaml --only engine.name=mfsdp --set train.steps=50"),
     ),
     (
+        measure.fit,
+        (
+            "fit --model llama3-8b --device H100 --gpus 64",
+            "fit --model llama3-70b --device H100 --gpus 256 --search",
+            "fit my.yaml --only engine.name=mfsdp",
+        ),
+    ),
+    (
         measure.run,
         (
             "run quickstart --report",
@@ -31,6 +39,10 @@ _VERBS: tuple[tuple[Verb, Examples], ...] = (
     (read.show, ("show 8f3a", "show mfsdp-optim-bf16 --json")),
     (read.logs, ("logs 8f3a --rank 1",)),
     (read.report, ("report quickstart", "report quickstart speed --out /tmp/report")),
+    (
+        read.history,
+        ("history step_time", "history memory --append history.jsonl --out page"),
+    ),
     (
         read.import_,
         (

@@ -20,7 +20,7 @@ from bench.errors import BenchError, NothingMeasuredError, UsageError
 from bench.launch.arm.history import Commit, first_parents, merged
 from bench.launch.arm.request import ArmRequest
 from bench.launch.arm.worktree import commit_of
-from bench.launch.rank_code import checkout_root
+from bench.launch.code import checkout_root
 from bench.store import ResultsStore
 from bench.store.errors import StoreFullError, StoreGoneError, StoreLockedError
 from reports.gates.gate import gate
@@ -38,10 +38,10 @@ _CHANGED: Final = ("regressed", "improved")
 
 
 @dataclass(frozen=True)
-class Bisecting:
+class BisectRequest:
     """What `bisect` was asked for. repo: of the commits; None is this checkout's repository."""
 
-    request: Request
+    wanted: Request
     good: str
     bad: str
     metric: str
@@ -51,7 +51,7 @@ class Bisecting:
     as_json: bool = False
 
 
-def run_bisect(results: Path, asked: Bisecting) -> int:
+def run_bisect(results: Path, request: BisectRequest) -> int:
     """Find the commit and print it; exit code 3 if only a range of commits is left.
 
     Raises:
@@ -60,24 +60,24 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
             folder is full or gone.
     """
     metrics = judged_metrics()
-    if asked.metric not in metrics:
+    if request.metric not in metrics:
         raise UsageError(
-            f"--metric: expected one of {', '.join(metrics)}, found {asked.metric!r}"
-            f"{did_you_mean(asked.metric, metrics)}"
+            f"--metric: expected one of {', '.join(metrics)}, found {request.metric!r}"
+            f"{did_you_mean(request.metric, metrics)}"
         )
-    repository = (asked.repo or checkout_root()).resolve()
-    commits = first_parents(repository, asked.good, asked.bad)
-    looker = _Looker(results, asked, repository, metrics[asked.metric])
-    console.note(f"{len(commits)} commits from {asked.good} to {asked.bad}")
-    looker.compare_ends(asked.good, commits[-1].sha)
+    repository = (request.repo or checkout_root()).resolve()
+    commits = first_parents(repository, request.good, request.bad)
+    looker = _Looker(results, request, repository, metrics[request.metric])
+    console.note(f"{len(commits)} commits from {request.good} to {request.bad}")
+    looker.compare_ends(request.good, commits[-1].sha)
     found = _narrowed(commits, looker)
     looks = len(looker.judged)
     first = found[-1]
     judged = looker.judged.get(first.sha)
-    if asked.as_json:
+    if request.as_json:
         console.data_json(
             {
-                "metric": asked.metric,
+                "metric": request.metric,
                 "cell": looker.cell,
                 "looked_at": looks,
                 "candidates": [
@@ -95,7 +95,7 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
         lines = [f"{head}, of {len(commits)}, after a look at {looks}:"]
         lines += [f"  {c.sha[:12]} {c.date} {c.author}: {c.subject}" for c in found]
         if judged is not None:
-            lines.append(f"{looker.cell}: {asked.metric} {_change(judged)}")
+            lines.append(f"{looker.cell}: {request.metric} {_change(judged)}")
             lines += [f"  {judged.reason}"] if judged.reason else []
             if looker.whole is not None and looker.whole.head != judged.head:
                 lines.append(f"of the whole change: {_change(looker.whole)}")
@@ -104,7 +104,7 @@ def run_bisect(results: Path, asked: Bisecting) -> int:
 
 
 def _narrowed(commits: list[Commit], looker: _Looker) -> list[Commit]:
-    """The candidates; of a merge that is to blame, those within what it brought in."""
+    """The candidates; of a merge that is the cause, those within what it brought in."""
     by_sha = {commit.sha: commit for commit in commits}
     found = [by_sha[sha] for sha in first_bad(list(by_sha), looker.look).candidates]
     if len(found) == 1 and len(found[0].parents) > 1:
@@ -120,17 +120,19 @@ class _Looker:
     judged: commit -> how it compares; skipped: commit -> why it could not be.
     """
 
-    def __init__(self, results: Path, asked: Bisecting, repository: Path, metric: Metric) -> None:
+    def __init__(
+        self, results: Path, request: BisectRequest, repository: Path, metric: Metric
+    ) -> None:
         self.repository = repository
         self.judged: dict[str, Judgement] = {}
         self.skipped: dict[str, str] = {}
         self.cell = ""
-        self._asked = asked
+        self._request = request
         self._metric = metric
         self._results = results
         self._good = self._good_sweep = ""
         self.whole: Judgement | None = None
-        policy = read_policy(asked.policy)
+        policy = read_policy(request.policy)
         rules = {name: replace(rule, gate="off") for name, rule in policy.rules.items()}
         rules[metric.name] = replace(policy.rules[metric.name], gate="required", named=True)
         self._policy = replace(policy, rules=rules)
@@ -201,16 +203,16 @@ class _Looker:
 
     def _in_blocks(self, ref: str) -> list[Judgement]:
         """Blocks of both commits in turn, until they decide or are as many as may be."""
-        blocks = min(_FIRST_BLOCKS, self._asked.most_blocks)
+        blocks = min(_FIRST_BLOCKS, self._request.most_blocks)
         while True:
             name = self._run({_GOOD: self._good, _HERE: ref}, blocks)
             store = ResultsStore.open(self._results, create=False)
             judged = self._judgements(sides_of_arms(store, name, _GOOD, _HERE))
             own = [one for one in judged if not self.cell or one.cell == self.cell]
             open_ones = [one for one in own if one.verdict == "inconclusive"]
-            if not open_ones or blocks >= self._asked.most_blocks:
+            if not open_ones or blocks >= self._request.most_blocks:
                 return judged
-            blocks = min(blocks + _MORE_BLOCKS, self._asked.most_blocks)
+            blocks = min(blocks + _MORE_BLOCKS, self._request.most_blocks)
 
     def _judgements(self, sides: Sides) -> list[Judgement]:
         store = ResultsStore.open(self._results, create=False)
@@ -223,11 +225,11 @@ class _Looker:
             UsageError: a commit cannot be run at all.
             NothingMeasuredError: no run of it finished.
         """
-        request = self._asked.request
-        assignments = list(request.assignments)
+        wanted = self._request.wanted
+        assignments = list(wanted.assignments)
         if self._metric.judge == "count":
             assignments.append("measure.counts=true")
-        plans = requested_plan(replace(request, assignments=assignments, repeat=blocks))
+        plans = requested_plan(replace(wanted, assignments=assignments, repeat=blocks))
         plans = self._with_arms(plans, refs)
         store = ResultsStore.open(self._results, create=True)
         plans, sides = prepared_sides(plans, store)
@@ -240,7 +242,9 @@ class _Looker:
         return plans.whole.id
 
     def _with_arms(self, plans: RequestedPlan, refs: Mapping[str, str]) -> RequestedPlan:
-        arms = tuple(ArmRequest(name, git=ref, repo=self._asked.repo) for name, ref in refs.items())
+        arms = tuple(
+            ArmRequest(name, git=ref, repo=self._request.repo) for name, ref in refs.items()
+        )
         interleaved = len(arms) > 1
         commit = commit_of(self.repository, refs[_HERE], "bisect")[:12]
         whole = replace(plans.whole, interleaved=interleaved)

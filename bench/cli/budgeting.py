@@ -10,19 +10,19 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from bench.cli.remaining_time import duration
+from bench.cli.duration import duration
 from bench.derive.blocks import complete_blocks
 from bench.derive.metrics import STEP_TIME
 from bench.record import RunRecord
 from bench.store import ResultsStore
 from reports.gates.budget import (
     POWER,
+    ComparisonStatus,
     Forecast,
-    Standing,
     forecast,
     needs_blocks,
     next_cell,
-    standings,
+    statuses,
 )
 from reports.gates.gate import Calibrations, case_of
 from reports.gates.noise import CellNoise, NoiseCalibration
@@ -38,7 +38,7 @@ _STARTS_BEFORE_A_FORECAST = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class BudgetRequest:
     """What is to be decided.
 
     arms: (base, head) of every comparison. codes: cell and arm -> the code whose blocks count.
@@ -60,17 +60,23 @@ class BlockBudget:
     """
 
     def __init__(
-        self, asked: Asked, store: ResultsStore, *, clock: Callable[[], float] = time.monotonic
+        self,
+        request: BudgetRequest,
+        store: ResultsStore,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asked = asked
+        self._request = request
         self._store = store
         self._clock = clock
         self.publish: Subscriber = ignore
-        self._cells = {cell.id: cell for cell in asked.cells}
+        self._cells = {cell.id: cell for cell in request.cells}
         self._records: dict[str, list[RunRecord]] = {cell: [] for cell in self._cells}
-        for record in store.records(sweep=asked.sweep):
+        for record in store.records(sweep=request.sweep):
             status = record.status
-            of_today = asked.codes.get((status.cell or "", status.arm), status.code) == status.code
+            of_today = (
+                request.codes.get((status.cell or "", status.arm), status.code) == status.code
+            )
             if status.cell in self._records and of_today:
                 self._records[status.cell].append(record)
         self._pairs = {cell: self._paired(cell) for cell in self._cells}
@@ -79,7 +85,7 @@ class BlockBudget:
         self._begun: float | None = None
         self._block_begun = 0.0
         self._decided: set[tuple[str, str, str]] = set()
-        self.standing = self._standings()
+        self.comparisons = self._compared()
         self._newly_decided()
 
     @property
@@ -97,7 +103,7 @@ class BlockBudget:
     def expected_blocks(self) -> int:
         """Blocks that the budget has room for, 0 while nobody knows how long one takes."""
         seconds = self.block_seconds
-        return int(self._asked.budget_seconds / fmean(seconds.values())) if seconds else 0
+        return int(self._request.budget_seconds / fmean(seconds.values())) if seconds else 0
 
     def next_cell(self) -> str | None:
         """The cell whose block helps most; None if all is decided or the budget is spent."""
@@ -105,9 +111,9 @@ class BlockBudget:
         self._begun = now if self._begun is None else self._begun
         self._block_begun = now
         return next_cell(
-            self.standing,
+            self.comparisons,
             self.block_seconds,
-            self._asked.budget_seconds - (now - self._begun),
+            self._request.budget_seconds - (now - self._begun),
             without_block=[cell for cell, pairs in self._pairs.items() if not pairs],
             given_up=self._given_up,
         )
@@ -120,26 +126,26 @@ class BlockBudget:
         self._took.setdefault(cell, []).append(self._clock() - self._block_begun)
         self._records[cell] += [self._store.read(run.run_id) for run in runs]
         self._pairs[cell] = self._paired(cell)
-        self.standing = self._standings()
+        self.comparisons = self._compared()
         for one in self._newly_decided():
             blocks = quantity.counted(one.starts, "block")
             self._say(f"{self._name(one)} {one.verdict} after {blocks}")
-        if any(one.cell == cell and one.open for one in self.standing):
+        if any(one.cell == cell and one.open for one in self.comparisons):
             self._say_what_to_expect(cell)
 
     def opening_lines(self) -> list[str]:
         """What the budget can find, from the noise calibration of this results folder."""
-        budget, seconds = duration(self._asked.budget_seconds), self.block_seconds
+        budget, seconds = duration(self._request.budget_seconds), self.block_seconds
         if not self._judges_step_time:
-            names = [m.name for m, r in self._asked.policy.active() if needs_blocks(m, r)]
+            names = [m.name for m, r in self._request.policy.active() if needs_blocks(m, r)]
             what = ", ".join(names) or "nothing that is required needs more than one block"
             return [f"budget {budget}, for {what}; forecasts are made of step_time only"]
         lines = []
         for cell, known in self._noise.items():
             if cell in seconds:
-                starts = self._starts(self._asked.budget_seconds, seconds)
-                asked = self._asked.policy.rules[STEP_TIME.name].tolerance or 0.0
-                found = self._forecast(starts, known.spread, max(asked, known.floor))
+                starts = self._starts(self._request.budget_seconds, seconds)
+                request = self._request.policy.rules[STEP_TIME.name].tolerance or 0.0
+                found = self._forecast(starts, known.spread, max(request, known.floor))
                 lines.append(f"budget {budget}, {cell}: {found}")
         return lines or [
             f"budget {budget}: no noise calibration in this results folder knows these cells; what"
@@ -148,11 +154,11 @@ class BlockBudget:
 
     def closing_lines(self) -> list[str]:
         """How much was decided, what the rest would need, and where the spread comes from."""
-        still = [one for one in self.standing if one.open]
-        decided = len(self.standing) - len(still)
+        still = [one for one in self.comparisons if one.open]
+        decided = len(self.comparisons) - len(still)
         lines = [
-            f"{decided} of {len(self.standing)} comparisons decided in"
-            f" {duration(self.spent_seconds)} of {duration(self._asked.budget_seconds)}"
+            f"{decided} of {len(self.comparisons)} comparisons decided in"
+            f" {duration(self.spent_seconds)} of {duration(self._request.budget_seconds)}"
         ]
         seconds = self.block_seconds
         lines += [
@@ -168,35 +174,35 @@ class BlockBudget:
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "seconds": self._asked.budget_seconds,
+            "seconds": self._request.budget_seconds,
             "spent_seconds": self.spent_seconds,
             "block_seconds": self.block_seconds,
-            "comparisons": [asdict(one) for one in self.standing],
+            "comparisons": [asdict(one) for one in self.comparisons],
         }
 
     def _paired(self, cell: str) -> list[Pair]:
         """A pair for every comparison, none of them without a block."""
         found = []
-        for base, head in self._asked.arms:
+        for base, head in self._request.arms:
             blocks = complete_blocks(self._records[cell], [base, head]).get(cell, [])
             if not blocks:
                 return []
             found.append(pair_of_arms(cell, blocks, base, head, sequential=True))
         return found
 
-    def _standings(self) -> list[Standing]:
+    def _compared(self) -> list[ComparisonStatus]:
         found = []
-        asked = self._asked
-        for index, (_, head) in enumerate(asked.arms):
+        request = self._request
+        for index, (_, head) in enumerate(request.arms):
             pairs = [pairs[index] for pairs in self._pairs.values() if pairs]
-            judged = standings(pairs, asked.policy, asked.calibrations, len(asked.cells))
+            judged = statuses(pairs, request.policy, request.calibrations, len(request.cells))
             found += [replace(one, head=head) for one in judged]
         return found
 
-    def _newly_decided(self) -> list[Standing]:
+    def _newly_decided(self) -> list[ComparisonStatus]:
         """Comparisons that are decided and were not before."""
         found = []
-        for one in self.standing:
+        for one in self.comparisons:
             key = (one.cell, one.metric, one.head)
             if not one.open and key not in self._decided:
                 self._decided.add(key)
@@ -206,12 +212,12 @@ class BlockBudget:
     def _say_what_to_expect(self, cell: str) -> None:
         """Once, as soon as the cell's own blocks tell its spread."""
         spread = spread_of(self._pairs[cell][0]) if self._judges_step_time else None
-        rule = self._asked.policy.rules[STEP_TIME.name]
+        rule = self._request.policy.rules[STEP_TIME.name]
         if spread is None or round(len(self._took[cell])) != _STARTS_BEFORE_A_FORECAST:
             return
-        left = self._asked.budget_seconds - self.spent_seconds
+        left = self._request.budget_seconds - self.spent_seconds
         starts = _STARTS_BEFORE_A_FORECAST + self._starts(left, self.block_seconds)
-        case = case_of(self._pairs[cell][0], STEP_TIME, rule, self._asked.calibrations)
+        case = case_of(self._pairs[cell][0], STEP_TIME, rule, self._request.calibrations)
         self._say(f"{cell}: {self._forecast(starts, spread.deviation, case.tolerance)}")
 
     def _starts(self, seconds: float, block_seconds: dict[str, float]) -> int:
@@ -221,7 +227,7 @@ class BlockBudget:
 
     def _forecast(self, starts: int, spread: float, tolerance: float) -> str:
         found = forecast(
-            starts, spread, tolerance, alpha=self._asked.policy.alpha, cells=len(self._cells)
+            starts, spread, tolerance, alpha=self._request.policy.alpha, cells=len(self._cells)
         )
         return forecast_text(found, spread, tolerance)
 
@@ -238,17 +244,17 @@ class BlockBudget:
         }
         return {
             cell.id: by_config[config]
-            for cell in self._asked.cells
+            for cell in self._request.cells
             for config in cell.config_hashes
             if config in by_config
         }
 
     @property
     def _judges_step_time(self) -> bool:
-        return self._asked.policy.rules[STEP_TIME.name].gate == "required"
+        return self._request.policy.rules[STEP_TIME.name].gate == "required"
 
-    def _name(self, one: Standing) -> str:
-        arm = f", {one.head}" if len(self._asked.arms) > 1 else ""
+    def _name(self, one: ComparisonStatus) -> str:
+        arm = f", {one.head}" if len(self._request.arms) > 1 else ""
         return f"{one.cell}{arm}: {one.metric}"
 
     def _say(self, text: str) -> None:
@@ -272,7 +278,7 @@ def forecast_text(found: Forecast, spread: float, tolerance: float) -> str:
     )
 
 
-def _need(one: Standing, block_seconds: float | None) -> str:
+def _need(one: ComparisonStatus, block_seconds: float | None) -> str:
     if math.isinf(one.more_starts):
         return "is undecided: the change lies on the tolerance itself, more blocks will not help"
     blocks = quantity.counted(math.ceil(one.more_starts), "more block")

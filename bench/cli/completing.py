@@ -47,6 +47,13 @@ def arms(incomplete: str) -> list[str]:
     return [name for name in found if name.startswith(incomplete)]
 
 
+def metrics(incomplete: str) -> list[str]:
+    """What gates judge."""
+    from bench.derive.metrics import judged_metrics
+
+    return [name for name in judged_metrics() if name.startswith(incomplete)]
+
+
 def _words() -> list[str]:
     """The line as it is typed. The parser knows no arguments while an option lacks its value."""
     text = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.cli import console, exit_codes
 from bench.doctor.accelerators import accelerator_findings, clock_findings
-from bench.doctor.finding import Finding
+from bench.doctor.finding import DoctorFinding
 from bench.doctor.machine import machine_findings
 from bench.doctor.packages import package_findings
 from bench.doctor.results_folder import results_findings
@@ -24,9 +24,9 @@ def show_diagnosis(results: Path, *, as_json: bool) -> int:
     return exit_codes.NOTHING_MEASURED if broken else exit_codes.OK
 
 
-def diagnose(machine: Machine, results: Path) -> list[Finding]:
+def diagnose(machine: Machine, results: Path) -> list[DoctorFinding]:
     """Everything worth knowing before a first run; a terminal shows what is being looked at."""
-    checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
+    checks: tuple[tuple[str, Callable[[], list[DoctorFinding]]], ...] = (
         ("this machine", lambda: machine_findings(machine)),
         ("the results folder", lambda: results_findings(results)),
         ("packages", package_findings),
@@ -44,7 +44,7 @@ def diagnose(machine: Machine, results: Path) -> list[Finding]:
     return found
 
 
-def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
+def print_findings(findings: Sequence[DoctorFinding], *, as_json: bool) -> None:
     """As a table, with what is missing and how to get it below; or as JSON."""
     if as_json:
         console.data_json({"findings": [asdict(finding) for finding in findings]})

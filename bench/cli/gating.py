@@ -41,7 +41,7 @@ from sweeps.plan import Plan
 
 
 @dataclass(frozen=True)
-class Gating:
+class GateRequest:
     """What `gate` was asked for.
 
     budget_seconds: add blocks until all is decided, at most so long; None judges what is there.
@@ -70,31 +70,31 @@ class Gating:
     only: tuple[str, ...] = ()
 
 
-def run_gate(results: Path, asked: Gating) -> int:
+def run_gate(results: Path, request: GateRequest) -> int:
     """Judge, print, write what was asked for, and return the exit code."""
-    if asked.against and asked.baseline:
+    if request.against and request.baseline:
         raise UsageError("--against and --baseline both name what to compare with; give one")
-    if asked.confirm and (asked.against or asked.baseline):
+    if request.confirm and (request.against or request.baseline):
         raise UsageError("--confirm runs more blocks of two arms; it needs a sweep with arms")
-    policy = read_policy(asked.policy)
-    if asked.budget_seconds is None:
-        store = ResultsStore.open(results, create=False, times_of_packed=asked.packed)
-        sweep, budget = judged_sweep(store, asked.sweep, asked.arms), None
+    policy = read_policy(request.policy)
+    if request.budget_seconds is None:
+        store = ResultsStore.open(results, create=False, times_of_packed=request.packed)
+        sweep, budget = judged_sweep(store, request.sweep, request.arms), None
     else:
-        sweep, budget = _measured(results, asked, policy)
-        store = ResultsStore.open(results, create=False, times_of_packed=asked.packed)
-    result = _judged(store, sweep, asked, policy)
-    if asked.confirm and result.regressed:
-        result = _confirmed(results, store, sweep, asked, result)
+        sweep, budget = _measured(results, request, policy)
+        store = ResultsStore.open(results, create=False, times_of_packed=request.packed)
+    result = _judged(store, sweep, request, policy)
+    if request.confirm and result.regressed:
+        result = _confirmed(results, store, sweep, request, result)
     now = datetime.now(UTC)
-    if asked.as_json:
-        code = gate_code(result, strict=asked.strict)
+    if request.as_json:
+        code = gate_code(result, strict=request.strict)
         more = {"exit_code": code} | ({} if budget is None else {"budget": budget.to_data()})
         console.data_json(gate_text.to_data(result, now) | more)
     else:
         console.data(gate_text.to_terminal(result, now).rstrip("\n"))
-    _write_files(result, asked, now)
-    return _ending(result, asked)
+    _write_files(result, request, now)
+    return _ending(result, request)
 
 
 def gate_code(result: GateResult, *, strict: bool) -> int:
@@ -124,59 +124,65 @@ def load_baseline(store: ResultsStore, named: str) -> Baseline:
     return read_baseline(store.baselines.read(named), f"baseline {named}")
 
 
-def _judged(store: ResultsStore, sweep: JudgedSweep, asked: Gating, policy: Policy) -> GateResult:
-    arms: tuple[str | None, ...] = (asked.head_arm,)
+def _judged(
+    store: ResultsStore, sweep: JudgedSweep, request: GateRequest, policy: Policy
+) -> GateResult:
+    arms: tuple[str | None, ...] = (request.head_arm,)
     codes = None if sweep.expected is None else sweep.expected.codes
-    if asked.baseline is not None:
-        kept = load_baseline(store, asked.baseline)
-        named = store, kept.name, kept.cells, sweep.id, asked.head_arm
+    if request.baseline is not None:
+        kept = load_baseline(store, request.baseline)
+        named = store, kept.name, kept.cells, sweep.id, request.head_arm
         sides = sides_of_baseline(*named, codes=codes)
-    elif asked.against is not None:
-        both = (asked.base_arm, asked.head_arm)
-        sides = sides_of_sweeps(store, asked.against, sweep.id, arms=both, codes=codes)
+    elif request.against is not None:
+        both = (request.base_arm, request.head_arm)
+        sides = sides_of_sweeps(store, request.against, sweep.id, arms=both, codes=codes)
     else:
-        arms = arms_of_sweep(store, sweep.id, asked.base_arm, asked.head_arm)
+        arms = arms_of_sweep(store, sweep.id, request.base_arm, request.head_arm)
         sides = sides_of_arms(store, sweep.id, *arms, codes)
-    if asked.only:
-        sides = sides.selected(asked.only)
+    if request.only:
+        sides = sides.selected(request.only)
     if sweep.expected is not None:  # a file was named: annotations can point at it
-        sides = replace(sides, source=str(sweep_file(Path(asked.sweep))))
-        sides = checked(sides, sweep.expected, arms, asked.only)
-    return gate(sides, policy, calibrations(store), any_nodes=asked.any_nodes)
+        sides = replace(sides, source=str(sweep_file(Path(request.sweep))))
+        sides = checked(sides, sweep.expected, arms, request.only)
+    return gate(sides, policy, calibrations(store), any_nodes=request.any_nodes)
 
 
 def _request(named: str, arms: tuple[str, ...]) -> Request:
     return Request(Path(named), [], [], [], None, arms)
 
 
-def _blocks_to_run(asked: Gating, repeat: int | None = None, turns: int = 1) -> RequestedPlan:
+def _blocks_to_run(
+    request: GateRequest, repeat: int | None = None, turns: int = 1
+) -> RequestedPlan:
     """The sweep with its arms in blocks, of the cells that are judged."""
-    request = replace(_request(asked.sweep, asked.arms), repeat=repeat, interleave=True)
-    plans = requested_plan(replace(request, turns=turns))
-    if not asked.only:
+    wanted = replace(_request(request.sweep, request.arms), repeat=repeat, interleave=True)
+    plans = requested_plan(replace(wanted, turns=turns))
+    if not request.only:
         return plans
-    kept = matching([cell.id for cell in plans.whole.cells], asked.only)
+    kept = matching([cell.id for cell in plans.whole.cells], request.only)
     return replace(plans, chosen=plans.whole.selected(kept))
 
 
-def _measured(results: Path, asked: Gating, policy: Policy) -> tuple[JudgedSweep, BlockBudget]:
+def _measured(
+    results: Path, request: GateRequest, policy: Policy
+) -> tuple[JudgedSweep, BlockBudget]:
     """Add blocks of the arms until every required comparison is decided, or the time is spent."""
-    if asked.against or asked.baseline or asked.confirm:
+    if request.against or request.baseline or request.confirm:
         raise UsageError(
             "--budget adds blocks of two arms until they decide; it goes with none of --against, "
             "--baseline and --confirm"
         )
-    if find_sweep_file(Path(asked.sweep)) is None:
+    if find_sweep_file(Path(request.sweep)) is None:
         raise UsageError(
             f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
-            f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
+            f"{request.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
         )
-    plans = _blocks_to_run(asked, turns=running.TURNS)
+    plans = _blocks_to_run(request, turns=running.TURNS)
     store = ResultsStore.open(results, create=True)
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]
-    pair = two_arms(plans.chosen.id, names, asked.base_arm, asked.head_arm)
-    options = running.Options(results, budget_seconds=asked.budget_seconds)
+    pair = two_arms(plans.chosen.id, names, request.base_arm, request.head_arm)
+    options = running.Options(results, budget_seconds=request.budget_seconds)
     _, outcome, budget = running.run_within(
         plans, sides, store, options, policy=policy, pairs=[pair]
     )
@@ -187,41 +193,45 @@ def _measured(results: Path, asked: Gating, policy: Policy) -> tuple[JudgedSweep
 
 
 def _confirmed(
-    results: Path, store: ResultsStore, sweep: JudgedSweep, asked: Gating, result: GateResult
+    results: Path, store: ResultsStore, sweep: JudgedSweep, request: GateRequest, result: GateResult
 ) -> GateResult:
     """Run `asked.confirm` more blocks and judge all blocks together; `result` if one is lost."""
-    if find_sweep_file(Path(asked.sweep)) is None:
+    if find_sweep_file(Path(request.sweep)) is None:
         raise UsageError(
             f"--confirm runs more blocks, so it needs the sweep file and its arms, found the id "
-            f"{asked.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --confirm N"
+            f"{request.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --confirm N"
         )
     plan = Plan.from_document(store.read_plan(sweep.id))
     if not plan.interleaved:
         raise UsageError(
             f"--confirm runs more blocks, and {sweep.id} was not run with --interleave"
         )
-    blocks = max((cell.repeats for cell in plan.cells), default=0) + asked.confirm
-    plans = _blocks_to_run(asked, blocks)
+    blocks = max((cell.repeats for cell in plan.cells), default=0) + request.confirm
+    plans = _blocks_to_run(request, blocks)
     cells = f"{len(plans.chosen.cells)} of {len(plans.whole.cells)} cells"
-    console.note(f"regressed; running {asked.confirm} more blocks of {cells} before it is believed")
-    code = running.run_plans(plans, store, running.Options(results, shows_table=not asked.as_json))
+    console.note(
+        f"regressed; running {request.confirm} more blocks of {cells} before it is believed"
+    )
+    code = running.run_plans(
+        plans, store, running.Options(results, shows_table=not request.as_json)
+    )
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     if code != exit_codes.OK:
         console.note("not every block of these has finished, so the regression stays as it was")
         return result
-    return _judged(store, sweep, asked, result.policy)
+    return _judged(store, sweep, request, result.policy)
 
 
-def _write_files(result: GateResult, asked: Gating, now: datetime) -> None:
+def _write_files(result: GateResult, request: GateRequest, now: datetime) -> None:
     markdown = gate_text.to_markdown(result, now)
-    if asked.junit is not None:
-        console.write_file(asked.junit, to_junit(result, strict=asked.strict))
-    if asked.markdown is not None:
-        console.write_file(asked.markdown, markdown)
-    if asked.github:
+    if request.junit is not None:
+        console.write_file(request.junit, to_junit(result, strict=request.strict))
+    if request.markdown is not None:
+        console.write_file(request.markdown, markdown)
+    if request.github:
         for line in github.annotation_lines(result):
-            console.note(line) if asked.as_json else console.data(line)
+            console.note(line) if request.as_json else console.data(line)
         place = os.environ.get("GITHUB_STEP_SUMMARY")
         if place:
             _append(Path(place), markdown)
@@ -236,9 +246,9 @@ def _append(path: Path, markdown: str) -> None:
         console.note(f"warning: the step summary {path} cannot be written: {error.strerror}")
 
 
-def _ending(result: GateResult, asked: Gating) -> int:
-    code = gate_code(result, strict=asked.strict)
-    if result.undecided and not asked.strict:
+def _ending(result: GateResult, request: GateRequest) -> int:
+    code = gate_code(result, strict=request.strict)
+    if result.undecided and not request.strict:
         count = len(result.of("inconclusive"))
         console.note(f"warning: {count} required comparisons are undecided (--strict makes it 4)")
     if result.failed and not result.judgements:

@@ -12,7 +12,7 @@ from bench.importers.table import ReadRun, read_text
 from bench.store import ResultsStore
 from bench.store.imports import ImportedRun
 from reports.comparisons.imported import absences, of_import, side_by_side, to_data
-from reports.nccl.source import Source, StoppedError, find_sources, read_blocks
+from reports.nccl.source import LogSource, StoppedError, find_sources, read_blocks
 from reports.renderers import terminal
 
 STANDARD_INPUT = "pasted"
@@ -83,7 +83,7 @@ def read_logs(
     return found
 
 
-def blocks(source: Source) -> Iterator[bytes]:
+def blocks(source: LogSource) -> Iterator[bytes]:
     """The bytes of a source, unpacked.
 
     Raises:
@@ -95,7 +95,7 @@ def blocks(source: Source) -> Iterator[bytes]:
         raise UsageError(f"{source.name} cannot be read to its end: {error}") from error
 
 
-def _stem(source: Source) -> str:
+def _stem(source: LogSource) -> str:
     if source.path is None or not source.path.name.strip("0123456789"):
         return STANDARD_INPUT
     path = source.path

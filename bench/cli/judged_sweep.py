@@ -99,14 +99,14 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
     )
 
 
-def measured_sweep(store: ResultsStore, asked: Resolved) -> JudgedSweep:
+def measured_sweep(store: ResultsStore, requested: Resolved) -> JudgedSweep:
     """The sweep of the results folder that measured what is asked for.
 
     Raises:
         NothingMeasuredError: the file was never run with arms of these names.
         NotComparableError: it was, when an arm had other code.
     """
-    plans = asked.plans
+    plans = requested.plans
     found = [
         Plan.from_document(store.read_plan(name))
         for name in sorted(
@@ -122,36 +122,36 @@ def measured_sweep(store: ResultsStore, asked: Resolved) -> JudgedSweep:
         )
     own = sorted(found, key=lambda plan: plan.id != plans.whole.id)
     for stored in own:
-        if not _differences(stored, asked):
-            _remark_on_commits(stored, asked)
-            return JudgedSweep(stored.id, asked.expected(stored))
-    lines = [f"{plan.id} measured {_differences(plan, asked)[0]}" for plan in own[:3]]
+        if not _differences(stored, requested):
+            _remark_on_commits(stored, requested)
+            return JudgedSweep(stored.id, requested.expected(stored))
+    lines = [f"{plan.id} measured {_differences(plan, requested)[0]}" for plan in own[:3]]
     raise NotComparableError(
         f"what is asked for was not measured: {'; '.join(lines)}. {WHAT_TO_DO}"
     )
 
 
-def _differences(stored: Plan, asked: Resolved) -> list[str]:
+def _differences(stored: Plan, requested: Resolved) -> list[str]:
     """Arms of `stored` whose code is not what is asked for, each with both identities."""
     found = []
     for arm in stored.arms:
-        if arm.name not in asked.sides:
+        if arm.name not in requested.sides:
             found.append(f"arm {arm.name}, which is not asked for")
             continue
         for cell in stored.cells:
-            now = asked.sides[arm.name].code_identity(cell.of(arm.name))
+            now = requested.sides[arm.name].code_identity(cell.of(arm.name))
             then = arm.codes.get(cell.id, now)
             if then != now:
                 found.append(
                     f"{arm.name} at {commit_text(arm)} (code {then}), asked for is"
-                    f" {asked.described[arm.name]} (code {now})"
+                    f" {requested.described[arm.name]} (code {now})"
                 )
                 break
     return found
 
 
-def _remark_on_commits(stored: Plan, asked: Resolved) -> None:
-    now = {arm.name: arm for arm in asked.plans.whole.arms}
+def _remark_on_commits(stored: Plan, requested: Resolved) -> None:
+    now = {arm.name: arm for arm in requested.plans.whole.arms}
     for arm in stored.arms:
         if arm.commit != now[arm.name].commit:
             console.note(

@@ -12,7 +12,7 @@ from bench.store import ResultsStore
 from reports.nccl.audit import audit_run
 from reports.nccl.requirement import Conditions, judge, parse_requirements
 from sweeps.definition import load_sweep
-from sweeps.matrix import Cell, expand
+from sweeps.matrix import MatrixCell, expand
 from sweeps.targets import KernelRequirement
 
 _NEVER = "never measured"
@@ -57,7 +57,9 @@ def show_requirements(sweep: Path, results: Path, *, as_json: bool) -> int:
     return exit_codes.OK if met else exit_codes.REQUIREMENT_NOT_MET
 
 
-def _judge(store: ResultsStore, sweep: str, cell: Cell, one: KernelRequirement) -> list[_Judged]:
+def _judge(
+    store: ResultsStore, sweep: str, cell: MatrixCell, one: KernelRequirement
+) -> list[_Judged]:
     wanted = parse_requirements(one.nccl)
     run, folder, why = _newest(store, sweep, cell)
     if folder is None:
@@ -71,7 +73,7 @@ def _judge(store: ResultsStore, sweep: str, cell: Cell, one: KernelRequirement) 
     ]
 
 
-def _newest(store: ResultsStore, sweep: str, cell: Cell) -> tuple[str, Path | None, str]:
+def _newest(store: ResultsStore, sweep: str, cell: MatrixCell) -> tuple[str, Path | None, str]:
     """Id and folder of the run that counts, or why there is none."""
     try:
         run, folder = store.find(f"{sweep}:{cell.id}")

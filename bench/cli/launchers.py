@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.errors import UsageError, first_problem
+from bench.launch.code import checkout_root
 from bench.launch.command_launcher import SSH, CommandLauncher
 from bench.launch.hosts_file import read_hosts
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
-from bench.launch.rank_code import checkout_root
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.nodes import node_of_cluster
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings

@@ -16,7 +16,7 @@ from reports.comparisons.compare import load_side
 from reports.lint import presentation
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.rules import Subject
-from reports.nccl.source import Source, find_sources
+from reports.nccl.source import LogSource, find_sources
 
 FORMATS = ("table", "md", "json", "github")
 
@@ -62,7 +62,7 @@ def _subjects(results: Path, what: Sequence[str]) -> list[Subject]:
     return found
 
 
-def _of_text(source: Source) -> Subject:
+def _of_text(source: LogSource) -> Subject:
     text = b"".join(blocks(source))
     shown = str(source.path or STANDARD_INPUT)
     try:

@@ -1,16 +1,14 @@
-"""Progress of a sweep: a live display on a terminal, plain lines everywhere else."""
+"""Progress of a sweep: bars on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
-from threading import RLock
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from bench.cli import console
 from bench.cli.live_run import LiveRun, read_live_run
-from bench.cli.remaining_time import RemainingTime, duration
 from bench.record import FINISHED_GOOD
 from reports.renderers import quantity
 from reports.renderers.printable import printable
@@ -27,15 +25,11 @@ from sweeps.progress import (
     SweepStopped,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
 _LOOKS_PER_SECOND = 2
 """Every look costs the machine that is being measured about a millisecond."""
 _PLAIN_LINE_EVERY_SECONDS = 30.0
-_SILENT_STEPS = 5
-_SILENT_SECONDS = 5.0
 _BAR_WIDTH = 16
+_ESTIMATED_OVER_SECONDS = 24 * 3600.0
 
 
 @contextlib.contextmanager
@@ -64,63 +58,29 @@ def _unbreakable(publish: Subscriber) -> Subscriber:
     return guarded
 
 
-class _LiveRun:
-    """A run that is going on, and what was seen of it."""
-
-    def __init__(self, started: RunStarted) -> None:
-        self.started = started
-        self._begun = self._changed = time.monotonic()
-        self._newest = LiveRun()
-
-    def look(self) -> LiveRun:
-        newest = read_live_run(self.started.folder, self.started.ranks, self.started.steps)
-        if newest != self._newest:
-            self._newest, self._changed = newest, time.monotonic()
-        return newest
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._begun
-
-    @property
-    def silent_seconds(self) -> float:
-        """Seconds without news, 0 as long as that is nothing to speak of."""
-        silent = time.monotonic() - self._changed
-        usual = _SILENT_STEPS * (self._newest.milliseconds or 0) / 1e3
-        return silent if silent > max(_SILENT_SECONDS, usual) else 0.0
-
-
-class _LiveRuns:
-    """The runs that are going on: one, or several side by side. Also the estimate for the sweep."""
+class _Lines:
+    """The line of every event that deserves one, and the runs that are going on."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, _LiveRun] = {}
-        self._remaining = RemainingTime()
+        self._running: dict[str, RunStarted] = {}
 
-    def begin(self, event: RunStarted) -> None:
-        self._runs[event.run_id] = _LiveRun(event)
-        self._remaining.run_started(event.cell, event.steps, event.total - event.position)
+    @property
+    def newest(self) -> RunStarted | None:
+        """The run that began last, of those that are going on."""
+        return next(reversed(self._running.values()), None)
 
-    def end(self, event: RunEnded) -> LiveRun:
-        """The last numbers of the run."""
-        run = self._runs.pop(event.run_id, None)
-        self._remaining.run_ended(event.seconds)
-        return LiveRun() if run is None else run.look()
+    def line(self, event: Progress) -> str | None:
+        """None for an event without one."""
+        if isinstance(event, RunStarted):
+            self._running[event.run_id] = event
+        if not isinstance(event, RunEnded):
+            return plain_line(event)
+        started = self._running.pop(event.run_id, None)
+        return plain_line(event, None if started is None else _look(started))
 
-    def of(self, run_id: str = "") -> _LiveRun | None:
-        """The run of this id, else the one that began last."""
-        return self._runs.get(run_id) or next(reversed(self._runs.values()), None)
 
-    def left(self, run: _LiveRun, now: LiveRun) -> tuple[str, str]:
-        """How long the run, and the whole sweep, will still take; empty where unknown."""
-        if len(self._runs) > 1:
-            return "", ""
-        seen = run.seconds, now.step, now.milliseconds
-        of_run, sweep = self._remaining.of_run(*seen), self._remaining.of_sweep(*seen)
-        return (
-            "" if of_run is None else f"{duration(of_run)} left",
-            "" if sweep is None else f"about {duration(sweep)} left",
-        )
+def _look(run: RunStarted) -> LiveRun:
+    return read_live_run(run.folder, run.ranks, run.steps)
 
 
 def numbers_text(run: LiveRun) -> str:
@@ -143,37 +103,20 @@ class PlainLines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._runs = _LiveRuns()
+        self._lines = _Lines()
         self._said = time.monotonic()
 
     def __call__(self, event: Progress) -> None:
         """Print the event if it deserves a line."""
-        line: str | None
-        if isinstance(event, StepReached):
-            line = self._step_line(event)
-        elif isinstance(event, RunEnded):
-            line = plain_line(event, self._runs.end(event))
-        else:
-            line = plain_line(event)
-        if isinstance(event, RunStarted):
-            self._runs.begin(event)
+        line, run = self._lines.line(event), self._lines.newest
+        silent = time.monotonic() - self._said
+        if isinstance(event, StepReached) and run and silent >= _PLAIN_LINE_EVERY_SECONDS:
+            numbers = numbers_text(_look(run))
+            line = f"[{run.position}/{run.total}] {_name(run)}  step {event.step} of {event.steps}"
+            line += f", {numbers}" if numbers else ""
         if line is not None:
             self._said = time.monotonic()
             print(console.harmless(line), file=self._stream, flush=True)
-
-    def _step_line(self, event: StepReached) -> str | None:
-        run = self._runs.of(event.run_id)
-        if run is None or time.monotonic() - self._said < _PLAIN_LINE_EVERY_SECONDS:
-            return None
-        now = run.look()
-        parts = [
-            f"step {event.step} of {event.steps}",
-            numbers_text(now),
-            self._runs.left(run, now)[1],
-        ]
-        return f"[{run.started.position}/{run.started.total}] {_name(run.started)}  " + ", ".join(
-            part for part in parts if part
-        )
 
 
 def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
@@ -224,93 +167,59 @@ def _name(event: RunStarted | RunEnded) -> str:
 
 @contextlib.contextmanager
 def _live(stream: TextIO) -> Iterator[Subscriber]:
-    from rich.console import Console
-    from rich.live import Live
+    """Two bars, of the sweep and of the run that began last, and below them its numbers.
 
-    # rich itself leaves colours out where NO_COLOR is set.
-    screen = Console(file=stream, highlight=False)
-    display = _LiveDisplay(screen)
-    with Live(display, console=screen, refresh_per_second=_LOOKS_PER_SECOND, transient=True):
-        yield display
-
-
-class _LiveDisplay:
-    """Runs, the current run and its numbers; above them a line for each run that has ended.
-
-    A thread of `rich` draws while events arrive in another, where the handler of a signal may
-    publish in the middle of an event: hence a lock that its holder can take again.
+    Above them stays a line for each run that has ended.
     """
+    # rich itself leaves colours out where NO_COLOR is set.
+    from rich.console import Console, RenderableType
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+    from rich.text import Text
 
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._runs = _LiveRuns()
-        self._sweep: SweepStarted | None = None
-        self._ended = 0
-        self._begun = time.monotonic()
-        self._lock = RLock()
+    lines = _Lines()
 
-    def __call__(self, event: Progress) -> None:
-        """Remember the event, and print the line of one that deserves it."""
-        last: LiveRun | None = None
-        with self._lock:
-            if isinstance(event, SweepStarted):
-                self._sweep = event
-            elif isinstance(event, RunStarted):
-                self._runs.begin(event)
-            elif isinstance(event, RunEnded):
-                self._ended += 1
-                last = self._runs.end(event)
-        # Printing draws the display too, in this thread, so the lock must be free again.
-        line = None if isinstance(event, RunStarted) else plain_line(event, last)
-        if line is not None:
-            self._screen.print(console.harmless(line), style=_colour(event), markup=False)
+    class Display(Bars):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            run = lines.newest
+            if run is not None:
+                now = _look(run)
+                self.update(of_run, completed=now.step)
+                yield from super().get_renderables()
+                waiting = f"waiting for {now.waits_for}" if now.waits_for else ""
+                news = ", ".join(filter(None, (waiting, numbers_text(now))))
+                yield Text(f"  {news}", no_wrap=True, overflow="ellipsis")
 
-    def __rich__(self) -> RenderableType:
-        """The lines below those of ended runs."""
-        with self._lock:
-            return self._below()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[noun]} {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(_BAR_WIDTH),
+        TimeRemainingColumn(),
+    )
+    screen = Console(file=stream, highlight=False)
+    bars = Display(
+        *columns,
+        console=screen,
+        refresh_per_second=_LOOKS_PER_SECOND,
+        transient=True,
+        speed_estimate_period=_ESTIMATED_OVER_SECONDS,
+    )
+    of_sweep, of_run = bars.add_task("", total=1, noun="runs"), bars.add_task("", noun="step")
 
-    def _below(self) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
+    def publish(event: Progress) -> None:
+        line = lines.line(event)
+        if isinstance(event, SweepStarted):
+            bars.reset(of_sweep, total=event.to_run or 1, description=printable(event.sweep))
+        elif isinstance(event, RunStarted):
+            bars.update(of_sweep, total=event.total)
+            bars.reset(of_run, total=event.steps, description=printable(_name(event)))
+        elif isinstance(event, RunEnded):
+            bars.advance(of_sweep)
+        if line is not None and not isinstance(event, RunStarted):
+            screen.print(console.harmless(line), style=_colour(event), markup=False)
 
-        run = self._runs.of()
-        if self._sweep is None or run is None:
-            return Text("")
-        started, now = run.started, run.look()
-        run_left, sweep_left = self._runs.left(run, now)
-        so_far = f"{duration(time.monotonic() - self._begun)} so far"
-        total = started.total if self._sweep.to_run is None else self._sweep.to_run
-        bars = self._bars(
-            (self._sweep.sweep, "runs", self._ended, total, sweep_left or so_far),
-            (_name(started), "step", now.step, started.steps, run_left),
-        )
-        return Group(bars, Text(f"  {self._news(run, now)}", no_wrap=True, overflow="ellipsis"))
-
-    @staticmethod
-    def _news(run: _LiveRun, now: LiveRun) -> str:
-        waiting = f"waiting for {now.waits_for}" if now.waits_for else ""
-        silent = run.silent_seconds
-        if waiting:
-            waiting += f" ({duration(run.seconds)})" if not now.step else ""
-        elif silent:
-            waiting = f"no step for {duration(silent)}"
-        return ", ".join(part for part in (waiting, numbers_text(now)) if part)
-
-    @staticmethod
-    def _bars(*rows: tuple[str, str, int, int, str]) -> RenderableType:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        for _ in range(3):
-            grid.add_column(no_wrap=True)
-        for name, noun, done, total, left in rows:
-            bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
-            grid.add_row(Text(printable(name)), f"{noun} {done}/{total}", bar, left)
-        return grid
+    with bars:
+        yield publish
 
 
 def _colour(event: Progress) -> str | None:

@@ -19,6 +19,22 @@ SweepFileArgument = Annotated[
         help="A sweep file, or the name of a sweep that comes with the tool.",
     ),
 ]
+SweepsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SWEEP]...",
+        autocompletion=completing.sweeps,
+        help="Sweep ids; all if left out.",
+    ),
+]
+OptionalSweepArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[SWEEP]",
+        autocompletion=completing.sweep_files,
+        help="A sweep file, or the name of a sweep that comes with the tool.",
+    ),
+]
 ResultsOption = Annotated[
     Path, typer.Option("--results", metavar="FOLDER", help="The results folder.")
 ]

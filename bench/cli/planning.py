@@ -10,6 +10,7 @@ from pydantic import BaseModel
 import sweeps
 from bench.cli import console, exit_codes
 from bench.cli.launchers import LAUNCHERS, LOCAL, LauncherKind, LauncherRequest, NoSettings
+from bench.cli.planned_sums import sums_text
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.resolve.described import described_machine
@@ -164,17 +165,17 @@ def shipped_sweeps() -> dict[str, Path]:
 
 def show_plan(request: Request, *, as_json: bool) -> int:
     """Print the plan."""
-    asked = requested_plan(request)
-    plan = asked.chosen
+    requested = requested_plan(request)
+    plan = requested.chosen
     if as_json:
-        arms = [{"name": arm.name, "description": arm.described()} for arm in asked.arms]
+        arms = [{"name": arm.name, "description": arm.described()} for arm in requested.arms]
         predicted = {
             "state_bytes_per_rank": {c.id: _state_bytes(c.resolved) for c in plan.cells},
             "gather_bytes": {c.id: gather_bytes(c.resolved) for c in plan.cells},
         }
         console.data_json(plan.to_document() | {"arms": arms} | predicted)
     else:
-        parts = [arms_text(asked)] if asked.arms else []
+        parts = [arms_text(requested)] if requested.arms else []
         console.data("\n\n".join([plan_text(plan), *parts]))
     return exit_codes.OK
 
@@ -189,17 +190,17 @@ def _mebibytes(predicted_bytes: int | None) -> str:
     return f"{predicted_bytes / 2**20:,.1f} MiB" if predicted_bytes else "-"
 
 
-def arms_text(asked: RequestedPlan) -> str:
+def arms_text(requested: RequestedPlan) -> str:
     """The arms for people, and the order of their runs."""
-    rows = [(arm.name, arm.described()) for arm in asked.arms]
+    rows = [(arm.name, arm.described()) for arm in requested.arms]
     order = (
         "block by block, the first arm of each block drawn at random"
-        if asked.chosen.interleaved
+        if requested.chosen.interleaved
         else "all runs of the first arm, then all of the next (not interleaved)"
     )
-    if asked.chosen.interleaved and asked.chosen.turns > 1:
-        order += f"; within a block both train in {asked.chosen.turns} turns, where they can"
-    runs = asked.chosen.runs * len(asked.arms)
+    if requested.chosen.interleaved and requested.chosen.turns > 1:
+        order += f"; within a block both train in {requested.chosen.turns} turns, where they can"
+    runs = requested.chosen.runs * len(requested.arms)
     return f"{console.columns(('arm', 'code'), rows)}\n\n{runs} runs with all arms: {order}"
 
 
@@ -219,15 +220,31 @@ def plan_text(plan: Plan) -> str:
             for cell in plan.cells
         ]
         titles = ("cell", "config", "steps", "runs", "state per rank", "one gather")
-        parts.append(console.columns(titles, rows, left=2))
+        parts.append(console.columns(titles, rows, left=2) + _sums(plan))
     if plan.pruned:
         parts.append(pruned_text(plan))
+    if sums := sums_text(plan):
+        parts.append(sums)
     if plan.duplicates:
         rows_same = [(cell.id, cell.reason) for cell in plan.duplicates]
         parts.append(console.columns(("merged", "reason"), rows_same))
     packed = "\npacked: runs go on side by side where they leave cores or devices free; no times"
     parts.append(_totals(plan) + (packed if plan.pack else ""))
     return "\n\n".join(parts)
+
+
+def _sums(plan: Plan) -> str:
+    """In which dtypes ranks add gradients up, where that is not the one they are sent in."""
+    by_dtype: dict[str, list[str]] = {}
+    for cell in plan.cells:
+        by_dtype.setdefault(str(cell.resolved.dtypes.reduce), []).append(cell.id)
+    dtypes = [cell.resolved.dtypes for cell in plan.cells]
+    if len(by_dtype) == 1 and all(one.reduce == one.grad_comm for one in dtypes):
+        return ""
+    return "".join(
+        f"\ngradients are added up over ranks in {dtype}: {', '.join(cells)}"
+        for dtype, cells in by_dtype.items()
+    )
 
 
 def pruned_text(plan: Plan) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.cli import console, exit_codes
 from bench.cli.arm_preparation import prepared_sides
+from bench.cli.duration import parsed_seconds
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import job_request
 from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
-from bench.cli.remaining_time import parsed_seconds
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
@@ -22,13 +22,12 @@ from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
 from sweeps.execution import Sides
-from sweeps.jobs import without_secrets
+from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
 from sweeps.queued import run_queued, write_scripts
 from sweeps.resume import DEFAULT_BLOCK_RETRIES, PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides
-from sweeps.submitting import Submission
 
 if TYPE_CHECKING:
     from bench.cli.budgeting import BlockBudget
@@ -202,13 +201,13 @@ def run_within(
     Returns:
         The plans with as many repeats as there are blocks now, what was run, and where it stands.
     """
-    from bench.cli.budgeting import Asked, BlockBudget
+    from bench.cli.budgeting import BlockBudget, BudgetRequest
     from reports.gates.noise import calibrations
     from reports.gates.pairing import two_arms
 
     chosen, names = plans.chosen, [arm.name for arm in plans.chosen.arms]
     base, _ = two_arms(chosen.id, names, None, None)
-    asked = Asked(
+    request = BudgetRequest(
         chosen.id,
         chosen.cells,
         tuple(pairs or [(base, name) for name in names if name != base]),
@@ -217,7 +216,7 @@ def run_within(
         options.budget_seconds or 0.0,
         {(cell, arm.name): code for arm in chosen.arms for cell, code in arm.codes.items()},
     )
-    budget = BlockBudget(asked, store)
+    budget = BlockBudget(request, store)
     for line in budget.opening_lines():
         console.note(line)
     outcome = run_planned(plans, sides, store, options, budget)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes, validating
+from bench.cli.duration import duration
 from bench.cli.options import DEFAULT_RESULTS
-from bench.cli.remaining_time import duration
 from bench.derive.checkpoints import checkpoint_cost
 from bench.derive.summary import summarise
 from bench.errors import UsageError
@@ -105,7 +105,8 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         (
             "dtypes",
             f"compute {dtypes.compute}, main weights {dtypes.main_params or 'none'}, gradients"
-            f" {dtypes.main_grads}, gradient communication {dtypes.grad_comm}",
+            f" {dtypes.main_grads}, gradient communication {dtypes.grad_comm},"
+            f" sums over ranks {dtypes.reduce or 'of different dtypes'}",
         ),
         (
             "batch",

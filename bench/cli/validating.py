@@ -11,9 +11,9 @@ from pathlib import Path
 from bench.cli import console, exit_codes
 from bench.cli.interrupts import stop_on_signals
 from bench.errors import UsageError
+from bench.launch.code import checkout_root
 from bench.launch.environment import package_versions
 from bench.launch.git_state import git_state
-from bench.launch.rank_code import checkout_root
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
 from bench.spec import engine_names, find_engine
@@ -26,7 +26,7 @@ _WORD_EVERY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ValidationRequest:
     """What the command line asks for. inject: as `parse_bugs`; None checks engines as they are."""
 
     engines: tuple[str, ...]
@@ -39,7 +39,7 @@ class Asked:
     as_json: bool
 
 
-def run_validation(results: Path, asked: Asked) -> int:
+def run_validation(results: Path, request: ValidationRequest) -> int:
     """Check engines, or the checker; the exit code says the result.
 
     Raises:
@@ -48,43 +48,44 @@ def run_validation(results: Path, asked: Asked) -> int:
     from bench.validate.injection import parse_bugs
     from bench.validate.matrix import cases, select
 
-    engines = checked_engines(asked.engines)
-    if asked.inject is not None and engines != ("mfsdp",):
+    engines = checked_engines(request.engines)
+    if request.inject is not None and engines != ("mfsdp",):
         raise UsageError(
-            "--inject puts bugs back into mfsdp_core, so it checks the engine mfsdp; "
+            "--inject puts bugs into mfsdp_core, so it checks the engine mfsdp; "
             f"found {', '.join(engines)}"
         )
-    bugs = parse_bugs(asked.inject) if asked.inject is not None else ()
-    chosen = select([c for e in engines for c in cases(e, full=asked.full)], asked.patterns)
-    if asked.list_only:
+    bugs = parse_bugs(request.inject) if request.inject is not None else ()
+    chosen = select([c for e in engines for c in cases(e, full=request.full)], request.patterns)
+    if request.list_only:
         ids = [case.id for case in chosen]
-        console.data_json({"cases": ids}) if asked.as_json else console.data("\n".join(ids))
+        console.data_json({"cases": ids}) if request.as_json else console.data("\n".join(ids))
         return exit_codes.OK
     store = ResultsStore.open(results, create=True)
     record = ValidationRecord(
         id=store.validations.new_id(),
         engines=engines,
-        wanted=("full" if asked.full else "quick") + (", a selection" if asked.patterns else ""),
+        wanted=("full" if request.full else "quick")
+        + (", a selection" if request.patterns else ""),
         started_utc=utc_now(),
         environment=_environment(),
     )
     stop = threading.Event()
     with stop_on_signals(stop):
-        record = _run(asked, record, chosen, bugs, stop)
+        record = _run(request, record, chosen, bugs, stop)
     record = record.model_copy(update={"ended_utc": utc_now(), "interrupted": stop.is_set()})
     path = store.validations.write(record)
-    _print(record, asked)
+    _print(record, request)
     console.note(f"kept in {path}")
     return exit_codes.INTERRUPTED if stop.is_set() else exit_code(record)
 
 
 def exit_code(record: ValidationRecord) -> int:
-    """1 if a case failed or a bug was missed; 3 if nothing could be asked."""
+    """1 if a case failed or a bug was missed; 3 if nothing was asked, or a bug is broken."""
     if record.bugs or record.core:
         outcomes = {bug.outcome for bug in record.bugs}
-        if "missed" in outcomes:
-            return exit_codes.REQUIREMENT_NOT_MET
-        return exit_codes.OK if "caught" in outcomes else exit_codes.NOTHING_MEASURED
+        if "broken" in outcomes or outcomes <= {"not_applicable"}:
+            return exit_codes.NOTHING_MEASURED
+        return exit_codes.REQUIREMENT_NOT_MET if "missed" in outcomes else exit_codes.OK
     counts = record.counts()
     if counts["failed"]:
         return exit_codes.REQUIREMENT_NOT_MET
@@ -129,7 +130,7 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _run(
-    asked: Asked,
+    request: ValidationRequest,
     record: ValidationRecord,
     chosen: Sequence[object],
     bugs: Sequence[object],
@@ -142,16 +143,16 @@ def _run(
     from bench.validate.session import MODULES, WorkerSettings, check_that_they_load, verdicts
 
     cases = [case for case in chosen if isinstance(case, AnyCase)]
-    workers = WorkerSettings.of_this_machine(asked.ranks, asked.case_seconds)
+    workers = WorkerSettings.of_this_machine(request.ranks, request.case_seconds)
     progress = _Progress(len(bugs) or len(cases))
     found: list[CaseVerdict] = []
-    put_back: list[BugVerdict] = []
+    injected: list[BugVerdict] = []
     with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
         check_that_they_load(fork_server, record.engines)
         if bugs:
             known = [bug for bug in bugs if isinstance(bug, Bug)]
             for bug in inject(fork_server, known, cases, workers, stop):
-                put_back.append(bug)
+                injected.append(bug)
                 progress.say(f"{bug.bug} {bug.outcome.replace('_', ' ')}", now=True)
         else:
             for verdict in verdicts(fork_server, cases, workers, stop=stop):
@@ -162,7 +163,7 @@ def _run(
         update={
             "device": workers.device,
             "cases": tuple(found),
-            "bugs": tuple(put_back),
+            "bugs": tuple(injected),
             "core": "changed copies" if bugs else "",
         }
     )
@@ -184,8 +185,8 @@ class _Progress:
             console.note(f"{self._done} of {self._total}: {text}")
 
 
-def _print(record: ValidationRecord, asked: Asked) -> None:
-    if asked.as_json:
+def _print(record: ValidationRecord, request: ValidationRequest) -> None:
+    if request.as_json:
         console.data_json(record.model_dump(mode="json"))
         return
     from reports.renderers.validation_text import to_terminal

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 
+from bench.launch.code import checkout_root, installed_version
 from bench.launch.git_state import git_state
-from bench.launch.rank_code import checkout_root, installed_version
 
 
 def version_text() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.record import FINISHED_GOOD, RunRecord
+from bench.spec import SHARDED
 
 #: Dtypes of codes and scales, by torch's names.
 _ONE_BYTE = ("uint8", "int8", "float8")
@@ -35,7 +36,7 @@ def broken_promise(record: RunRecord) -> str | None:
     asked = recipe != "none" and run.engine.asked("gather_precision") == "recipe"
     if run.linear.quantised_weights:
         recipe, asked = f"{run.linear.kind} {run.linear.recipe}", True
-    gathers = run.strategy != "no_shard" and run.data_parallel > run.engine.outer_size
+    gathers = bool(SHARDED[run.strategy]) and run.data_parallel > run.engine.outer_size
     if not (asked and gathers) or record.status.state not in FINISHED_GOOD:
         return None
     found = gathered_bytes(record)

@@ -25,7 +25,7 @@ rose and who called it."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class MetricRule:
     """What a policy asks of one metric.
 
     tolerance: relative change (0.02 is 2 %) that is still called equal; for `loss` the largest
@@ -57,7 +57,7 @@ class Metric:
     unit: Unit
     of: Callable[[RunRecord, RunSummary], float | None]
     judge: Judge | None = None
-    rule: Rule | None = None
+    rule: MetricRule | None = None
     least_tolerance: float = 0.0
     alternatives: tuple[Metric, ...] = ()
     column: bool = True
@@ -122,7 +122,7 @@ STEP_TIME = Metric(
     "ms",
     _derived("step_milliseconds_median"),
     judge="interval",
-    rule=Rule("required", 0.02, _LESS),
+    rule=MetricRule("required", 0.02, _LESS),
 )
 STEP_TIME_P90 = Metric("step_time_p90", "p90 (ms)", "ms", _derived("step_milliseconds_p90"))
 THROUGHPUT = Metric(
@@ -131,7 +131,7 @@ THROUGHPUT = Metric(
     "tokens/s",
     _derived("tokens_per_second"),
     judge="interval",
-    rule=Rule("off", 0.02, "higher_is_better"),
+    rule=MetricRule("off", 0.02, "higher_is_better"),
 )
 CPU_TIME = Metric(
     "cpu_time",
@@ -139,7 +139,7 @@ CPU_TIME = Metric(
     "ms",
     _derived("cpu_milliseconds_median"),
     judge="interval",
-    rule=Rule("advisory", 0.02, _LESS),
+    rule=MetricRule("advisory", 0.02, _LESS),
 )
 """Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
 than wall time; it does not see waiting."""
@@ -149,7 +149,7 @@ LATENCY = Metric(
     "ms",
     _derived("latency_milliseconds_median"),
     judge="interval",
-    rule=Rule("advisory", 0.02, _LESS),
+    rule=MetricRule("advisory", 0.02, _LESS),
     column=False,
 )
 """Of one collective that the host waits for."""
@@ -166,7 +166,7 @@ BUS_BANDWIDTH = Metric(
     "GB/s",
     _gigabytes_per_second("bus_bytes_per_second"),
     judge="interval",
-    rule=Rule("off", 0.02, "higher_is_better"),
+    rule=MetricRule("off", 0.02, "higher_is_better"),
     column=False,
 )
 TFLOPS = Metric("tflops", "TFLOP/s per device", "", _derived("tflops_per_second_per_device"))
@@ -177,7 +177,7 @@ LOSS = Metric(
     "loss",
     _derived("final_loss"),
     judge="curve",
-    rule=Rule("required", None, "both"),
+    rule=MetricRule("required", None, "both"),
 )
 GRAD_NORM = Metric("grad_norm", "grad norm", "", _derived("final_grad_norm"))
 ALLOCATOR_PEAK = Metric(
@@ -186,7 +186,7 @@ ALLOCATOR_PEAK = Metric(
     "bytes",
     _allocator_peak,
     judge="ratio",
-    rule=Rule("off", 0.005, _LESS),
+    rule=MetricRule("off", 0.005, _LESS),
 )
 LEDGER_PEAK = Metric(
     "ledger_peak",
@@ -194,7 +194,7 @@ LEDGER_PEAK = Metric(
     "bytes",
     _derived("ledger_peak_bytes"),
     judge="ratio",
-    rule=Rule("off", 0.005, _LESS),
+    rule=MetricRule("off", 0.005, _LESS),
 )
 RSS = Metric(
     "rss",
@@ -202,7 +202,7 @@ RSS = Metric(
     "bytes",
     _derived("rss_peak_bytes"),
     judge="ratio",
-    rule=Rule("off", 0.05, _LESS),
+    rule=MetricRule("off", 0.05, _LESS),
     least_tolerance=0.05,  # a resident set repeats less exactly than an allocator's peak
 )
 _PEAKS = (ALLOCATOR_PEAK, LEDGER_PEAK, RSS)
@@ -214,7 +214,7 @@ MEMORY = Metric(
         (value for one in _PEAKS if (value := one.of(record, summary)) is not None), None
     ),
     judge="ratio",
-    rule=Rule("required", 0.005, _LESS),
+    rule=MetricRule("required", 0.005, _LESS),
     alternatives=_PEAKS,
     column=False,
 )
@@ -224,7 +224,7 @@ LIVE_STORAGE = Metric(
     "bytes",
     _live(lambda live: live.bytes_per_rank),
     judge="ratio",
-    rule=Rule("required", 0.0, _LESS),
+    rule=MetricRule("required", 0.0, _LESS),
     column=False,
 )
 """Of a rank between two steps, every tensor storage, whoever holds it."""
@@ -234,7 +234,7 @@ LEDGER_DIFFERENCE = Metric(
     "bytes",
     _live(lambda live: live.ledger_difference_per_rank),
     judge="ratio",
-    rule=Rule("required", 0.0, _LESS),
+    rule=MetricRule("required", 0.0, _LESS),
     column=False,
 )
 """Between what an engine holds and what its ledger says."""
@@ -244,10 +244,10 @@ WIRE_BYTES = Metric(
     "bytes",
     _derived("wire_bytes_per_step"),
     judge="ratio",
-    rule=Rule("required", 0.0, _LESS),
+    rule=MetricRule("required", 0.0, _LESS),
 )
 MEMORY_PEAKS = MEMORY.alternatives
-"""The most telling first."""
+"""The first that is known counts."""
 
 COUNTS: tuple[Metric, ...] = tuple(
     Metric(
@@ -256,7 +256,7 @@ COUNTS: tuple[Metric, ...] = tuple(
         "bytes" if name.endswith("_bytes") else "count",
         _count(name),
         judge="count",
-        rule=Rule("required", 0.0, _LESS),
+        rule=MetricRule("required", 0.0, _LESS),
         column=False,
     )
     for name, (title, _) in COUNTED.items()
@@ -293,7 +293,7 @@ def judged_metrics() -> Mapping[str, Metric]:
     return {metric.name: metric for metric in METRICS if metric.rule is not None}
 
 
-def default_rules() -> dict[str, Rule]:
+def default_rules() -> dict[str, MetricRule]:
     """The default policy.
 
     Time may change by 2 %, allocator peaks and ledgers by 0.5 %; counted bytes not at all.

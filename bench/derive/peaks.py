@@ -15,7 +15,7 @@ TABLE_DATE = "2026-08"
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class DevicePeak:
     """Dense peak (no structured sparsity) of one device, in TFLOP/s (1e12 per second).
 
     `bf16_tflops` holds for fp16 too on every device listed. `fp8_tflops` None: no FP8 units.
@@ -46,31 +46,31 @@ _L40S = "NVIDIA L40S datasheet, dense column"
 _BLACKWELL = "NVIDIA GB200 NVL72 and HGX B200 specification, sparse column halved"
 _MI300 = "304 compute units x 2048 FLOP per clock (ROCm MI300 architecture page) x 2.1 GHz"
 
-_PEAKS: tuple[Peak, ...] = (
-    Peak("NVIDIA A100-SXM4-40GB", "SXM4", 312.0, None, _A100),
-    Peak("NVIDIA A100-SXM4-80GB", "SXM4", 312.0, None, _A100),
-    Peak("NVIDIA A100-PCIE-40GB", "PCIe", 312.0, None, _A100),
-    Peak("NVIDIA A100 80GB PCIe", "PCIe", 312.0, None, _A100),
-    Peak("NVIDIA H100 80GB HBM3", "SXM5", 989.4, 1978.9, _H100),
-    Peak("NVIDIA H100 PCIe", "PCIe", 756.0, 1513.0, _H100),
-    Peak("NVIDIA H100 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H100),
-    Peak("NVIDIA GH200 480GB", "Grace Hopper", 989.4, 1978.9, _H100),
-    Peak("NVIDIA H200", "SXM5", 989.4, 1978.9, _H200),
-    Peak("NVIDIA H200 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H200),
-    Peak("NVIDIA H20", "SXM5", 148.0, 296.0, _H20),
-    Peak("NVIDIA L40S", "PCIe", 362.0, 733.0, _L40S),
-    Peak("NVIDIA B200", "HGX SXM6", 2250.0, 4500.0, _BLACKWELL),
-    Peak("NVIDIA GB200", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
-    Peak("NVIDIA GB300", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
-    Peak("AMD Instinct MI300X", "OAM", 1307.4, 2614.9, _MI300),
-    Peak("AMD Instinct MI325X", "OAM", 1307.4, 2614.9, _MI300),
+_PEAKS: tuple[DevicePeak, ...] = (
+    DevicePeak("NVIDIA A100-SXM4-40GB", "SXM4", 312.0, None, _A100),
+    DevicePeak("NVIDIA A100-SXM4-80GB", "SXM4", 312.0, None, _A100),
+    DevicePeak("NVIDIA A100-PCIE-40GB", "PCIe", 312.0, None, _A100),
+    DevicePeak("NVIDIA A100 80GB PCIe", "PCIe", 312.0, None, _A100),
+    DevicePeak("NVIDIA H100 80GB HBM3", "SXM5", 989.4, 1978.9, _H100),
+    DevicePeak("NVIDIA H100 PCIe", "PCIe", 756.0, 1513.0, _H100),
+    DevicePeak("NVIDIA H100 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H100),
+    DevicePeak("NVIDIA GH200 480GB", "Grace Hopper", 989.4, 1978.9, _H100),
+    DevicePeak("NVIDIA H200", "SXM5", 989.4, 1978.9, _H200),
+    DevicePeak("NVIDIA H200 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H200),
+    DevicePeak("NVIDIA H20", "SXM5", 148.0, 296.0, _H20),
+    DevicePeak("NVIDIA L40S", "PCIe", 362.0, 733.0, _L40S),
+    DevicePeak("NVIDIA B200", "HGX SXM6", 2250.0, 4500.0, _BLACKWELL),
+    DevicePeak("NVIDIA GB200", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
+    DevicePeak("NVIDIA GB300", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
+    DevicePeak("AMD Instinct MI300X", "OAM", 1307.4, 2614.9, _MI300),
+    DevicePeak("AMD Instinct MI325X", "OAM", 1307.4, 2614.9, _MI300),
 )
 # NVIDIA B300 is left out: published values conflict (2250 and 3500 TFLOP/s dense BF16).
 
-PEAKS: dict[str, Peak] = {peak.device_name: peak for peak in _PEAKS}
+PEAKS: dict[str, DevicePeak] = {peak.device_name: peak for peak in _PEAKS}
 
 
-def peak_tflops(device_name: str, dtype: str) -> Peak | None:
+def peak_tflops(device_name: str, dtype: str) -> DevicePeak | None:
     """The entry of `device_name` if its peak for `dtype` is known, else None.
 
     Args:
@@ -84,7 +84,7 @@ def peak_tflops(device_name: str, dtype: str) -> Peak | None:
     return peak
 
 
-def rate_for(peak: Peak, dtype: str) -> float | None:
+def rate_for(peak: DevicePeak, dtype: str) -> float | None:
     """Dense TFLOP/s of `peak` in `dtype`, None where the table has no value."""
     if dtype in ("bf16", "fp16"):
         return peak.bf16_tflops

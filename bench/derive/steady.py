@@ -59,7 +59,7 @@ def steady_window(milliseconds: Sequence[float]) -> SteadyWindow:
         milliseconds: wall time of step 1, 2, ... n, each positive and finite.
 
     Returns:
-        A window with 1-based inclusive bounds. `stable` False means that no number stands; its
+        A window with 1-based inclusive bounds. `stable` False means that no time is reported; its
         `reason` says why and its bounds are the best candidate (for a plot), 0 and 0 if none.
     """
     count = len(milliseconds)

@@ -39,7 +39,7 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Spread:
+class RankSpread:
     """nodes: by node, in the order of first ranks; empty on one node, or where it is not known."""
 
     nodes: tuple[Lag, ...]
@@ -52,7 +52,7 @@ class Spread:
         return nodes or tuple(lag for lag in self.ranks if lag.is_straggler)
 
 
-def spread(record: RunRecord, window: SteadyWindow) -> Spread | None:
+def spread(record: RunRecord, window: SteadyWindow) -> RankSpread | None:
     """Over the steps of `window`; None with one rank, or where a rank lacks one of them."""
     times = _times(record, window)
     if len(times) < 2 or not times[0]:  # noqa: PLR2004 - nobody to wait for
@@ -64,7 +64,7 @@ def spread(record: RunRecord, window: SteadyWindow) -> Spread | None:
         nodes = {f"node {node}": ranks for node, ranks in placement.ranks_by_node.items()}
         names = {rank: f"rank {rank} on {placement.nodes[rank]}" for rank in names}
     by_rank = {name: [rank] for rank, name in names.items()}
-    return Spread(_lags(times, nodes), _lags(times, by_rank))
+    return RankSpread(_lags(times, nodes), _lags(times, by_rank))
 
 
 def _times(record: RunRecord, window: SteadyWindow) -> list[list[float]]:

@@ -51,7 +51,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Peak:
+class MemoryPeak:
     """The moment with the most bytes, and what was held then.
 
     Of equals the one with the most of its pools in use, then the first: its bytes never change.
@@ -136,7 +136,7 @@ def moments(timeline: MemoryTimeline) -> list[Moment]:
     return [moment for moment, _ in _walk(timeline)]
 
 
-def peak(timeline: MemoryTimeline) -> Peak:
+def peak(timeline: MemoryTimeline) -> MemoryPeak:
     """Where the step held the most."""
     best: Moment | None = None
     held: dict[tuple[str, str, str, bool], int] = {}
@@ -144,7 +144,7 @@ def peak(timeline: MemoryTimeline) -> Peak:
         if best is None or _height(moment) > _height(best):
             best, held = moment, dict(alive)
     found = [Held(c, b, r, size, pool) for (c, b, r, pool), size in held.items() if size > 0]
-    return Peak(best or Moment(0.0, {}), tuple(found))
+    return MemoryPeak(best or Moment(0.0, {}), tuple(found))
 
 
 def _height(moment: Moment) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from bench.doctor.finding import Finding, Level
+from bench.doctor.finding import DoctorFinding, Level
 from bench.resolve import Machine
 
 _PROBE_SECONDS = 120.0
@@ -25,16 +25,16 @@ _COMPANIONS = {
 }
 
 
-def accelerator_findings(machine: Machine) -> list[Finding]:
+def accelerator_findings(machine: Machine) -> list[DoctorFinding]:
     """Loads torch in a process of its own, which takes seconds."""
     facts, problem = _probe()
     if facts is None:
         remedy = "install torch again; python -c 'import torch' says more"
-        return [Finding("problem", "torch loads", problem, "every run", remedy)]
+        return [DoctorFinding("problem", "torch loads", problem, "every run", remedy)]
     return judged(facts, has_gpu=bool(machine.cuda_devices))
 
 
-def clock_findings(machine: Machine) -> list[Finding]:
+def clock_findings(machine: Machine) -> list[DoctorFinding]:
     """Clocks and power caps of the GPUs, by the driver's own command; nothing without a GPU."""
     if not machine.cuda_devices:
         return []
@@ -44,18 +44,20 @@ def clock_findings(machine: Machine) -> list[Finding]:
     except (OSError, subprocess.SubprocessError) as error:
         gives = "clocks and power caps of the GPUs"
         remedy = "put nvidia-smi of the driver on PATH"
-        return [Finding("note", "GPU clocks", f"unknown: {error}", gives, remedy)]
+        return [DoctorFinding("note", "GPU clocks", f"unknown: {error}", gives, remedy)]
     return [clocks_of(line) for line in done.stdout.splitlines()]
 
 
-def clocks_of(line: str) -> Finding:
+def clocks_of(line: str) -> DoctorFinding:
     """From one line of nvidia-smi: index, clock now and at most, power cap and its default."""
     index, clock, most, cap, default = (part.strip() for part in line.split(","))
     what = f"GPU {index} clocks"
     found = f"{clock} MHz now, {most} MHz at most; power cap {cap} W of {default} W"
     if cap == default:
-        return Finding("ok", what, found)
-    return Finding("note", what, found, "full speed", f"sudo nvidia-smi -i {index} -pl {default}")
+        return DoctorFinding("ok", what, found)
+    return DoctorFinding(
+        "note", what, found, "full speed", f"sudo nvidia-smi -i {index} -pl {default}"
+    )
 
 
 def _probe() -> tuple[dict[str, Any] | None, str]:
@@ -73,43 +75,47 @@ def _probe() -> tuple[dict[str, Any] | None, str]:
     return facts, ""
 
 
-def judged(facts: dict[str, Any], *, has_gpu: bool) -> list[Finding]:
+def judged(facts: dict[str, Any], *, has_gpu: bool) -> list[DoctorFinding]:
     """Findings from what `bench.doctor.torch_probe` says."""
-    found = [Finding("ok", "torch loads", facts["torch"]), _cuda(facts, has_gpu=has_gpu)]
+    found = [DoctorFinding("ok", "torch loads", facts["torch"]), _cuda(facts, has_gpu=has_gpu)]
     found += [_nccl(facts["nccl"]), _symmetric(facts), _fp8(facts)]
     found += [_companion(name, facts["loads"].get(name)) for name in _COMPANIONS]
     return found
 
 
-def _cuda(facts: dict[str, Any], *, has_gpu: bool) -> Finding:
+def _cuda(facts: dict[str, Any], *, has_gpu: bool) -> DoctorFinding:
     compiled = facts["cuda_compiled"]
     if facts["cuda_usable"]:
-        return Finding("ok", "CUDA", f"compiled with {compiled}, usable")
+        return DoctorFinding("ok", "CUDA", f"compiled with {compiled}, usable")
     if compiled is None:
         remedy = "install a CUDA build of torch: make venv TORCH=torch==VERSION"
         found = "this torch is compiled without it"
         level: Level = "problem" if has_gpu else "note"
-        return Finding(level, "CUDA", found, "runs on GPUs", remedy)
+        return DoctorFinding(level, "CUDA", found, "runs on GPUs", remedy)
     if has_gpu:
         remedy = "update the driver; nvidia-smi shows the CUDA version that it knows"
         found = f"compiled with {compiled}, but torch cannot use the devices of this machine"
-        return Finding("problem", "CUDA", found, "runs on GPUs", remedy)
-    return Finding("note", "CUDA", f"compiled with {compiled}; no device here", "runs on GPUs")
+        return DoctorFinding("problem", "CUDA", found, "runs on GPUs", remedy)
+    return DoctorFinding(
+        "note", "CUDA", f"compiled with {compiled}; no device here", "runs on GPUs"
+    )
 
 
-def _nccl(nccl: dict[str, str | None]) -> Finding:
+def _nccl(nccl: dict[str, str | None]) -> DoctorFinding:
     compiled, loaded = nccl["compiled"], nccl["loaded"]
     if compiled is None and loaded is None:
         remedy = "install a CUDA build of torch"
-        return Finding("note", "NCCL", "none in this torch", "collectives between GPUs", remedy)
+        return DoctorFinding(
+            "note", "NCCL", "none in this torch", "collectives between GPUs", remedy
+        )
     found = f"compiled with {compiled or 'unknown'}, loaded {loaded or 'unknown'}"
     if compiled == loaded or loaded is None:
-        return Finding("ok", "NCCL", found)
+        return DoctorFinding("ok", "NCCL", found)
     remedy = "expected with LD_PRELOAD or a library of the cluster; else pip install nvidia-nccl"
-    return Finding("note", "NCCL", found, "the version that torch was tested with", remedy)
+    return DoctorFinding("note", "NCCL", found, "the version that torch was tested with", remedy)
 
 
-def _symmetric(facts: dict[str, Any]) -> Finding:
+def _symmetric(facts: dict[str, Any]) -> DoctorFinding:
     what, gives = "symmetric memory", "NCCL's symmetric kernels (nccl_ub): fewer SMs, lower latency"
     loaded = _version(facts["nccl"]["loaded"] or facts["nccl"]["compiled"])
     wanted = ".".join(map(str, _SYMMETRIC_SINCE))
@@ -124,7 +130,7 @@ def _symmetric(facts: dict[str, Any]) -> Finding:
         i, j = facts["pairs_without_peer_access"][0]
         missing.append(f"access between devices (device {i} cannot read device {j}; NVLink)")
     if missing:
-        return Finding(
+        return DoctorFinding(
             "note",
             what,
             f"no: lacks {'; '.join(missing)}",
@@ -132,27 +138,27 @@ def _symmetric(facts: dict[str, Any]) -> Finding:
             "a newer torch with its NCCL; GPUs joined by NVLink",
         )
     single = " (one device: nothing to exchange here)" if len(facts["devices"]) == 1 else ""
-    return Finding("ok", what, f"NCCL, torch and devices can{single}")
+    return DoctorFinding("ok", what, f"NCCL, torch and devices can{single}")
 
 
-def _fp8(facts: dict[str, Any]) -> Finding:
+def _fp8(facts: dict[str, Any]) -> DoctorFinding:
     devices = facts["devices"]
     able = [one for one in devices if tuple(one["capability"]) >= _FP8_SINCE]
     if devices and len(able) == len(devices):
-        return Finding("ok", "FP8 on devices", "every device multiplies in FP8")
+        return DoctorFinding("ok", "FP8 on devices", "every device multiplies in FP8")
     found = f"{len(able)} of {len(devices)} devices" if devices else "no device"
     remedy = "GPUs of compute capability 8.9 or later (Ada, Hopper, Blackwell)"
-    return Finding("note", "FP8 on devices", found, "matrix products in FP8", remedy)
+    return DoctorFinding("note", "FP8 on devices", found, "matrix products in FP8", remedy)
 
 
-def _companion(name: str, problem: str | None) -> Finding:
+def _companion(name: str, problem: str | None) -> DoctorFinding:
     shown, gives, remedy = _COMPANIONS[name]
     what = f"{shown} loads"
     if problem == "":
-        return Finding("ok", what, "yes")
+        return DoctorFinding("ok", what, "yes")
     if problem is None:
-        return Finding("note", what, "not installed", gives, remedy)
-    return Finding("note", what, f"no: {problem[:200]}", gives, remedy)
+        return DoctorFinding("note", what, "not installed", gives, remedy)
+    return DoctorFinding("note", what, f"no: {problem[:200]}", gives, remedy)
 
 
 def _version(text: str | None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ Level = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """level: `note` is a capability that is absent or a doubt, `problem` keeps runs from starting.
 
     gives: what the missing piece would give. remedy: how to get it, a command where there is one.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.doctor.finding import Finding
+from bench.doctor.finding import DoctorFinding
 from bench.launch.environment import cpu_governors
 from bench.resolve import Machine
 
@@ -26,12 +26,14 @@ _TIMEX_LONGS = 26
 _NOT_SYNCHRONISED = 5
 
 
-def machine_findings(machine: Machine) -> list[Finding]:
+def machine_findings(machine: Machine) -> list[DoctorFinding]:
     """What decides how fast, and how evenly, a run can be here."""
     return [
-        Finding("ok" if sys.platform == "linux" else "note", "system", platform.platform()),
-        Finding("ok", "processor", f"{machine.cpu_count} cores, {machine.cpu_name or 'unknown'}"),
-        Finding("ok", "memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
+        DoctorFinding("ok" if sys.platform == "linux" else "note", "system", platform.platform()),
+        DoctorFinding(
+            "ok", "processor", f"{machine.cpu_count} cores, {machine.cpu_name or 'unknown'}"
+        ),
+        DoctorFinding("ok", "memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
         _devices(machine),
         governor(cpu_governors()),
         _system_clock(),
@@ -40,11 +42,11 @@ def machine_findings(machine: Machine) -> list[Finding]:
     ]
 
 
-def _devices(machine: Machine) -> Finding:
+def _devices(machine: Machine) -> DoctorFinding:
     names = machine.cuda_device_names
     if names:
-        return Finding("ok", "CUDA devices", ", ".join(names))
-    return Finding(
+        return DoctorFinding("ok", "CUDA devices", ", ".join(names))
+    return DoctorFinding(
         "note",
         "CUDA devices",
         "none",
@@ -53,13 +55,13 @@ def _devices(machine: Machine) -> Finding:
     )
 
 
-def governor(found: Sequence[str]) -> Finding:
+def governor(found: Sequence[str]) -> DoctorFinding:
     """Whether the cores keep one frequency."""
     if not found:
-        return Finding("ok", "processor clocks", "the system shows no frequency governor")
+        return DoctorFinding("ok", "processor clocks", "the system shows no frequency governor")
     if list(found) == ["performance"]:
-        return Finding("ok", "processor clocks", "governor performance")
-    return Finding(
+        return DoctorFinding("ok", "processor clocks", "governor performance")
+    return DoctorFinding(
         "note",
         "processor clocks",
         f"governor {', '.join(found)}: cores change their frequency",
@@ -68,19 +70,21 @@ def governor(found: Sequence[str]) -> Finding:
     )
 
 
-def _system_clock() -> Finding:
+def _system_clock() -> DoctorFinding:
     try:
         words = (ctypes.c_long * _TIMEX_LONGS)()
         state = ctypes.CDLL(None, use_errno=True).adjtimex(words)
     except (OSError, AttributeError):
         state = -1
     if state < 0:
-        return Finding("ok", "system clock", "the system does not say whether it is synchronised")
+        return DoctorFinding(
+            "ok", "system clock", "the system does not say whether it is synchronised"
+        )
     if state != _NOT_SYNCHRONISED:
-        return Finding(
+        return DoctorFinding(
             "ok", "system clock", f"synchronised, within {words[3] / 1e3:.0f} ms at worst"
         )
-    return Finding(
+    return DoctorFinding(
         "note",
         "system clock",
         "nothing keeps it synchronised",
@@ -89,7 +93,7 @@ def _system_clock() -> Finding:
     )
 
 
-def shared_memory(folder: Path) -> Finding:
+def shared_memory(folder: Path) -> DoctorFinding:
     """Size of the memory through which processes of one machine exchange data."""
     try:
         usage = shutil.disk_usage(folder)
@@ -99,8 +103,8 @@ def shared_memory(folder: Path) -> Finding:
         found = f"{usage.free / 2**30:.1f} GiB free of {usage.total / 2**30:.1f} GiB in {folder}"
         enough = usage.free >= _ENOUGH_SHARED_BYTES
     if enough:
-        return Finding("ok", "shared memory", found)
-    return Finding(
+        return DoctorFinding("ok", "shared memory", found)
+    return DoctorFinding(
         "note",
         "shared memory",
         found,
@@ -109,7 +113,7 @@ def shared_memory(folder: Path) -> Finding:
     )
 
 
-def limits() -> list[Finding]:
+def limits() -> list[DoctorFinding]:
     """Limits of this process, which ranks inherit."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -117,7 +121,7 @@ def limits() -> list[Finding]:
     found = [open_files(files[0], files[1]), _locked_memory(locked), _processes()]
     if size != resource.RLIM_INFINITY:
         found.append(
-            Finding(
+            DoctorFinding(
                 "note",
                 "size of a file",
                 f"at most {size / 2**20:.0f} MiB (ulimit -f)",
@@ -128,13 +132,13 @@ def limits() -> list[Finding]:
     return found
 
 
-def open_files(soft: int, hard: int) -> Finding:
+def open_files(soft: int, hard: int) -> DoctorFinding:
     """Each rank holds a socket to every other rank."""
     shown = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
     if soft == resource.RLIM_INFINITY or soft >= _ENOUGH_OPEN_FILES:
-        return Finding("ok", "open files", f"at most {shown}")
+        return DoctorFinding("ok", "open files", f"at most {shown}")
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    return Finding(
+    return DoctorFinding(
         "note",
         "open files",
         f"at most {shown} per process (ulimit -n)",
@@ -143,10 +147,10 @@ def open_files(soft: int, hard: int) -> Finding:
     )
 
 
-def _locked_memory(soft: int) -> Finding:
+def _locked_memory(soft: int) -> DoctorFinding:
     if soft == resource.RLIM_INFINITY:
-        return Finding("ok", "locked memory", "unlimited")
-    return Finding(
+        return DoctorFinding("ok", "locked memory", "unlimited")
+    return DoctorFinding(
         "note",
         "locked memory",
         f"at most {soft / 2**20:.0f} MiB (ulimit -l)",
@@ -155,16 +159,16 @@ def _locked_memory(soft: int) -> Finding:
     )
 
 
-def _processes() -> Finding:
+def _processes() -> DoctorFinding:
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     known = [] if limit == resource.RLIM_INFINITY else [limit]
     with contextlib.suppress(OSError, ValueError):  # absent, or "max"
         known.append(int(_PIDS_LIMIT.read_text()))
     if not known:
-        return Finding("ok", "processes", "unlimited")
+        return DoctorFinding("ok", "processes", "unlimited")
     if min(known) >= _ENOUGH_PROCESSES:
-        return Finding("ok", "processes", f"at most {min(known)}")
-    return Finding(
+        return DoctorFinding("ok", "processes", f"at most {min(known)}")
+    return DoctorFinding(
         "note",
         "processes",
         f"at most {min(known)} processes and threads",

@@ -6,7 +6,7 @@ import platform
 import sys
 from importlib import metadata, util
 
-from bench.doctor.finding import Finding
+from bench.doctor.finding import DoctorFinding
 
 _MINIMUM_PYTHON = (3, 11)
 _NEEDED = (
@@ -32,46 +32,51 @@ _EXTRAS = (
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
     ("slurm", "submitit", "sweeps as jobs of a Slurm cluster: run --launcher slurm"),
     ("parquet", "pyarrow", "export --to parquet"),
+    ("history", "ruptures", "change points of times: history"),
     ("safetensors", "safetensors", "checkpoints in the safetensors format"),
 )
 
 
-def package_findings() -> list[Finding]:
+def package_findings() -> list[DoctorFinding]:
     """Packages by their metadata: none of them is loaded."""
     return [_python(), *(_needed(name) for name in _NEEDED), _core(), *map(_extra, _EXTRAS)]
 
 
-def _python() -> Finding:
+def _python() -> DoctorFinding:
     wanted = ".".join(map(str, _MINIMUM_PYTHON))
     found = platform.python_version()
     if sys.version_info >= _MINIMUM_PYTHON:
-        return Finding("ok", "python", found)
-    return Finding("problem", "python", found, "every run", f"install Python {wanted} or later")
+        return DoctorFinding("ok", "python", found)
+    return DoctorFinding(
+        "problem", "python", found, "every run", f"install Python {wanted} or later"
+    )
 
 
-def _needed(name: str) -> Finding:
+def _needed(name: str) -> DoctorFinding:
     version = version_of(name)
     if version is not None:
-        return Finding("ok", name, version)
-    return Finding("problem", name, "missing", "every run needs it", "install mfsdp-bench again")
+        return DoctorFinding("ok", name, version)
+    return DoctorFinding(
+        "problem", name, "missing", "every run needs it", "install mfsdp-bench again"
+    )
 
 
-def _core() -> Finding:
+def _core() -> DoctorFinding:
     core = util.find_spec("mfsdp_core")
     if core is not None and core.origin:
-        return Finding("ok", "mfsdp_core", core.origin)
+        return DoctorFinding("ok", "mfsdp_core", core.origin)
     remedy = "install mfsdp-bench again"
-    return Finding("problem", "mfsdp_core", "missing", "the engine mfsdp", remedy)
+    return DoctorFinding("problem", "mfsdp_core", "missing", "the engine mfsdp", remedy)
 
 
-def _extra(extra: tuple[str, str, str]) -> Finding:
+def _extra(extra: tuple[str, str, str]) -> DoctorFinding:
     group, name, gives = extra
     version = version_of(name)
     if version is not None:
-        return Finding("ok", name, version)
+        return DoctorFinding("ok", name, version)
     extra_command = f"pip install 'mfsdp-bench[{group}]'"
     remedy = extra_command if group else f"pip install --no-deps {name}==0.6.1 einops"
-    return Finding("note", name, "not installed", gives, remedy)
+    return DoctorFinding("note", name, "not installed", gives, remedy)
 
 
 def version_of(name: str) -> str | None:

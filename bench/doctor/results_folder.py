@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bench.doctor.finding import Finding
+from bench.doctor.finding import DoctorFinding
 from bench.errors import BenchError
 from bench.store.file_lock import FileLock, is_locked
 from bench.store.file_system import FileSystem, file_system_of, nearest_folder
@@ -14,7 +14,7 @@ from bench.store.file_system import FileSystem, file_system_of, nearest_folder
 _ENOUGH_FREE_BYTES = 2**30
 
 
-def results_findings(results: Path) -> list[Finding]:
+def results_findings(results: Path) -> list[DoctorFinding]:
     """About `results`, or about the folder that it would be made in."""
     folder = nearest_folder(results)
     system = file_system_of(folder)
@@ -29,22 +29,24 @@ def results_findings(results: Path) -> list[Finding]:
     except OSError as error:
         remedy = "choose a folder that you may write with --results, or free some space"
         found = f"{where}: cannot be written: {error.strerror}"
-        return [Finding("problem", "results folder", found, "records", remedy)]
+        return [DoctorFinding("problem", "results folder", found, "records", remedy)]
     return [_room(where, free_bytes), _sharing(system), locks]
 
 
-def _room(where: str, free_bytes: int) -> Finding:
+def _room(where: str, free_bytes: int) -> DoctorFinding:
     found = f"{where}, {free_bytes / 2**30:.1f} GiB free"
     if free_bytes >= _ENOUGH_FREE_BYTES:
-        return Finding("ok", "results folder", found)
+        return DoctorFinding("ok", "results folder", found)
     remedy = "free some space, or point --results at another disk"
-    return Finding("note", "results folder", found, "room for the records of a sweep", remedy)
+    return DoctorFinding("note", "results folder", found, "room for the records of a sweep", remedy)
 
 
-def _sharing(system: FileSystem) -> Finding:
+def _sharing(system: FileSystem) -> DoctorFinding:
     if system.is_shared:
-        return Finding("ok", "results of many nodes", f"{system.kind} is shared between machines")
-    return Finding(
+        return DoctorFinding(
+            "ok", "results of many nodes", f"{system.kind} is shared between machines"
+        )
+    return DoctorFinding(
         "note",
         "results of many nodes",
         "this file system is not known to be shared between machines",
@@ -53,7 +55,7 @@ def _sharing(system: FileSystem) -> Finding:
     )
 
 
-def _locks(scratch: Path) -> Finding:
+def _locks(scratch: Path) -> DoctorFinding:
     lock = FileLock(scratch / "lock")
     try:
         held = lock.acquire("doctor") and is_locked(lock.path)
@@ -64,8 +66,8 @@ def _locks(scratch: Path) -> Finding:
     finally:
         lock.release()
     if held:
-        return Finding("ok", "file locks", "work")
-    return Finding(
+        return DoctorFinding("ok", "file locks", "work")
+    return DoctorFinding(
         "problem",
         "file locks",
         found,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from bench.doctor.finding import Finding
+from bench.doctor.finding import DoctorFinding
 
 _ANSWER_SECONDS = 10.0
 _LIMITS = ("MaxArraySize", "MaxJobCount")
 _PARTITION = "%P|%a|%D|%c|%m|%G|%l"
 
 
-def slurm_findings() -> list[Finding]:
+def slurm_findings() -> list[DoctorFinding]:
     """One line if there is none."""
     if shutil.which("sinfo") is None:
         return [
-            Finding(
+            DoctorFinding(
                 "note",
                 "Slurm",
                 "no sinfo on PATH",
@@ -30,9 +30,9 @@ def slurm_findings() -> list[Finding]:
         limits = limit_text(_answer("scontrol", "show", "config"))
     except SilentSlurmError as error:
         remedy = "a slurm.conf that names a controller which answers; sinfo shows it"
-        return [Finding("note", "Slurm", str(error), "sweeps as jobs of a cluster", remedy)]
-    shown = [Finding("ok", "Slurm", f"{version}; {limits}")]
-    return shown + [Finding("ok", f"partition {name}", text) for name, text in partitions]
+        return [DoctorFinding("note", "Slurm", str(error), "sweeps as jobs of a cluster", remedy)]
+    shown = [DoctorFinding("ok", "Slurm", f"{version}; {limits}")]
+    return shown + [DoctorFinding("ok", f"partition {name}", text) for name, text in partitions]
 
 
 class SilentSlurmError(Exception):

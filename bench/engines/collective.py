@@ -25,8 +25,8 @@ from torch import Tensor
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.errors import BenchError, UnsupportedError
 from bench.spec import CollectiveSettings, ResolvedRun
-from mfsdp_core.comm.host_links import HostLinks
-from mfsdp_core.comm.host_meeting import links_of
+from mfsdp_core.comm.host_connections import HostConnections
+from mfsdp_core.comm.host_rendezvous import connections_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Pending, PendingSum
 from mfsdp_core.comm.same_host import SameHostCommunicator
@@ -126,10 +126,25 @@ class CollectiveEngine:
         if operation == "all_gather":
             return one.all_gather(self._full, self._own, _BUCKET)
         if operation == "reduce_scatter":
-            return one.reduce_scatter(self._own, self._full, _BUCKET, average=False)
+            return one.reduce_scatter(
+                self._own, self._full, _BUCKET, average=False, total=self._dtype
+            )
         if operation == "all_reduce":
-            return one.all_reduce(self._full, _BUCKET, average=False)
+            return one.all_reduce(self._full, _BUCKET, average=False, total=self._dtype)
         return one.broadcast(self._full, _BUCKET)
+
+    def enqueue(self, operations: int) -> None:
+        """Issue that many, one behind the other; the current stream is behind all of them.
+
+        On their group's stream nothing comes between them: no stream waits for another before the
+        last has ended. A transport that adds up by itself does that on the current stream.
+        """
+        if self._settings.transport != "native":
+            for _ in range(operations):
+                self.start().wait()
+            return
+        for pending in [self.start() for _ in range(operations)]:
+            pending.wait()
 
     def synchronize(self) -> None:
         """Return once the device has done everything."""
@@ -227,10 +242,10 @@ def _communicator(
         return TorchCommunicator(group, "world", events, streams)
     if settings.transport == "point_to_point":
         return PointToPointCommunicator(group, "world", events, streams, scratch)
-    links = links_of(group)
-    if not isinstance(links, HostLinks):
-        raise UnsupportedError("same-host", f"transport same_host: {links}")
-    return SameHostCommunicator(group, "world", events, streams, scratch, links=links)
+    connections = connections_of(group)
+    if not isinstance(connections, HostConnections):
+        raise UnsupportedError("same-host", f"transport same_host: {connections}")
+    return SameHostCommunicator(group, "world", events, streams, scratch, connections=connections)
 
 
 def build(resolved: ResolvedRun, device: torch.device) -> CollectiveEngine:

@@ -34,7 +34,7 @@ from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
 from bench.models.units import units
-from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
+from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun, StrategyName
 
 _SHARDING: Final[dict[StrategyName, ShardingStrategy]] = {
     "no_shard": ShardingStrategy.NO_SHARD,
@@ -51,7 +51,7 @@ class Fsdp1Engine(StockEngine):
     """Weights, gradients and optimizer state on flat shards, one per unit."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        self._strategy = resolved.strategy
+        self._sharded = SHARDED[resolved.strategy]
         self._outer = resolved.engine.outer_size
         self._ring = RingBytes(dist.get_world_size())
         self._gathered: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Fsdp1Engine(StockEngine):
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
     ) -> Tensor:
         """Shards are reduced on every microbatch, whole gradients on the last one."""
-        waits = self._strategy == "no_shard" and not is_last
+        waits = not self._sharded and not is_last
         with self._fsdp.no_sync() if waits else nullcontext():
             return scaled_backward(self._fsdp(tokens, targets), scale)
 
@@ -94,7 +94,7 @@ class Fsdp1Engine(StockEngine):
         """As torch's own, which refuses FP64."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         square = torch.nn.utils.get_total_norm(gradients).double().square()
-        if self._strategy != "no_shard":
+        if self._sharded:
             dist.all_reduce(square, group=self._fsdp.process_group)  # noqa: TID251
         norm = square.sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
@@ -107,11 +107,11 @@ class Fsdp1Engine(StockEngine):
         running and the prefetched one). Nothing is gathered for no_shard.
         """
         found = self.persistent_bytes()
-        if self._strategy == "no_shard":
+        if not self._sharded:
             return found
         root, *rest = [_gathered_bytes(handle) for handle, _ in flat_parameters(self._fsdp)]
         rest.sort(reverse=True)
-        resident = rest[:2] if self._strategy == "optim_grads_params" else rest
+        resident = rest[:2] if "weights" in self._sharded else rest
         return found | {"compute_weights": root + sum(resident)}
 
     def wire_bytes(self) -> int | None:

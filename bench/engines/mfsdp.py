@@ -172,6 +172,17 @@ class MfsdpEngine:
         """From the core's log of collectives."""
         return dict(self._model.wire_log.gathered_bytes)
 
+    def issued(self) -> int:
+        """Collectives so far."""
+        return self._model.wire_log.issued  # type: ignore[no-any-return]
+
+    def latest_collectives(self, number: int) -> list[tuple[int, str]]:
+        """The last ones in words, each with its number from 1, as `all_gather of layers.0/0`."""
+        return [
+            (index, f"{one.operation} of {one.bucket} ({one.group})")
+            for index, one in self._model.wire_log.latest(number)
+        ]
+
     def inspection(self) -> MfsdpInspection:
         """For `mfsdp-bench validate`."""
         return MfsdpInspection(self._model)
@@ -206,6 +217,7 @@ def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPr
         main_params_dtype=torch_dtype(dtypes.main_params),
         main_grads_dtype=torch_dtype(dtypes.main_grads),
         grad_comm_dtype=torch_dtype(dtypes.grad_comm),
+        reduce_dtype=torch_dtype(dtypes.reduce),
         weight_codec=None
         if engine.recipe == "none"
         else mfsdp_core.Float8Reference(engine.recipe, engine.gather_precision),

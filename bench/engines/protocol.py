@@ -78,11 +78,14 @@ class Waitable(Protocol):
         """Let the current stream wait for its end; on a CPU return afterwards."""
 
 
-class Collective(Reported, Protocol):
+class TimedCollective(Reported, Protocol):
     """One rank's part of an operation that is timed by itself. All methods are collective."""
 
     def start(self) -> Waitable:
         """Issue the operation once."""
+
+    def enqueue(self, operations: int) -> None:
+        """Issue that many, one behind the other; the current stream is behind all of them."""
 
     def synchronize(self) -> None:
         """Return once the device has done everything."""

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from bench.engines.protocol import Collective, Engine, EngineFactory
+from bench.engines.protocol import Engine, EngineFactory, TimedCollective
 from bench.errors import ConfigError
 from bench.spec import EngineRow, ResolvedRun, known_engine
 
@@ -39,9 +39,11 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
     return factory(model, resolved, device)
 
 
-def build_collective(resolved: ResolvedRun, device: torch.device) -> Collective:
+def build_collective(resolved: ResolvedRun, device: torch.device) -> TimedCollective:
     """The operation of a run without a model. Needs an initialised default process group."""
-    factory = cast("Callable[..., Collective]", engine_factory(known_engine(resolved.engine.name)))
+    factory = cast(
+        "Callable[..., TimedCollective]", engine_factory(known_engine(resolved.engine.name))
+    )
     return factory(resolved, device)
 
 

@@ -69,7 +69,7 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class ParsedRow:
     """What a row says, and what it is called where rows are runs.
 
     said: None where the row is none. bad: what cannot be read of it, and what stands there.
@@ -80,7 +80,7 @@ class Row:
     bad: tuple[tuple[str, str], ...] = ()
 
 
-class Table:
+class LogTable:
     """A table whose header was seen; `row` reads on until a line is none of its rows."""
 
     def __init__(self, header: list[str], split: Callable[[str], list[str]]) -> None:
@@ -97,7 +97,7 @@ class Table:
         return any(one.field for one in self._columns)
 
     @classmethod
-    def opening(cls, header: str, following: str) -> tuple[Table, bool] | None:
+    def opening(cls, header: str, following: str) -> tuple[LogTable, bool] | None:
         """The table that begins with these two lines, and whether the second is a row already."""
         if "|" in header and _RULE.match(following):
             table = cls(_piped(header), _piped)
@@ -114,24 +114,24 @@ class Table:
                 return table, True
         return None
 
-    def row(self, line: str) -> Row | None:
+    def row(self, line: str) -> ParsedRow | None:
         """What a line of the table says; None where the table is over."""
         cells = self._split(line)
         if not line.strip():
             return None
         if len(cells) != len(self._columns):
             is_row = self._split is _piped and line.lstrip().startswith("|")
-            return Row(None, bad=(("row of cells", str(len(cells))),)) if is_row else None
+            return ParsedRow(None, bad=(("row of cells", str(len(cells))),)) if is_row else None
         read = _Cells()
         for column, cell in zip(self._columns, cells, strict=True):
             read.add(column, cell)
         if not self.is_of_steps:
             label = " ".join(read.words[:3])
-            return Row(Said(0, read.values, read.facts), label, tuple(read.bad))
+            return ParsedRow(Said(0, read.values, read.facts), label, tuple(read.bad))
         step = read.step
         if isinstance(step, str) or not step.is_integer() or not 0 <= step < _MOST:
-            return Row(None, bad=(*read.bad, ("step", str(step))))
-        return Row(Said(int(step), read.values, read.facts), bad=tuple(read.bad))
+            return ParsedRow(None, bad=(*read.bad, ("step", str(step))))
+        return ParsedRow(Said(int(step), read.values, read.facts), bad=tuple(read.bad))
 
 
 class _Cells:

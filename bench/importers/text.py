@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from bench.importers import labels, megatron, trainer
 from bench.importers.parsed import Line, Parsed, Said
-from bench.importers.tables import Table
+from bench.importers.tables import LogTable
 
 TABLE = "table"
 STATE = "trainer"
@@ -71,7 +71,7 @@ class _Cut:
         self._label: str | None = None
         self._prose = 0
         self._number = 0
-        self._table: Table | None = None
+        self._table: LogTable | None = None
         self._heading = ""
         self._before = ""
         self._held: tuple[str, bool] | None = None
@@ -151,7 +151,7 @@ class _Cut:
         return run
 
     def _opens_table(self, header: str, line: str) -> bool:
-        opened = Table.opening(header, line)
+        opened = LogTable.opening(header, line)
         if opened is None:
             return False
         self._table, is_row = opened

@@ -44,16 +44,16 @@ def main(arguments: list[str]) -> int:
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
     keep_to_share()
     watch_if_elsewhere(Path(run_dir), _ask_for_stacks)
-    meeting, node = Rendezvous.from_environment(), node_number()
+    rendezvous, node = Rendezvous.from_environment(), node_number()
     where = ["--standalone", "--local-addr=127.0.0.1"]
-    if meeting is None:
+    if rendezvous is None:
         return _run(int(ranks), worker_module, Path(run_dir), where, OUTCOME_FILE)
     # Whoever watches from another node can ask for stacks only by way of the agent.
     signal.signal(signal.SIGUSR1, lambda *_: _ask_for_stacks())
-    interface = meeting.interface()
+    interface = rendezvous.interface()
     if interface is not None and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    where = meeting.torchrun_arguments(node)
+    where = rendezvous.torchrun_arguments(node)
     return _run(int(ranks), worker_module, Path(run_dir), where, node_file(OUTCOME_FILE, node))
 
 

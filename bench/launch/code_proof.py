@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.launch.code import RankCode, expected_code
 from bench.launch.command import WORKER_MODULE
-from bench.launch.rank_code import RankCode, expected_code
 from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB
 from bench.spec import ResolvedRun, known_engine
 from bench.store import RunFolder, StoreFullError

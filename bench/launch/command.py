@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bench.launch.named_code import named_folders
+from bench.launch.code import RankCode, named_folders, own_code
 from bench.launch.nccl_logs import nccl_variables
 from bench.launch.process import CHECKOUT_VARIABLE
-from bench.launch.rank_code import RankCode, own_code
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
 from bench.launch.turns import TURNS_VARIABLE
 from bench.spec import ResolvedRun

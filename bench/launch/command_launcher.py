@@ -162,8 +162,8 @@ class CommandJob:
         self._broken_seconds: float | None = None
         self._over = threading.Event()
         self._clients = {
-            place: _started(order.run_dir, number, command)
-            for number, (place, command) in enumerate(commands.items())
+            host: _started(order.run_dir, number, command)
+            for number, (host, command) in enumerate(commands.items())
         }
         threading.Thread(target=self._live, daemon=True).start()
 
@@ -180,8 +180,8 @@ class CommandJob:
         """Ended with all commands; or with the first that fails, a moment later."""
         deadline = time.monotonic() + seconds
         while True:
-            codes = {place: client.poll() for place, client in self._clients.items()}
-            failed = {place: code for place, code in codes.items() if code}
+            codes = {host: client.poll() for host, client in self._clients.items()}
+            failed = {host: code for host, code in codes.items() if code}
             now = time.monotonic()
             if failed and self._broken_seconds is None:
                 self._broken_seconds = now
@@ -203,22 +203,22 @@ class CommandJob:
             return JobState("ended", exit_code=0, kernel_oom_kills=kills)
         silent = [host for node, host in enumerate(self._hosts) if words[node] is None]
         # The first that was lost, or else that failed; one that was killed there is no lost host.
-        lost = {place: code for place, code in failed.items() if code != _KILLED}
-        lost = {place: code for place, code in lost.items() if {*place.split(",")} & {*silent}}
-        place, code = next(iter((lost or failed).items()))
+        lost = {host: code for host, code in failed.items() if code != _KILLED}
+        lost = {host: code for host, code in lost.items() if {*host.split(",")} & {*silent}}
+        host, code = next(iter((lost or failed).items()))
         if lost:
-            said = self._last_line(place)
-            what = f"the command for {place} ended with exit code {code}"
+            said = self._last_line(host)
+            what = f"the command for {host} ended with exit code {code}"
             detail = f"host {', '.join(silent)} was lost: {what}{said and f': {said}'}"
             return JobState("ended", detail, code, "interrupted", kills)
-        return JobState("ended", f"on {place}", code, kernel_oom_kills=kills)
+        return JobState("ended", f"on {host}", code, kernel_oom_kills=kills)
 
     def _outcome(self, node: int) -> dict[str, Any] | None:
         file = node_file(OUTCOME_FILE, node)
         return read_json_object(self._order.run_dir / LOGS / file, [])
 
-    def _last_line(self, place: str) -> str:
-        number = [*self._clients].index(place)
+    def _last_line(self, host: str) -> str:
+        number = [*self._clients].index(host)
         lines = (self._order.run_dir / LOGS / node_file(AGENT_LOG, number)).read_bytes()
         return (lines.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:200]
 

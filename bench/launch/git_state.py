@@ -11,7 +11,8 @@ _TIMEOUT_SECONDS = 20.0
 _HEX_DIGITS = 16
 
 _NO_CODE = tuple(
-    f":(exclude)*.{ending}" for ending in ("yaml", "yml", "md", "txt", "log", "csv", "html", "json")
+    f":(exclude)*.{ending}"
+    for ending in ("yaml", "yml", "md", "txt", "log", "csv", "html", "json", "pyc")
 )
 
 
@@ -20,7 +21,7 @@ def git_state(root: Path) -> dict[str, Any]:
 
     dirty_hash covers the difference to the commit and the names and contents of untracked files
     that git does not ignore; None for a clean tree. Untracked files that are no code, as a sweep
-    file or a log that lies beside it, change nothing.
+    file or a log that lies beside it, or what Python has compiled, change nothing.
     """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:

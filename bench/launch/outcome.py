@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.launch.agent import OUTCOME_GLOB
-from bench.launch.blame import Failure, first_to_break
+from bench.launch.first_to_break import RankFailure, first_to_break
 from bench.launch.protocol import JobState
 from bench.launch.rank_entry.mfsdp_bench_rank import PROOFS_GLOB
 from bench.record import RunState
@@ -39,7 +39,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EndEvidence:
     """What is known after all processes are gone.
 
     failures: reports of the ranks by rank, earliest first. exit_codes: of the ranks that torchrun
@@ -62,7 +62,7 @@ class Evidence:
 
 def gather_evidence(
     folder: RunFolder, end: JobState, *, steps: list[int], steps_expected: int
-) -> Evidence:
+) -> EndEvidence:
     """Read the reports of the ranks (earliest first) and of the agents out of the run folder."""
     failures = folder.read_failures()
     by_node = {
@@ -76,7 +76,7 @@ def gather_evidence(
     ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
     known = [*died.values(), *(_failed_at(report) for report in failures.values())]
     culprit = _ended_agent(by_node, _hosts(folder), min(known, default=math.inf))
-    return Evidence(
+    return EndEvidence(
         agent_exit_code=end.exit_code,
         agent_place=end.detail if culprit is None else culprit[1],
         agent_gone=culprit is not None and culprit[0] is None,
@@ -122,14 +122,14 @@ def _ended_agent(
     return number, f"on {hosts[node]}" if node in hosts else ""
 
 
-def classify(evidence: Evidence) -> Outcome:
+def classify(evidence: EndEvidence) -> Outcome:
     """The outcome of a run whose agent ended by itself."""
     if evidence.agent_exit_code == 0:
         return _success(evidence)
     return _own_fault(evidence) or _broken(evidence) or _agent_fault(evidence)
 
 
-def _success(evidence: Evidence) -> Outcome:
+def _success(evidence: EndEvidence) -> Outcome:
     for rank, steps in enumerate(evidence.steps):
         if steps != evidence.steps_expected:
             return Outcome(
@@ -142,7 +142,7 @@ def _success(evidence: Evidence) -> Outcome:
     return Outcome("ok", exit_code=0)
 
 
-def _own_fault(evidence: Evidence) -> Outcome | None:
+def _own_fault(evidence: EndEvidence) -> Outcome | None:
     for kind in _OWN_FAULTS:
         for rank, report in evidence.failures.items():
             if report.get("kind") == kind:
@@ -150,7 +150,7 @@ def _own_fault(evidence: Evidence) -> Outcome | None:
     return None
 
 
-def _broken(evidence: Evidence) -> Outcome | None:
+def _broken(evidence: EndEvidence) -> Outcome | None:
     """The rank that broke first; None if the agent was ended, and took its ranks with it."""
     failed = sorted({*evidence.exit_codes, *evidence.failures})
     first = first_to_break([_failure(evidence, rank) for rank in failed])
@@ -167,9 +167,9 @@ def _broken(evidence: Evidence) -> Outcome | None:
     return Outcome("crashed", f"{reason}; see its log", first.rank, first.exit_code)
 
 
-def _failure(evidence: Evidence, rank: int) -> Failure:
+def _failure(evidence: EndEvidence, rank: int) -> RankFailure:
     report = evidence.failures.get(rank)
-    return Failure(
+    return RankFailure(
         rank,
         report,
         evidence.exit_codes.get(rank),
@@ -178,7 +178,7 @@ def _failure(evidence: Evidence, rank: int) -> Failure:
     )
 
 
-def _reported(evidence: Evidence, rank: int, report: Mapping[str, Any]) -> Outcome:
+def _reported(evidence: EndEvidence, rank: int, report: Mapping[str, Any]) -> Outcome:
     kind = report.get("kind")
     state: RunState = next((known for known in _OWN_FAULTS if known == kind), "crashed")
     message = str(report.get("message") or "no message").strip()
@@ -186,7 +186,7 @@ def _reported(evidence: Evidence, rank: int, report: Mapping[str, Any]) -> Outco
     return Outcome(state, reason, rank, evidence.exit_codes.get(rank))
 
 
-def _death(evidence: Evidence, rank: int, number: int) -> Outcome:
+def _death(evidence: EndEvidence, rank: int, number: int) -> Outcome:
     reason = f"rank {rank} was ended by {signal_name(number)}"
     state: RunState = "crashed"
     if number == signal.SIGKILL and evidence.kernel_oom_kills > 0:
@@ -207,7 +207,7 @@ def _death(evidence: Evidence, rank: int, number: int) -> Outcome:
     return Outcome(state, reason, rank, -number)
 
 
-def _agent_fault(evidence: Evidence) -> Outcome:
+def _agent_fault(evidence: EndEvidence) -> Outcome:
     code = evidence.agent_exit_code
     if evidence.agent_gone:
         how = "is gone without a word (SIGKILL leaves none)"

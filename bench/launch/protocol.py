@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bench.launch.rank_code import RankCode
+from bench.launch.code import RankCode
 from bench.launch.share import Share
-from bench.launch.turns import Slot
+from bench.launch.turns import BarrierSlot
 from bench.record import RunState
 from bench.spec import ResolvedRun
 
@@ -35,7 +35,7 @@ class Order:
     code: RankCode
     worker_module: str
     share: Share | None = None
-    slot: Slot | None = None
+    slot: BarrierSlot | None = None
 
     @property
     def variables(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import psutil
 
-MEETING_VARIABLE: Final = "MFSDP_BENCH_RENDEZVOUS"
+RENDEZVOUS_VARIABLE: Final = "MFSDP_BENCH_RENDEZVOUS"
 NODE_VARIABLE: Final = "MFSDP_BENCH_NODE"
 # What the node is called in records, where it is not Slurm that names it.
 NODE_NAME_VARIABLE: Final = "MFSDP_BENCH_NODE_NAME"
@@ -40,7 +40,7 @@ class Rendezvous:
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Self | None:
         """What `variables` of the launcher said; None for a run on one node."""
-        found = variables.get(MEETING_VARIABLE)
+        found = variables.get(RENDEZVOUS_VARIABLE)
         if not found:
             return None
         address, port, nodes = found.rsplit(":", 2)
@@ -48,7 +48,7 @@ class Rendezvous:
 
     def variables(self) -> dict[str, str]:
         """For the environment of every agent."""
-        return {MEETING_VARIABLE: f"{self.address}:{self.port}:{self.nodes}"}
+        return {RENDEZVOUS_VARIABLE: f"{self.address}:{self.port}:{self.nodes}"}
 
     def torchrun_arguments(self, node: int) -> list[str]:
         """For the agent of node `node`."""

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from bench.launch.agent import OUTCOME_FILE
+from bench.launch.code import RankCode, own_code
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
 from bench.launch.command import WORKER_MODULE
+from bench.launch.departure import departure
 from bench.launch.environment import collect_environment
 from bench.launch.heartbeat import Heartbeat
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
-from bench.launch.rank_code import RankCode, own_code
 from bench.launch.share import Share
-from bench.launch.turns import Slot
+from bench.launch.turns import BarrierSlot
 from bench.launch.watch import Ending, Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
 from bench.store.errors import StoreGoneError
-from bench.store.lateness import wait_until
+from bench.store.file_visibility import wait_until
 from bench.store.layout import MEMORY
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now
@@ -44,7 +46,7 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
     code: RankCode | None = None,
     launcher: Launcher = _LOCAL,
     share: Share | None = None,
-    slot: Slot | None = None,
+    slot: BarrierSlot | None = None,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -116,13 +118,22 @@ def _run(
         job.cancel(limits.grace_seconds)
     end = job.wait(0.0)
     if ending is not None:
-        return Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
+        outcome = Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
+        return _with_departure(outcome, folder)
     if end.state is not None:
         return Outcome(end.state, end.detail, None, end.exit_code)
     steps = order.resolved.train.steps
     _await_late_files(folder, heartbeat, steps if end.exit_code == 0 else None)
     evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
-    return classify(evidence)
+    return _with_departure(classify(evidence), folder)
+
+
+def _with_departure(outcome: Outcome, folder: RunFolder) -> Outcome:
+    """Where a rank stood still, or a watchdog ended it: what each had issued."""
+    if outcome.state not in ("hang", "timeout") and outcome.exit_code != -signal.SIGABRT:
+        return outcome
+    said = departure(folder.logs_path)
+    return replace(outcome, reason=f"{outcome.reason}; {said}") if said else outcome
 
 
 def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The wish to end a run, and whose it is: the record says so."""
+"""A request to end a run, and who made it: the record says so."""
 
 from __future__ import annotations
 

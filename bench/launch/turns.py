@@ -4,7 +4,7 @@
     arm b   start-up     |2|    |3|      |6|    |7|      end        | |: a turn; else parked
 
 Each run is a launch of its own: its processes, its folder, its watch. The barrier in the process
-that launches them says whose turn it is. A parked rank is blocked in the kernel, waiting for a
+that launches them says which arm trains next. A parked rank is blocked in the kernel, waiting for a
 byte, and takes no processor time. The order is reversed from one round of turns to the next, so a
 machine that gets steadily slower treats both alike. Behind its last step a run is parked until all
 have ended theirs; then they write their reports one after the other.
@@ -101,7 +101,7 @@ class Turns:
             raise BarrierGoneError("no turn will come: the launcher has closed the barrier")
 
 
-class Slot:
+class BarrierSlot:
     """One run at a barrier: the way in for its ranks, and a clock that stands while it is parked.
 
     Args:
@@ -190,7 +190,7 @@ class Barrier:
             tempfile.mkdtemp("", "mfsdp-turns-", "/tmp" if len(place) > _LONG else place)
         )
         self.slots = {
-            name: Slot(self._folder / str(index), count, turns)
+            name: BarrierSlot(self._folder / str(index), count, turns)
             for index, (name, count) in enumerate(ranks.items())
         }
         self._order = self._whose_turn(turns)
@@ -215,7 +215,7 @@ class Barrier:
         self._wake.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _whose_turn(self, turns: int) -> Iterator[Slot]:
+    def _whose_turn(self, turns: int) -> Iterator[BarrierSlot]:
         """A round per turn, every other one backwards, and one for the reports."""
         forwards = list(self.slots.values())
         for turn in range(turns):

@@ -46,7 +46,7 @@ _PER_STEP: Final = ("sm_mhz", "memory_mhz", "power_watts", "celsius", "throttle"
 Reading = dict[str, Any]
 
 
-class Source(Protocol):
+class DeviceSource(Protocol):
     """Somebody who knows one device. name: who. is_quick: whether it may be asked every step."""
 
     name: str
@@ -138,7 +138,7 @@ def reasons_of(bits: int) -> list[str]:
     return known + ([hex(rest)] if rest else [])
 
 
-def find_source(uuid: str) -> tuple[Source | None, str]:
+def find_source(uuid: str) -> tuple[DeviceSource | None, str]:
     """Who tells about the device, and why not somebody better."""
     refusals: list[str] = []
     for kind in (NvmlSource, SmiSource):

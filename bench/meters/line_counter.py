@@ -16,7 +16,7 @@ from typing import Any, Final
 from bench.meters.call_sites import CallSites, is_of_engine
 
 #: Sites that wait for other ranks, by how they begin: the transport of mfsdp within a host.
-WAITS: Final = ("mfsdp_core/comm/host_links.py:",)
+WAITS: Final = ("mfsdp_core/comm/host_connections.py:",)
 
 Tracer = Callable[[FrameType, str, Any], Any]
 

@@ -8,9 +8,9 @@ to a CPU, and on a CPU `Tensor.tolist` and `numpy`, which dispatch nothing there
 optimizers read of the number of steps, which they keep on the CPU on any device.
 Waits for collectives: `Work.wait`, for as long as the counter counts; torch publishes no event for
 them. What the counter itself does is left out. Work that C++ does below an operation (the
-reductions inside of gloo, workspaces of a kernel) is not seen. Nor is what `_LINKS` does, which
-reads the memory of peers when they are ready, at any time and on any thread: an exchange counts
-where it is posted, and where it is waited for.
+reductions inside of gloo, workspaces of a kernel) is not seen. Nor is what `_CONNECTIONS` does,
+which reads the memory of peers when they are ready, at any time and on any thread: an exchange
+counts where it is sent, and where it is waited for.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _OPTIMIZERS: Final = str(Path(torch.__file__).parent / "optim")
 _BLOCKING: Final = frozenset(("wait", "sleep", "synchronize", "_cuda_synchronize"))
 _HERE: Final = __file__
 #: The transport of mfsdp between ranks of one host, by its site.
-_LINKS: Final = "mfsdp_core/comm/host_links.py:"
-_POST, _WAIT = _LINKS + "HostLinks.post", _LINKS + "Exchange.wait"
+_CONNECTIONS: Final = "mfsdp_core/comm/host_connections.py:"
+_SEND, _WAIT = _CONNECTIONS + "HostConnections.send", _CONNECTIONS + "Exchange.wait"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class OperationCounter(TorchDispatchMode):
     def _watch_thread(self) -> None:
         self._local.watched = True
         self._local.inside = False
-        self._local.links = None
+        self._local.connections = None
         sys.setprofile(self._profile)
         self._lines.watch()
 
@@ -232,9 +232,9 @@ class OperationCounter(TorchDispatchMode):
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if not self._active:
             sys.setprofile(None)
-        elif self._local.links is not None:
-            if event == "return" and frame is self._local.links:
-                self._local.links = None
+        elif self._local.connections is not None:
+            if event == "return" and frame is self._local.connections:
+                self._local.connections = None
                 self._linked(frame, argument)
         elif not self._local.inside and frame.f_code.co_filename != _HERE:
             if event == "call":
@@ -246,18 +246,18 @@ class OperationCounter(TorchDispatchMode):
 
     def _called(self, frame: FrameType) -> None:
         site, line = self._sites.of_frame(frame)
-        if site.startswith(_LINKS):
-            self._local.links = frame
+        if site.startswith(_CONNECTIONS):
+            self._local.connections = frame
         elif is_of_engine(site):
             self._found(("python call", "python_call", "", site), line).count += 1
 
     def _linked(self, frame: FrameType, result: Any) -> None:
         """The transport has been called from outside of it, and returns `result`."""
         site, called = self._sites.of_code(frame.f_code), frame.f_locals
-        if frame.f_back is None or site not in (_POST, _WAIT):
+        if frame.f_back is None or site not in (_SEND, _WAIT):
             return
         caller, line = self._sites.of_frame(frame.f_back)
-        if site == _POST:
+        if site == _SEND:
             parts = list(called["outgoing"].values())
             dtype = str(parts[0].dtype).removeprefix("torch.") if parts else ""
             found = self._found(("exchange", "collective", dtype, caller), line)

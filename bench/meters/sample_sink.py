@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from bench.record import StepSample
-
-_FIELDS: Final = tuple(field.name for field in fields(StepSample))
 
 
 class SampleSink:
@@ -28,7 +25,7 @@ class SampleSink:
 
     def append(self, sample: StepSample) -> None:
         """One JSON object on one line; the number of the rank comes first."""
-        document = {"rank": self._rank} | {name: getattr(sample, name) for name in _FIELDS}
+        document = {"rank": self._rank} | sample.values()
         line = (json.dumps(document) + "\n").encode()
         while line:  # a full disk takes a part, and refuses the rest
             line = line[os.write(self._descriptor, line) :]

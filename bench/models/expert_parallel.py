@@ -32,11 +32,11 @@ def spread(model: Decoder, mesh: DeviceMesh) -> None:
             parameter = nn.Parameter(part)
             parameter.allreduce = False  # type: ignore[attr-defined]
             setattr(experts, name, parameter)
-        experts.exchange = Exchange(group)
+        experts.exchange = ExpertExchange(group)
     model.expert_mesh = mesh  # type: ignore[assignment]
 
 
-class Exchange:
+class ExpertExchange:
     """Sends rows to the experts of the ranks of `group`, which hold equal shares in rank order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:

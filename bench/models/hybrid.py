@@ -25,7 +25,7 @@ from bench.models.state_space import Mamba
 from bench.spec import PREDICTION, HybridShape, ModelShape, Recompute
 
 
-class Block(nn.Module):
+class HybridBlock(nn.Module):
     """The unit of sharding and of recompute; a subclass says what `mix` is."""
 
     def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
@@ -51,7 +51,7 @@ class Block(nn.Module):
         return x + self.mix(self.norm(x))
 
 
-class MambaBlock(Block):
+class MambaBlock(HybridBlock):
     """`M`: state space."""
 
     def __init__(self, shape: ModelShape, hybrid: HybridShape, recompute: Recompute) -> None:
@@ -64,7 +64,7 @@ class MambaBlock(Block):
         return out
 
 
-class AttentionBlock(Block):
+class AttentionBlock(HybridBlock):
     """`*`: causal attention."""
 
     def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
@@ -77,7 +77,7 @@ class AttentionBlock(Block):
         return out
 
 
-class ExpertsBlock(Block):
+class ExpertsBlock(HybridBlock):
     """`E`: mixture of experts."""
 
     def __init__(self, shape: ModelShape, hybrid: HybridShape, recompute: Recompute) -> None:
@@ -90,7 +90,7 @@ class ExpertsBlock(Block):
         return out
 
 
-class FeedForwardBlock(Block):
+class FeedForwardBlock(HybridBlock):
     """`-`: feed-forward for every token."""
 
     def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
@@ -103,7 +103,7 @@ class FeedForwardBlock(Block):
         return out
 
 
-class PredictionBlock(Block):
+class PredictionBlock(HybridBlock):
     """`/`: what a depth of multi-token prediction begins with."""
 
     def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
@@ -131,7 +131,7 @@ _PREDICTION_SHARE = 0.1
 class Hybrid(Decoder):
     """Decoder of the blocks that `shape.hybrid.pattern` spells."""
 
-    unit_classes: ClassVar[tuple[type[nn.Module], ...]] = (Block,)
+    unit_classes: ClassVar[tuple[type[nn.Module], ...]] = (HybridBlock,)
 
     def __init__(self, shape: ModelShape, recompute: Recompute = "none") -> None:
         hybrid = shape.hybrid

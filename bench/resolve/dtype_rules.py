@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.resolve.machine import Machine
-from bench.spec import DtypePolicies, ResolvedRun, known_engine
+from bench.spec import DtypePolicies, EngineSpec, ResolvedDtypes, ResolvedRun, known_engine
+from mfsdp_core.plan.dtype_policy import is_wider
 
 
 def dtypes_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
     """The first dtype that the engine cannot match, with what it would need to be."""
     return next(_mismatches(run, known_engine(run.engine.name).dtypes), None)
+
+
+def adds_up_as_sent(engine: EngineSpec) -> bool:
+    """Whether sums over ranks are in the dtype of the wire, unless another one is named."""
+    registers = engine.setting("nccl_ub") or engine.setting("cuda_graph")
+    return not known_engine(engine.name).dtypes.sums or bool(registers)
 
 
 def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
@@ -43,4 +50,23 @@ def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
         yield (
             f"engine {name} sends gradients as {main}, or as {' or '.join(offered.wire)} by a"
             f" communication hook; found grad_comm {dtypes.grad_comm}"
+        )
+    yield from _sums_elsewhere(run.engine, dtypes)
+
+
+def _sums_elsewhere(engine: EngineSpec, dtypes: ResolvedDtypes) -> Iterator[str]:
+    """What cannot add up as asked, and the setting that can."""
+    wire, total = dtypes.grad_comm, dtypes.reduce
+    if total in (None, wire):
+        return
+    change = f"found reduce {total}: set dtypes.reduce to {wire}"
+    if not is_wider(total, wire):
+        yield f"sums over ranks hold at least what is sent, {wire}; {change}"
+    elif adds_up_as_sent(engine):
+        by = "with nccl_ub or cuda_graph " if known_engine(engine.name).dtypes.sums else ""
+        yield f"engine {engine.name} {by}adds up in the dtype of the wire, {wire}; {change}"
+    elif engine.setting("transport") == "native":
+        yield (
+            f"transport native adds up in the dtype of the wire, {wire}; {change}, or"
+            " engine.transport to auto, which adds up in any"
         )

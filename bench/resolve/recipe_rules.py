@@ -8,7 +8,7 @@ from bench.resolve.engine_rules import codec_of, core_settings
 from bench.resolve.machine import Machine
 from bench.resolve.parameter_facts import TORCH_NAMES
 from bench.resolve.state_bytes import bucket_plans, counted_layers
-from bench.spec import ModelShape, ResolvedRun
+from bench.spec import SHARDED, ModelShape, ResolvedRun
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 from mfsdp_core.plan.fine_grained import TWO_PAYLOADS
 from mfsdp_core.plan.recipes import QuantisedWeights
@@ -22,7 +22,7 @@ def gather_bytes(run: ResolvedRun) -> dict[str, int]:
     Empty where nobody knows: the engine is not the core, the model is the user's own, or nothing is
     gathered. Every use of a unit gathers as much again, so gathers of a step are multiples of it.
     """
-    if run.shape is None or core_settings(run.engine) is None or run.strategy == "no_shard":
+    if run.shape is None or core_settings(run.engine) is None or not SHARDED[run.strategy]:
         return {}
     if run.linear.quantised_weights:  # layers of others encode them
         return {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bench.errors import UnsupportedError
 from bench.resolve.collective_rules import check_collective
+from bench.resolve.dtype_rules import adds_up_as_sent
 from bench.resolve.engine_rules import resolve_engine
 from bench.resolve.environment_names import check_environment
 from bench.resolve.linear_rules import resolve_linear
@@ -16,7 +17,14 @@ from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
 from bench.resolve.parallel_rules import check_expert_parallel, data_parallel_ranks
 from bench.resolve.rules import RULES
 from bench.resolve.validity import check_launch, check_spec
-from bench.spec import CollectiveSettings, DtypeSpec, ResolvedDtypes, ResolvedRun, RunSpec
+from bench.spec import (
+    CollectiveSettings,
+    DtypeSpec,
+    EngineSpec,
+    ResolvedDtypes,
+    ResolvedRun,
+    RunSpec,
+)
 from mfsdp_core.plan.dtype_policy import resolve_dtypes as resolve_group_dtypes
 
 
@@ -54,7 +62,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         recompute=spec.model.recompute,
         data=spec.data,
         engine=resolve_engine(spec),
-        dtypes=resolve_dtypes(spec.dtypes),
+        dtypes=resolve_dtypes(spec.dtypes, spec.engine),
         train=evidence_steps(spec),
         launch=spec.launch,
         measure=spec.measure,
@@ -77,7 +85,13 @@ def _resolve_collective(spec: RunSpec, settings: CollectiveSettings) -> Resolved
         recompute="none",
         data=spec.data,
         engine=resolve_engine(spec),
-        dtypes=ResolvedDtypes(compute=dtype, main_params=None, main_grads=dtype, grad_comm=dtype),
+        dtypes=ResolvedDtypes(
+            compute=dtype,
+            main_params=None,
+            main_grads=dtype,
+            grad_comm=dtype,
+            reduce=dtype,
+        ),
         train=evidence_steps(spec),
         launch=spec.launch,
         measure=spec.measure,
@@ -86,18 +100,21 @@ def _resolve_collective(spec: RunSpec, settings: CollectiveSettings) -> Resolved
     )
 
 
-def resolve_dtypes(dtypes: DtypeSpec) -> ResolvedDtypes:
-    """The four dtypes of a run.
+def resolve_dtypes(dtypes: DtypeSpec, engine: EngineSpec) -> ResolvedDtypes:
+    """The dtypes of a run.
 
-    main_grads defaults to the compute dtype, grad_comm to main_grads. `main_params` None is kept:
-    it says that the compute weights are the main ones, whatever their dtype.
+    main_grads defaults to the compute dtype, grad_comm to main_grads, reduce to the wider of the
+    two, or to grad_comm where collectives add up. `main_params` None is kept: it says that the
+    compute weights are the main ones, whatever their dtype.
     """
     group = resolve_group_dtypes(
-        dtypes.compute, dtypes.main_params, dtypes.main_grads, dtypes.grad_comm
+        dtypes.compute, dtypes.main_params, dtypes.main_grads, dtypes.grad_comm, dtypes.reduce
     )
+    as_sent = dtypes.reduce is None and adds_up_as_sent(engine)
     return ResolvedDtypes(
         compute=group.compute,
         main_params=dtypes.main_params,
         main_grads=group.main_grads,
         grad_comm=group.grad_comm,
+        reduce=group.grad_comm if as_sent else group.reduce,
     )

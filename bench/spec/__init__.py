@@ -17,7 +17,6 @@ from bench.spec.engine_lookup import (
 )
 from bench.spec.engine_row import (
     SHARED_SETTINGS,
-    STRATEGIES,
     DtypePolicies,
     EngineRow,
     EngineSettings,
@@ -33,9 +32,12 @@ from bench.spec.model import (
 )
 from bench.spec.names import (
     BLOCK_LETTERS,
+    DEFAULT_TRANSPORT,
     HYBRID_NAMES,
     POOLS,
     PREDICTION,
+    SHARDED,
+    STRATEGIES,
     AllocatorName,
     CollectiveName,
     DataKind,
@@ -45,6 +47,7 @@ from bench.spec.names import (
     GatherPrecisionName,
     NcclRecord,
     OuterStrategyName,
+    Part,
     Profile,
     RecipeName,
     Recompute,

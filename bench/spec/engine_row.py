@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from bench.spec.names import (
+    STRATEGIES,
     DeviceType,
     DtypeName,
     Frozen,
@@ -15,8 +16,6 @@ from bench.spec.names import (
     ParallelismName,
     StrategyName,
 )
-
-STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 
 class SharedSettings(Frozen):
@@ -58,13 +57,15 @@ class DtypePolicies:
     main: dtypes of main weights; None is any. gradients_as_main: gradients have the dtype of the
     main weights. autocast: compute dtypes that it reaches from fp32 main weights by autocast; None
     says that it casts by itself, to any. wire: dtypes it can send gradients in beside their own;
-    None is any, () says that it sends nothing.
+    None is any, () says that it sends nothing. sums: whether it adds up what ranks send in a dtype
+    that holds more than the wire's, if asked; else in the wire's, as torch's collectives do.
     """
 
     main: tuple[DtypeName, ...] | None = None
     gradients_as_main: bool = False
     autocast: tuple[DtypeName, ...] | None = None
     wire: tuple[DtypeName, ...] | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from bench.spec.engine_row import STRATEGIES, DtypePolicies, EngineRow, EngineSettings
+from bench.spec.engine_row import DtypePolicies, EngineRow, EngineSettings
 from bench.spec.names import (
+    DEFAULT_TRANSPORT,
+    STRATEGIES,
     AllocatorName,
     CollectiveName,
     GatherPrecisionName,
@@ -44,7 +46,7 @@ class MfsdpSettings(EngineSettings):
     """Serve units from a pool of slots."""
     average_in_collective: bool = False
     """Average in the collective rather than scale gradients first."""
-    transport: TransportName = "auto"
+    transport: TransportName = DEFAULT_TRANSPORT
     """What carries the bytes; auto chooses by host and device."""
     decoupled_grad: bool = False
     """Hand gradients to the optimizer in a dtype of their own."""
@@ -199,6 +201,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
         outer_axis=True,
         parallel=("tensor_parallel", "expert_parallel"),
+        dtypes=DtypePolicies(sums=True),
         state="core",
         code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
         colour="#D55E00",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from bench.spec.engine_table import MfsdpSettings
 from bench.spec.model import LinearLayers
+from bench.spec.names import SHARDED
 from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
@@ -53,6 +55,8 @@ def former_config_hash(run: ResolvedRun) -> str:
     """12 hex digits, as `ResolvedRun.config_hash` gave them."""
     document: dict[str, Any] = run.model_dump(mode="json")
     del document["factory"]
+    if document["dtypes"]["reduce"] == former_sums(document):
+        del document["dtypes"]["reduce"]
     if document["linear"] == LinearLayers().model_dump():
         del document["linear"]
     document["engine"] = MfsdpSettings().model_dump(mode="json") | document["engine"]
@@ -66,3 +70,26 @@ def former_config_hash(run: ResolvedRun) -> str:
                 del document[section][name]
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def former_sums(document: Mapping[str, Any]) -> str | None:
+    """The dtype that ranks' gradients were added up in before it had a name.
+
+    Direct exchange took FP32 at least, and `auto` chose it on a CPU where an axis scatters
+    gradients; collectives took the dtype of the wire. None where two axes differed.
+    """
+    engine, wire = document["engine"], document["dtypes"]["grad_comm"]
+    launch = document.get("launch")
+    on_cpu = not isinstance(launch, dict) or launch.get("device", "cpu") == "cpu"
+    default = "auto" if engine.get("name") == "mfsdp" else "native"
+    transport = engine.get("transport", default)
+    scatters = [bool(SHARDED.get(engine.get("strategy"), {"optimizer"}))]
+    if engine.get("outer_size", 1) > 1:
+        scatters.append(bool(SHARDED.get(engine.get("outer_strategy"))))
+    exchanged = {
+        transport in ("point_to_point", "same_host") or (transport == "auto" and on_cpu and one)
+        for one in scatters
+    }
+    wide = wire if wire == "fp64" else "fp32"
+    found: set[str] = {wide if one else wire for one in exchanged}
+    return found.pop() if len(found) == 1 else None

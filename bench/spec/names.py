@@ -9,6 +9,16 @@ from pydantic import BaseModel, ConfigDict
 DtypeName = Literal["fp64", "fp32", "bf16", "fp16"]
 StrategyName = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
 OuterStrategyName = Literal["no_shard", "optim"]
+Part = Literal["optimizer", "gradients", "weights"]
+#: What ranks share out among them, by strategy. The core has a table of its own, in
+#: `mfsdp_core.plan.strategy`: a check that read that one would believe whatever it says.
+SHARDED: Final[dict[StrategyName, frozenset[Part]]] = {
+    "no_shard": frozenset(),
+    "optim": frozenset({"optimizer"}),
+    "optim_grads": frozenset({"optimizer", "gradients"}),
+    "optim_grads_params": frozenset({"optimizer", "gradients", "weights"}),
+}
+STRATEGIES: Final[tuple[StrategyName, ...]] = tuple(SHARDED)
 #: What sharding on two data-parallel axes is called, by the strategy of the outer one.
 HYBRID_NAMES: dict[OuterStrategyName, str] = {"no_shard": "hsdp", "optim": "hfsdp"}
 Recompute = Literal["none", "full", "selective"]
@@ -21,6 +31,8 @@ CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcas
 #: Memory of torch's allocator, of NCCL's and registered with it, or registered as windows.
 RegistrationName = Literal["plain", "registered", "symmetric"]
 TransportName = Literal["auto", "native", "point_to_point", "same_host"]
+#: As `mfsdp_core.plan.config` has it; a test compares the two.
+DEFAULT_TRANSPORT: TransportName = "auto"
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 GatherPrecisionName = Literal["recipe", "compute"]

@@ -50,6 +50,8 @@ class DtypeSpec(Frozen):
     """Of the gradients that the optimizer reads."""
     grad_comm: DtypeName | None = None
     """In which gradients are sent."""
+    reduce: DtypeName | None = None
+    """In which ranks' gradients are added up; null: as the gradients where the engine can."""
 
 
 class TrainSpec(Frozen):
@@ -194,12 +196,16 @@ class RunSpec(Frozen):
 
 
 class ResolvedDtypes(Frozen):
-    """Dtypes with nothing left open. `main_params` None: the compute weights are the main ones."""
+    """Dtypes with nothing left open. `main_params` None: the compute weights are the main ones.
+
+    `reduce` None: a record of when axes of a mesh could differ, and did.
+    """
 
     compute: DtypeName
     main_params: DtypeName | None
     main_grads: DtypeName
     grad_comm: DtypeName
+    reduce: DtypeName | None = None
 
 
 class ResolvedRun(Frozen):
@@ -309,6 +315,8 @@ class ResolvedRun(Frozen):
             parts.append(self.engine.setting("recipe"))
         if self.dtypes.grad_comm != self.dtypes.compute:
             parts.append(f"comm_{self.dtypes.grad_comm}")
+        if self.dtypes.reduce not in (None, self.dtypes.grad_comm):
+            parts.append(f"sum_{self.dtypes.reduce}")
         parts.append(f"{self.launch.ranks}x{self.launch.device}")
         if self.launch.nodes > 1:
             parts.append(f"{self.launch.nodes}nodes")

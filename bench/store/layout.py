@@ -13,6 +13,7 @@ results/
     counts.json          what one step did, of runs that count it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
     logs/                agent.log, agent.json, rank<N>.log,
+                         issued.rank<N>.json of ranks that stand still,
                          expected_code.json, code_proof.node<K>.jsonl
     nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json  of arms with code of their own, <id> ends with what they are
@@ -55,6 +56,7 @@ SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"
 FAILURE_GLOB = "failure.rank*.json"
+ISSUED_GLOB = "issued.rank*.json"
 
 IDENTITY_DIGITS = 8
 """Hex digits that say what the arms of a sweep are, at the end of its id."""
@@ -71,6 +73,11 @@ def snapshot_name(rank: int) -> str:
 def trace_name(rank: int) -> str:
     """File of a rank's trace, in Chrome's format."""
     return f"trace.rank{rank}.json"
+
+
+def issued_name(rank: int) -> str:
+    """File below `logs` of what a rank had issued when it stood still."""
+    return f"issued.rank{rank}.json"
 
 
 def failure_name(rank: int) -> str:

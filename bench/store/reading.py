@@ -26,10 +26,16 @@ from bench.record import (
 )
 from bench.spec import ResolvedRun
 from bench.store import layout
-from bench.store.digest import broken_seals
+from bench.store.checksum import broken_checksums
 from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import holder_of, is_locked
-from bench.store.lateness import LATE_SECONDS, is_shared, late_seconds, read_bytes, wait_until
+from bench.store.file_visibility import (
+    LATE_SECONDS,
+    is_shared,
+    late_seconds,
+    read_bytes,
+    wait_until,
+)
 from bench.store.samples import read_samples
 from bench.store.upgrade import upgraded_spec
 
@@ -46,7 +52,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     resolved = read_spec(path)
     problems: list[str] = []
     status = read_status(path, problems)
-    broken = _broken_seals(path, read_json_object(path / layout.STATUS, []) or {})
+    broken = _broken_checksums(path, read_json_object(path / layout.STATUS, []) or {})
     problems += broken
     environment = read_json_object(path / layout.ENVIRONMENT, problems)
     if environment is None:
@@ -64,35 +70,38 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         checkpoints=read_json_object(path / layout.CHECKPOINTS, problems),
         counts=read_json_object(path / layout.COUNTS, problems),
         problems=tuple(problems),
-        broken_seals=tuple(broken),
+        broken_checksums=tuple(broken),
     )
 
 
 def read_outline(path: Path, run_id: str) -> RunOutline:
-    """As `read_record`, without samples where the seal shows that they are what they were.
+    """As `read_record`, without samples where the checksum shows that they are what they were.
 
-    A run that ends well has a sample of every rank and step (`bench.launch.run`), so a whole seal
-    says as much as reading them does.
+    A run that ends well has a sample of every rank and step (`bench.launch.run`), so a
+    checksum that fits says as much as reading them does.
 
     Raises:
         DamagedRecordError: as `read_record`.
     """
     document = read_json_object(path / layout.STATUS, []) or {}
-    if document.get("state") in FINISHED_GOOD and document.get("seal") is not None:
+    if (
+        document.get("state") in FINISHED_GOOD
+        and document.get("checksum", document.get("seal")) is not None
+    ):
         problems: list[str] = []
         status = read_status(path, problems)
-        if not problems and not _broken_seals(path, document):
+        if not problems and not _broken_checksums(path, document):
             return RunOutline(run_id, read_spec(path), status)
     record = read_record(path, run_id)
     return RunOutline(run_id, record.resolved, record.status, record.damage)
 
 
-def _broken_seals(path: Path, document: dict[str, Any]) -> list[str]:
+def _broken_checksums(path: Path, document: dict[str, Any]) -> list[str]:
     """Believed once nothing can be late any more ([Note: late files])."""
     broken: list[str] = []
 
     def whole() -> bool:
-        broken[:] = broken_seals(path, document)
+        broken[:] = broken_checksums(path, document)
         return not broken
 
     ended = document.get("ended_utc")

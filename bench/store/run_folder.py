@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import secrets
@@ -21,7 +20,7 @@ from bench.store.atomic import (
     write_json_atomically,
     write_text_atomically,
 )
-from bench.store.digest import sealed
+from bench.store.checksum import with_checksums
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
 from bench.store.samples import node_file
@@ -91,12 +90,12 @@ class RunFolder:
         self.status = status
 
     def finish(self, status: RunStatus) -> None:
-        """Replace `status.json` for the last time, with a seal of every file of the run.
+        """Replace `status.json` for the last time, with a checksum of every file of the run.
 
         Raises:
             StoreFullError: no space; the previous status stands.
         """
-        self.write_status(sealed(self.path, status))
+        self.write_status(with_checksums(self.path, status))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Replace `env.json`; what looks like a secret is redacted here, whoever collected it."""
@@ -110,12 +109,12 @@ class RunFolder:
         """Replace `summary.json`: a convenience for other tools, never read back by ours."""
         write_json_atomically(self.path / layout.SUMMARY, summary.model_dump(mode="json"))
 
-    def append_step(self, rank: int, sample: StepSample) -> None:
-        """Append one line to the samples of node 0 (for tests; ranks write their own)."""
-        line = json.dumps({"rank": rank} | dataclasses.asdict(sample)) + "\n"
+    def append_steps(self, rank: int, *samples: StepSample) -> None:
+        """Append a line each to the samples of node 0 (for tests; ranks write their own)."""
+        lines = [json.dumps({"rank": rank} | sample.values()) + "\n" for sample in samples]
         path = self.steps_path()
         with reporting_failed_writes(path), path.open("a") as stream:
-            stream.write(line)
+            stream.writelines(lines)
 
     def read_runtime(self) -> dict[str, Any]:
         """What rank 0 said about torch and its devices; empty if it did not get that far."""

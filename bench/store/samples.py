@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import first_problem
 from bench.record import StepSample
-from bench.store.lateness import read_bytes
+from bench.store.file_visibility import read_bytes
 
 GLOB = "steps.*.jsonl"
 

@@ -4,8 +4,10 @@ Version 1 is still the version of a results folder: all that came later can be l
 
     came later                         a document without it
     engine.fine_grained_gather         every unit was gathered whole
+    dtypes.reduce                      as the transport of its backend added up; `former_sums`
     names of runs by what differs      `config_hash` in a plan is made again from `resolved`
-    status.json: files, seal           nothing says whether files were changed since
+    status.json: files, checksum       nothing says whether files were changed since
+    `seal` became `checksum`           the same under its former name
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.spec import ResolvedRun
+from bench.spec.former_name import former_sums
 
 
 def upgraded_spec(document: Any) -> Any:
     """`spec.json` of any version, as `ResolvedRun` reads it."""
-    engine = document.get("engine") if isinstance(document, dict) else None
-    if not isinstance(engine, dict) or engine.get("name") != "mfsdp":
+    if not isinstance(document, dict) or not isinstance(engine := document.get("engine"), dict):
+        return document
+    dtypes = document.get("dtypes")
+    if isinstance(dtypes, dict) and "reduce" not in dtypes and "grad_comm" in dtypes:
+        document = document | {"dtypes": dtypes | {"reduce": former_sums(document)}}
+    if engine.get("name") != "mfsdp":
         return document
     return document | {"engine": {"fine_grained_gather": False} | engine}
 

@@ -68,7 +68,7 @@ class Validations:
             raise DamagedRecordError(f"{path} cannot be read: {error}") from error
 
     def newest(self, *, with_bugs: bool) -> ValidationRecord | None:
-        """The newest readable validation with, or without, bugs put back."""
+        """The newest readable validation with, or without, injected bugs."""
         for one in reversed(self.ids()):
             try:
                 record = self.read(one)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A module-level function and its arguments. file: where the function was written."""
 
     module: str
@@ -21,7 +21,7 @@ class Call:
     arguments: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Call:
+    def of(cls, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> FunctionCall:
         """The address of `function`.
 
         Raises:

@@ -4,9 +4,9 @@ m is the dtype of the accumulated gradient, c that of the wire. Strategies that 
 add up k microbatches in m, cast once to c, reduce in c and cast back; the others cast and reduce
 every microbatch and add the results up in m. An outer axis adds one more cast and reduction.
 
-`emulated` takes the sum over ranks in FP32, in rank order. Native collectives round it to c: for
-two ranks exactly once; for more, a ring rounds the partial sums too. Direct exchange hands the FP32
-sum on, except where the sum itself travels once more (all-reduce).
+`emulated` adds up over ranks in rank order, in a dtype r that holds c, and hands on what has it,
+except where the sum itself travels once more, in c (all-reduce). Direct exchange does exactly that.
+Native collectives have r = c: exactly so for two ranks; for more they add up in an order of theirs.
 `expected` leaves that open: any order, in c or wider, is right. Its slack is what n such roundings
 of c can make, and k + 2 of m, element by element.
 """
@@ -36,12 +36,20 @@ class Model:
 
 
 def sent(
-    rows: Sequence[Sequence[Tensor]], main: torch.dtype, wire: torch.dtype, *, every: bool
+    rows: Sequence[Sequence[Tensor]],
+    main: torch.dtype,
+    wire: torch.dtype,
+    divisor: int,
+    *,
+    every: bool,
 ) -> list[list[Tensor]]:
-    """What each rank puts on the wire, [reduction][rank], from g[r][j]; nothing is divided yet."""
+    """What each rank puts on the wire, [reduction][rank], from g[r][j]: divided, then cast."""
     if every:
-        return [[row[j].to(wire) for row in rows] for j in range(len(rows[0]))]
-    return [[accumulated(row, main).to(wire) for row in rows]]
+        reductions = [[row[j] for row in rows] for j in range(len(rows[0]))]
+    else:
+        reductions = [[accumulated(row, main) for row in rows]]
+    wide = [[g.to(torch.promote_types(g.dtype, wire)) for g in row] for row in reductions]
+    return [[(g * (1.0 / divisor)).to(wire) for g in row] for row in wide]
 
 
 def accumulated(gradients: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -52,14 +60,12 @@ def accumulated(gradients: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return total
 
 
-def reduced(contributions: Sequence[Tensor], divisor: int, *, rounds_sum: bool) -> Tensor:
-    """The sum over ranks of what each sent, divided before it is added."""
-    dtype = contributions[0].dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    total = torch.zeros_like(contributions[0], dtype=wide)
+def reduced(contributions: Sequence[Tensor], *, dtype: torch.dtype, travels: bool) -> Tensor:
+    """The sum over ranks, in `dtype`, of what each sent."""
+    total = torch.zeros_like(contributions[0], dtype=dtype)
     for contribution in contributions:
-        total += (contribution / divisor).to(wide)
-    return total.to(dtype) if rounds_sum else total
+        total += contribution.to(dtype)
+    return total.to(contributions[0].dtype) if travels else total
 
 
 def emulated(
@@ -69,11 +75,13 @@ def emulated(
     divisor: int,
     *,
     every: bool,
-    rounds_sum: bool,
+    total: torch.dtype,
+    travels: bool,
 ) -> Tensor:
-    """The gradient on one axis, from g[r][j] of one parameter."""
-    reductions = sent(rows, main, wire, every=every)
-    return accumulated([reduced(r, divisor, rounds_sum=rounds_sum) for r in reductions], main)
+    """The gradient on one axis, from g[r][j] of one parameter. total: r. travels: all-reduced."""
+    reductions = sent(rows, main, wire, divisor, every=every)
+    sums = [reduced(one, dtype=total, travels=travels) for one in reductions]
+    return accumulated(sums, main)
 
 
 def expected(contributions: Sequence[Sequence[Tensor]], model: Model) -> tuple[Tensor, Tensor]:
@@ -81,12 +89,11 @@ def expected(contributions: Sequence[Sequence[Tensor]], model: Model) -> tuple[T
 
     Ranks are outer-major: rank r is inner rank r % inner of outer rank r // inner.
     """
-    scale = 1.0 / len(contributions)
     sums: list[Tensor] = []
     slack = torch.zeros(contributions[0][0].shape, dtype=torch.float64)
     for outer in range(model.outer):
         rows = contributions[outer * model.inner : (outer + 1) * model.inner]
-        total, allowed = _inner(rows, model, scale)
+        total, allowed = _inner(rows, model, len(contributions))
         sums.append(total)
         slack += allowed
     if model.outer == 1:
@@ -97,12 +104,12 @@ def expected(contributions: Sequence[Sequence[Tensor]], model: Model) -> tuple[T
     return torch.stack(wired).sum(0), slack
 
 
-def _inner(rows: Sequence[Sequence[Tensor]], model: Model, scale: float) -> tuple[Tensor, Tensor]:
+def _inner(rows: Sequence[Sequence[Tensor]], model: Model, divisor: int) -> tuple[Tensor, Tensor]:
     wire, main = _unit(model.wire), _unit(model.main)
     total = torch.zeros(rows[0][0].shape, dtype=torch.float64)
     size = torch.zeros_like(total)
-    for tensors in sent(rows, model.main, model.wire, every=model.every):
-        scaled = [(tensor * scale).double() for tensor in tensors]
+    for tensors in sent(rows, model.main, model.wire, divisor, every=model.every):
+        scaled = [tensor.double() for tensor in tensors]
         total += torch.stack(scaled).sum(0)
         size += torch.stack([value.abs() for value in scaled]).sum(0)
     roundings = model.inner + 1 if model.rounds_sum else 0

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.testing.call import Call
+from bench.testing.call import FunctionCall
 from bench.testing.serialization import packed, unpacked
 from bench.testing.worker_group import WorkerGroup, World
 
@@ -79,7 +79,7 @@ def _answer_calls(pipe: Connection, rank: int, group: WorkerGroup) -> None:
         pipe.send_bytes(content)
 
 
-def request(world: World, call: Call) -> bytes:
+def request(world: World, call: FunctionCall) -> bytes:
     """What `_answer_calls` reads."""
     return packed((world, call))
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench.errors import BenchError
+from bench.launch.code import checkout_root
 from bench.launch.parent_death import die_with_parent
-from bench.launch.rank_code import checkout_root
-from bench.testing.call import Call
+from bench.testing.call import FunctionCall
 from bench.testing.fork_server import serve_requests
 from bench.testing.load_clock import LoadClock
 from bench.testing.serialization import unpacked
@@ -38,7 +38,7 @@ _LOG_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """A rank without a result. text: its traceback, how it ended, or its stack; log: what it wrote.
 
     Of the log there is the end.
@@ -53,7 +53,7 @@ class Failure:
 class WorkersError(BenchError):
     """A call that did not come back from every rank. returned: what did, by rank."""
 
-    def __init__(self, failures: Sequence[Failure], returned: dict[int, Any]) -> None:
+    def __init__(self, failures: Sequence[WorkerFailure], returned: dict[int, Any]) -> None:
         said = ["\n".join((f"rank {f.rank}: {f.text}", *f.log)) for f in failures]
         super().__init__("\n".join(said))
         self.failures = tuple(failures)
@@ -205,19 +205,20 @@ class Workers:
         *arguments: Any,
         seconds: float,
         ranks: int | None = None,
+        cpu_seconds: float | None = None,
     ) -> list[Any]:
         """`function(*arguments)` on the first `ranks` ranks: what each returned, in rank order.
 
         function: of a module, so that ranks find it. seconds: at most, on a machine that has
-        nothing else to do (`load_clock`).
+        nothing else to do (`load_clock`). cpu_seconds: of processor time that a rank may use.
 
         Raises:
             WorkersError: not every rank returned. All ranks are ended.
         """
-        call = Call.of(function, arguments)
+        call = FunctionCall.of(function, arguments)
         if not self._pids:
             self._start()
-        return self._run(call, ranks or self._count, seconds)
+        return self._run(call, ranks or self._count, seconds, cpu_seconds)
 
     def kill(self) -> None:
         """Kill every rank: a call that another thread waits for ends as one whose ranks died."""
@@ -237,9 +238,11 @@ class Workers:
     def _start(self) -> None:
         self._pids, self._pipes, self._folder = self._server.fork(self._count, self._core)
         if self._prepare is not None:
-            self._run(Call.of(self._prepare), self._count, _START_SECONDS)
+            self._run(FunctionCall.of(self._prepare), self._count, _START_SECONDS)
 
-    def _run(self, call: Call, ranks: int, seconds: float) -> list[Any]:
+    def _run(
+        self, call: FunctionCall, ranks: int, seconds: float, cpu_seconds: float | None = None
+    ) -> list[Any]:
         # Ranks that leave a group for another and come back need a rendezvous of their own.
         if self._world is None or self._world.ranks != ranks:
             rendezvous = tempfile.mktemp(dir=self._folder, prefix="rendezvous-")
@@ -249,23 +252,32 @@ class Workers:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(content)
         try:
-            answers, dead = self._collect(ranks, seconds)
+            answers, dead, limit = self._collect(ranks, seconds, cpu_seconds)
         except BaseException:
             # Interrupted, as by a time limit: the ranks are in the middle of a call.
             self.end()
             raise
         if len(answers) == ranks and not any(answer.error for answer in answers.values()):
             return [answers[rank].value for rank in range(ranks)]
-        failures = self._failures(ranks, answers, dead, seconds)
+        failures = self._failures(ranks, answers, dead, limit)
         self.end()
         returned = {rank: a.value for rank, a in answers.items() if not a.error}
         raise WorkersError(failures, returned)
 
-    def _collect(self, ranks: int, seconds: float) -> tuple[dict[int, Answer], list[int]]:
+    def _collect(
+        self, ranks: int, seconds: float, cpu_seconds: float | None
+    ) -> tuple[dict[int, Answer], list[int], str]:
+        """Answers, dead ranks, and the limit that ended the waiting, if one did."""
         answers: dict[int, Answer] = {}
         dead: list[int] = []
         clock, limit = LoadClock(), seconds
+        used = [_processor_seconds(pid) for pid in self._pids[:ranks]]
         while len(answers) + len(dead) < ranks and clock.seconds() < limit:
+            if cpu_seconds is not None and any(
+                _processor_seconds(pid) - before > cpu_seconds
+                for pid, before in zip(self._pids, used, strict=False)
+            ):
+                return answers, dead, f"{cpu_seconds:g} s of processor time"
             waiting = {self._pipes[r]: r for r in range(ranks) if r not in answers}
             waiting = {pipe: rank for pipe, rank in waiting.items() if rank not in dead}
             for pipe in wait(list(waiting), timeout=min(limit, _LOOK_SECONDS)):
@@ -277,20 +289,22 @@ class Workers:
                     dead.append(rank)
                 if rank in dead or answers[rank].error:
                     limit = min(limit, clock.seconds() + _GRACE_SECONDS)
-        return answers, dead
+        return answers, dead, f"{seconds:g} s"
 
     def _failures(
-        self, ranks: int, answers: dict[int, Answer], dead: list[int], seconds: float
-    ) -> list[Failure]:
+        self, ranks: int, answers: dict[int, Answer], dead: list[int], limit: str
+    ) -> list[WorkerFailure]:
         found = {
-            r: Failure(r, "raised", a.error, self._log(r)) for r, a in answers.items() if a.error
+            r: WorkerFailure(r, "raised", a.error, self._log(r))
+            for r, a in answers.items()
+            if a.error
         }
         for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
-            found[rank] = Failure(rank, "died", f"died with {_ending(code)}", self._log(rank))
+            found[rank] = WorkerFailure(rank, "died", f"died with {_ending(code)}", self._log(rank))
         silent = [rank for rank in range(ranks) if rank not in answers and rank not in dead]
         for rank, stack in zip(silent, self._stacks(silent), strict=True):
-            text = f"no answer (limit {seconds:g} s), was in\n{stack}"
-            found[rank] = Failure(rank, "hung", text, self._log(rank))
+            text = f"no answer (limit {limit}), was in\n{stack}"
+            found[rank] = WorkerFailure(rank, "hung", text, self._log(rank))
         return [found[rank] for rank in sorted(found)]
 
     def _log(self, rank: int) -> tuple[str, ...]:
@@ -303,6 +317,16 @@ class Workers:
                 os.kill(self._pids[rank], signal.SIGUSR1)
         time.sleep(_STACK_SECONDS if silent else 0)
         return [stack_file(self._folder, rank).read_text(errors="replace") for rank in silent]
+
+
+def _processor_seconds(pid: int) -> float:
+    """Of a rank so far; 0 once it has ended."""
+    try:
+        # After the name, which may hold blanks; user and system time come 12th and 13th.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ending(code: int) -> str:

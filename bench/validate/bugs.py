@@ -1,4 +1,4 @@
-"""Bugs that can be put back into mfsdp_core, each a patch in the folder `patches`.
+"""Bugs that can be injected into mfsdp_core, each a patch in the folder `patches`.
 
 One source for all users: the regression tests of the core, which have to fail on a copy with the
 bug, and `validate --inject`, whose checker has to notice it without knowing which bug is in.
@@ -21,7 +21,7 @@ PATCHES = Path(__file__).parent / "patches"
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug, and the file that puts it back."""
+    """One bug, and the patch that injects it."""
 
     id: str
     title: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents, LocalRows
-from bench.spec import DtypeName
+from bench.spec import DtypeName, known_engine
 from bench.testing import rounding
 from bench.testing.reference import Named
 from bench.validate import joining
@@ -19,6 +19,7 @@ from bench.validate.cases import POLICIES, Case
 from bench.validate.observation import Seen
 from bench.validate.reference import RawStep, Reference, ReferenceOptimizer
 from bench.validate.scenario import REDIRECTED
+from bench.validate.toy_models import BATCH, POSITIONS
 from bench.verdict import Finding
 
 #: ||difference|| / ||expected|| that one step of right arithmetic stays within, by main dtype.
@@ -46,15 +47,55 @@ class CaseEvidence:
         """All ranks of the case."""
         return range(len(self.seen))
 
-    @property
+    @cached_property
     def steps(self) -> range:
-        """Steps that every rank has."""
-        return range(min(len(one.steps) for one in self.seen))
+        """Steps that every rank has, up to the first after which a weight is NaN or Inf.
+
+        What follows is computed from it, by the reference as well.
+        """
+        count = min(len(one.steps) for one in self.seen)
+        if not self._finite([one.initial for one in self.seen]):
+            return range(0)
+        poisoned = (s for s in range(count) if not self._finite(self._after(s)))
+        return range(next(poisoned, count - 1) + 1)
 
     @property
-    def updated_steps(self) -> range:
+    def fed_steps(self) -> list[int]:
+        """Those whose gradients, as found, are finite: what is made of others says nothing."""
+        return [
+            step
+            for step in self.steps
+            if self._finite([one.steps[step].gradients for one in self.seen])
+        ]
+
+    def _after(self, step: int) -> list[dict[str, LocalRows]]:
+        return [one.steps[step].weights for one in self.seen]
+
+    @staticmethod
+    def _finite(shards: Sequence[Mapping[str, LocalRows | None]]) -> bool:
+        return all(
+            bool(torch.isfinite(shard.rows).all())
+            for of_rank in shards
+            for shard in of_rank.values()
+            if shard is not None
+        )
+
+    @property
+    def updated_steps(self) -> list[int]:
         """Steps that the optimizer has taken."""
-        return range(0) if self.case.scenario == "again" else self.steps
+        return [step for step in self.steps if self.seen[0].steps[step].stepped]
+
+    @property
+    def tokens(self) -> int:
+        """That clipping divides the gradients by: those of a step, where losses are per token."""
+        each = self.case.microbatches * self.case.data_ranks * BATCH * POSITIONS
+        return each if self.case.per_token else 1
+
+    @property
+    def settled_steps(self) -> list[int]:
+        """Steps that hold and gather what the tables of the strategies say."""
+        reads_ahead = self.case.scenario in ("ahead", "ordered")
+        return self.updated_steps[-1:] if reads_ahead else self.updated_steps
 
     @property
     def trainable(self) -> list[str]:
@@ -64,7 +105,7 @@ class CaseEvidence:
     @property
     def reduces_every_microbatch(self) -> bool:
         """Whether the strategy has no room for a whole gradient."""
-        return self.case.strategy in ("optim_grads", "optim_grads_params")
+        return "gradients" in self.case.sharded
 
     @cached_property
     def initial(self) -> Named:
@@ -86,7 +127,7 @@ class CaseEvidence:
         Where the compute dtype has rounded them, an engine loads its weights once more.
         """
         loaded = [self.initial] if self.reference.main != self.reference.compute else []
-        return loaded + [self.before(other) for other in range(step)]
+        return loaded + [self.before(other) for other in self.updated_steps if other < step]
 
     def is_encoded(self, bucket: BucketContents) -> bool:
         """Whether the weights of a buffer are quantised on their way: those of matrices."""
@@ -96,28 +137,36 @@ class CaseEvidence:
     def raw(self, step: int) -> RawStep:
         """g[r, j] of `step`."""
         if step not in self._raw:
-            count = self.case.microbatches + (self.case.scenario == "again")
+            count = self.case.microbatches + (not self.seen[0].steps[step].stepped)
             before, earlier = self.before(step), self.encoded_before(step)
             self._raw[step] = self.reference.step(before, step, count, earlier)
         return self._raw[step]
 
     def wire_dtype(self, step: int) -> DtypeName:
         """Dtype in which gradients are to travel in `step`."""
-        if self.case.scenario == "redirected":
+        if self.case.scenario == "redirected" and step < len(REDIRECTED):
             return REDIRECTED[step]
         return POLICIES[self.case.policy][3]
 
     def expected_gradient(self, name: str, step: int) -> tuple[Tensor, Tensor | None]:
-        """The gradient, FP64; with a slack per element where dtypes differ on the way."""
+        """The gradient, FP64; with a slack per element where dtypes differ on the way.
+
+        Where losses are per token, the sum over all of them.
+        """
+        summed = self.case.data_ranks if self.case.per_token else 1
+        mean, slack = self._mean(name, step)
+        return mean * summed, None if slack is None else slack * summed
+
+    def _mean(self, name: str, step: int) -> tuple[Tensor, Tensor | None]:
         compute, _, grads, _ = (TORCH_DTYPES[d] for d in POLICIES[self.case.policy])
         wire = TORCH_DTYPES[self.wire_dtype(step)]
         if compute == grads == wire:
             return self.raw(step).mean(name), None
         outer = self.case.outer
-        # Direct exchange adds up in FP32; a divisor that is no power of two would round before.
-        scatters = self.case.strategy != "no_shard" and self.case.outer == 1
-        direct = self.case.transport in ("point_to_point", "same_host")
-        exact = direct and scatters and _divides_exactly(self.case)
+        # The core adds up as the gradients are; a divisor that is no power of two rounds before.
+        scatters = bool(self.case.sharded) and self.case.outer == 1
+        wide = self.case.transport != "native" and known_engine(self.case.engine).dtypes.sums
+        exact = wide and scatters and _divides_exactly(self.case)
         model = rounding.Model(
             grads,
             wire,

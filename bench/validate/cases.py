@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.spec import (
+    DEFAULT_TRANSPORT,
     HYBRID_NAMES,
     POOLS,
+    SHARDED,
     AllocatorName,
     DataSpec,
     DtypeName,
@@ -17,6 +19,7 @@ from bench.spec import (
     MeasureSpec,
     ModelShape,
     OuterStrategyName,
+    Part,
     RecipeName,
     ResolvedDtypes,
     ResolvedRun,
@@ -47,16 +50,18 @@ POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
     "bf16_sum": ("bf16", "fp32", "bf16", "fp32"),
 }
 
-#: What a scenario does that plain training does not.
+_SWITCHES = ("average", "per_token", "gather_group", "nan_check")
+
+#: What a scenario does. After it every case trains on, for two steps: `CLOSING_BOUNDS`.
 SCENARIOS: dict[Scenario, str] = {
-    "train": "three steps, the second clipped, the third below the bound of clipping",
+    "train": "a step",
     "unmarked": "no microbatch is marked as the last; the gradients are asked for afterwards",
-    "again": "a further backward pass after the last one of a step",
+    "again": "a further backward pass after the last one of a step; the gradients are dropped",
     "redirected": "the communication dtype changes between steps, and back",
     "equalised": "ranks start from different weights and are made equal",
     "ahead": "evaluations between microbatches; weights gathered ahead just before each step",
-    "ordered": "plain training; every operation is recorded with the memory that it touches",
-    "exported": "whole weights by every way out of the engine, and by files in again; then a step",
+    "ordered": "two steps; every operation is recorded with the memory that it touches",
+    "exported": "whole weights by every way out of the engine, and by files in again",
     "reloaded": "after an evaluation other weights are loaded, then a state that lacks an entry",
 }
 
@@ -64,10 +69,9 @@ SCENARIOS: dict[Scenario, str] = {
 TENSOR_PARALLEL: dict[str, int] = {"rowwise": 2}
 EXPERT_PARALLEL: dict[str, int] = {"experts": 2}
 
-STEPS = 3
 CLIP_NORM = 0.05
-#: Bounds of clipping by step, from 0: one that every norm is above, and one that none is.
-CLIP_BOUNDS: dict[int, float] = {1: CLIP_NORM, 2: 1e6}
+#: Bounds of clipping of the last two steps of a case: every norm is above one, none the other.
+CLOSING_BOUNDS = (CLIP_NORM, 1e6)
 _ROWWISE = re.compile(r"blocks\.\d+\.weight$")
 _EXPERT = re.compile(r"blocks\.1\.")
 _LEARNING_RATE = 0.01
@@ -100,10 +104,12 @@ class Case:
     scenario: Scenario = "train"
     average: bool = False
     overlap: bool = True
-    transport: TransportName = "auto"
+    transport: TransportName = DEFAULT_TRANSPORT
     gather_group: bool = False
     allocator: AllocatorName = "storage_resize"
     recipe: RecipeName = "none"
+    per_token: bool = False
+    nan_check: bool = False
 
     @property
     def id(self) -> str:
@@ -112,12 +118,22 @@ class Case:
         parts.append(f"k{self.microbatches}")
         if self.scenario != "train":
             parts.append(self.scenario)
-        parts += [name for name in ("average", "gather_group") if getattr(self, name)]
+        parts += [name for name in _SWITCHES if getattr(self, name)]
         parts += [] if self.overlap else ["no_overlap"]
-        parts += [] if self.transport == "auto" else [self.transport]
+        parts += [] if self.transport == DEFAULT_TRANSPORT else [self.transport]
         parts += [] if self.allocator == "storage_resize" else [self.allocator]
         parts += [] if self.recipe == "none" else [self.recipe]
         return "/".join(parts)
+
+    @property
+    def sharded(self) -> frozenset[Part]:
+        """What the ranks of the inner axis share out among them."""
+        return SHARDED[self.strategy]
+
+    @property
+    def shards_outside(self) -> bool:
+        """Whether the ranks of the outer axis share something out as well."""
+        return bool(SHARDED[self.outer_strategy])
 
     @property
     def mesh(self) -> str:
@@ -175,8 +191,11 @@ class Case:
                     "outer_strategy": self.outer_strategy,
                     "outer_size": self.outer,
                     "overlap_param_gather": self.overlap,
-                    "overlap_grad_reduce": self.overlap,
+                    # Where gradients are sharded, they cannot wait for each other.
+                    "overlap_grad_reduce": self.overlap or "gradients" in self.sharded,
                     "average_in_collective": self.average,
+                    "per_token_loss": self.per_token,
+                    "nan_check": self.nan_check,
                     "transport": self.transport,
                     "allocator": self.allocator,
                     "recipe": self.recipe,
@@ -185,10 +204,14 @@ class Case:
                 }
             ),
             dtypes=ResolvedDtypes(
-                compute=compute, main_params=main, main_grads=grads, grad_comm=comm
+                compute=compute,
+                main_params=main,
+                main_grads=grads,
+                grad_comm=comm,
+                reduce=comm if self.transport == "native" else None,
             ),
             train=TrainSpec(
-                steps=STEPS,
+                steps=1 + len(CLOSING_BOUNDS),
                 global_batch=2 * self.data_ranks * self.microbatches,
                 micro_batch=2,
                 seq_len=5,

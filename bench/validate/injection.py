@@ -1,4 +1,4 @@
-"""Bugs put back, one at a time, to see whether the checker notices.
+"""Injects bugs, one at a time, to see whether the checker notices.
 
 The ranks import a changed copy of mfsdp_core; neither they nor the judge are told that it was
 changed, let alone how. Every bug meets the same cases in the same order, up to the first that fails
@@ -14,11 +14,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.testing.workers import ForkServer
+from bench.testing.workers import ForkServer, WorkersError
 from bench.validate.bugs import BUG_BY_ID, BUGS, UNLISTED, Bug, bug_of
 from bench.validate.matrix import AnyCase
-from bench.validate.patched_core import copy_of_core
-from bench.validate.session import WorkerSettings, verdicts
+from bench.validate.patched_core import StalePatchError, copy_of_core
+from bench.validate.rank import load_core
+from bench.validate.session import LOAD_SECONDS, WorkerSettings, verdicts
+from bench.validate.traces import exception_of
 from bench.verdict import BugVerdict, CaseVerdict
 
 ALL = "all"
@@ -55,7 +57,7 @@ def _named(word: str) -> Sequence[Bug]:
 
 
 class Control:
-    """The same cases on the core as it is: a failure there as well is no sign of a bug put back."""
+    """The same cases on the core as it is: a failure there as well says nothing of the bug."""
 
     def __init__(
         self, fork_server: ForkServer, workers: WorkerSettings, passed: Collection[str] = ()
@@ -85,22 +87,44 @@ def inject(
     workers: WorkerSettings,
     stop: threading.Event,
 ) -> Iterator[BugVerdict]:
-    """Each bug's verdict, in order; ends early after `stop`.
-
-    Raises:
-        StalePatchError: a patch does not fit the source.
-    """
+    """Each bug's verdict, in order; ends early after `stop`."""
     control = Control(fork_server, workers)
     for bug in bugs:
         if stop.is_set():
             return
         start = time.perf_counter()
+        reason = _why_broken(fork_server, bug.patch)
+        if reason is not None:
+            broken = {"bug": bug.id, "title": bug.title, "outcome": "broken", "reason": reason}
+            yield BugVerdict.model_validate(broken)
+            continue
         met = _met(fork_server, bug.patch, cases, control=control, stop=stop)
         noticed = met[-1] if met and met[-1].state == "failed" else None
         if stop.is_set() and noticed is None:
             return
         seconds = time.perf_counter() - start
         yield _verdict(bug, met, noticed, seconds, fail_anyway=control.failing)
+
+
+def _why_broken(fork_server: ForkServer, patch: Path) -> str | None:
+    """Why there is no changed core to ask: the patch does not fit, or its result does not import.
+
+    Every file is compiled, also what no import of the package reaches.
+    """
+    with tempfile.TemporaryDirectory(prefix="core-") as folder:
+        try:
+            core = copy_of_core(Path(folder), patch)
+            for file in sorted(core.rglob("*.py")):
+                compile(file.read_text(), str(file.relative_to(folder)), "exec")
+            with fork_server.workers(1, Path(folder)) as workers:
+                workers.run(load_core, seconds=LOAD_SECONDS)
+        except StalePatchError as error:
+            return str(error).splitlines()[0]
+        except SyntaxError as error:
+            return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        except WorkersError as error:
+            return f"the changed core cannot be imported: {exception_of(error.failures[0].text)}"
+    return None
 
 
 def first_failure(

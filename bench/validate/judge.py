@@ -14,6 +14,8 @@ from bench.validate.cases import SCENARIOS, Case
 from bench.validate.checks import collectives, gradients, memory, streams, weights, wire
 from bench.validate.joining import JoiningError
 from bench.validate.ranks import CaseOutcome
+from bench.validate.traces import frames_of, room_of
+from bench.validate.where_to_look import where_to_look
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: None: the scenario of the case does not ask it.
@@ -48,7 +50,6 @@ _ENDINGS = {
     "died": "a rank that lives",
     "hung": "an answer of every rank in time",
 }
-_LINES_OF_TRACE = 6
 _LAST_EVENTS = 5
 #: What Python writes before the stack of a process that a signal ends.
 _FATAL = "Fatal Python error"
@@ -71,10 +72,19 @@ def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict
     else:
         evidence = CaseEvidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
         asked = [_asked(check, evidence) for check in CHECKS]
-        checks = tuple(verdict for verdict in asked if verdict is not None)
+        checks = tuple(_told(evidence, verdict) for verdict in asked if verdict is not None)
     checks = tuple(_placed(check, case) for check in checks)
     failed = any(check.state == "failed" for check in checks)
     return verdict.model_copy(update={"state": "failed" if failed else "passed", "checks": checks})
+
+
+def _told(evidence: CaseEvidence, check: CheckVerdict) -> CheckVerdict:
+    """With what to look at."""
+    if check.finding is None:
+        return check
+    look_at = where_to_look(evidence, check.check, check.finding)
+    finding = check.finding.model_copy(update={"look_at": look_at})
+    return check.model_copy(update={"finding": finding})
 
 
 def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
@@ -103,24 +113,20 @@ def _asked(check: Check, evidence: CaseEvidence) -> CheckVerdict | None:
 
 def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
     """Where the rank was: the step that it began last, and the last events of the core."""
-    lines = [line for line in outcome.text.strip().splitlines() if line.strip(" ^~")]
-    last = lines[-1] if lines else outcome.kind
     begun = [index for index, line in enumerate(outcome.log) if line.startswith(case.id)]
     where = (
         outcome.log[begun[-1]].removeprefix(f"{case.id}: ") if begun else "before the first step"
     )
     said = [line for line in outcome.log[min(begun, default=0) :] if not line.startswith(case.id)]
     fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
-    events, stack = said[:fatal][-_LAST_EVENTS:], said[fatal:][: _LINES_OF_TRACE + 2]
+    events = said[:fatal][-_LAST_EVENTS:]
+    frames = frames_of("\n".join(said[fatal:])) or outcome.frames
+    sent = [line for line in said[:fatal] if line.startswith("collective ")]
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
-        found=last if outcome.kind == "raised" else lines[0] if lines else outcome.kind,
-        evidence=(
-            f"in {where}",
-            *(f"last: {line}" for line in events),
-            *stack,
-            *(lines[-1 - _LINES_OF_TRACE : -1] if outcome.kind == "raised" else lines[1:]),
-        ),
+        found=outcome.text,
+        evidence=(f"in {where}", *(f"last: {line}" for line in events), *frames),
+        look_at="; ".join(filter(None, (*sent[-1:], room_of(frames)))),
     )
     return CheckVerdict(check="runs to its end", state="failed", finding=finding)

@@ -141,7 +141,7 @@ def _quick_recipes(base: Case) -> Iterator[Case]:
 def _ordered(case: Case) -> Case:
     """With slots that are used again, and gathers that reductions do not wait for."""
     case = replace(case, scenario="ordered")
-    if case.strategy not in _SHARDING:
+    if not case.sharded:
         return case
     return replace(case, allocator="fixed_pool", gather_group=True)
 

@@ -30,15 +30,18 @@ class Sent:
 class StepSeen:
     """One step. Microbatches count from 0.
 
-    gradients: before clipping. clipped: after it, None where the step did not clip. computed: the
-    weights that the modules of the first microbatch read; changed: (microbatch, weight) that read
-    something else in a later one. held_bytes, live_bytes: at rest after the step, by the engine's
-    account and by the tensors that exist.
+    gradients: before clipping. clipped: after it to the norm `bound`, None where the step did not
+    clip. stepped: whether the optimizer took them. computed: the weights that the modules of the
+    first microbatch read; changed: (microbatch, weight) that read something else in a later one.
+    held_bytes, live_bytes: at rest after the step, by the engine's account and by the tensors that
+    exist.
     """
 
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, LocalRows | None] = field(default_factory=dict)
     norm: float | None = None
+    bound: float | None = None
+    stepped: bool = True
     clipped: dict[str, LocalRows | None] | None = None
     weights: dict[str, LocalRows] = field(default_factory=dict)
     computed: dict[str, Tensor] = field(default_factory=dict)

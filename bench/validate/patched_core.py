@@ -1,4 +1,4 @@
-"""A copy of mfsdp_core with a patch in it: how a bug is put back without a branch for it."""
+"""A copy of mfsdp_core with a patch in it: how a bug is injected without a branch for it."""
 
 from __future__ import annotations
 

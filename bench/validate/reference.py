@@ -108,17 +108,20 @@ class Reference:
         return RawStep(gradients, losses, read, frozenset(used))
 
     def _microbatch(self, rank: int, index: int, step: int) -> tuple[Named, float, set[str]]:
+        batch = microbatch(rank, index, step, self._device)
+        tokens = batch[1].numel() if self.case.per_token else 1
+
         def loss() -> Tensor:
             self._set(self._forward)
             with self._computing():
-                value: Tensor = self._model(*microbatch(rank, index, step, self._device))
+                value: Tensor = self._model(*batch)
             if reads_two(self.case.recipe):
                 self._set(self._backward)
-            return value
+            return value * tokens
 
         gradients, value = gradient(self._model, loss)
         reached = {n for n, p in self._model.named_parameters() if p.grad is not None}
-        return gradients, float(value), reached
+        return gradients, float(value) / tokens, reached
 
     def _set(self, weights: Named) -> None:
         """Without autograd's notice: what it has saved of the weights changes as well."""

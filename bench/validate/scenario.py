@@ -25,7 +25,7 @@ from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, EXPERT, TENSOR
 from bench.spec import DtypeName
 from bench.testing.load_clock import LoadClock
-from bench.validate.cases import CLIP_BOUNDS, EXPERT_PARALLEL, STEPS, Case
+from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.weight_spy import WeightSpy
@@ -36,8 +36,8 @@ NOISE_BYTES = 256
 _SETTLING_SECONDS = 1.0
 #: Races that are named.
 _RACES = 20
-#: Wire dtypes of the steps of the scenario `redirected`.
-REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16", "fp32")
+#: Wire dtypes of the first steps of the scenario `redirected`.
+REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16")
 #: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
 _ABSENT = {"wire": "log", "buckets": "buckets", "held_bytes": "ledger"}
 
@@ -76,14 +76,14 @@ class Bench:
             self._logged = len(self.inspection.wire())
         self._accounted = self.engine.wire_bytes() or 0
 
-    def accumulate(self, step: int, *, mark_last: bool = True) -> StepSeen:
-        """All microbatches of a step, up to gradients that were looked at."""
+    def accumulate(self, step: int, *, mark_last: bool = True, evaluates: bool = False) -> StepSeen:
+        """All microbatches of a step (and evaluations), up to gradients that were looked at."""
         found = StepSeen()
         count = self.case.microbatches
         for index in range(count):
             self.spy.begin(index)
             is_last = mark_last and index == count - 1
-            if self.case.scenario == "ahead":
+            if evaluates:
                 self.evaluate(step, count + index)
             found.losses.append(self.backward(step, index, is_last=is_last))
         if not mark_last:
@@ -127,17 +127,28 @@ class Bench:
         tokens, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return tokens, targets
 
-    def finish(self, step: int, found: StepSeen) -> None:
-        """Clip (in some of the steps), step, and look at what is left at rest."""
-        self.say(f"step {step + 1}, clipping and optimizer step")
-        if step in CLIP_BOUNDS:
-            norm = self.engine.clip_grad_norm(CLIP_BOUNDS[step])
-            found.norm = None if norm is None else float(norm)
+    def step(self, bound: float | None = None, *, mark_last: bool = True) -> None:
+        """A cycle of microbatches, clipped to `bound` if there is one, and an optimizer step."""
+        self.finish(self.accumulate(len(self.seen.steps), mark_last=mark_last), bound)
+
+    def finish(self, found: StepSeen, bound: float | None = None) -> None:
+        """Clip, step, and look at what is left at rest."""
+        self.say(f"step {len(self.seen.steps) + 1}, clipping and optimizer step")
+        if bound is not None:
+            norm = self.engine.clip_grad_norm(bound)
+            found.norm, found.bound = None if norm is None else float(norm), bound
             found.clipped = copied(self.inspection.gradients())
-        self.engine.optimizer_step()
-        found.weights = self.weights()
+        if found.stepped:
+            self.engine.optimizer_step()
+            found.weights = self.weights()
         self.engine.zero_grad()
+        if not found.stepped:  # after an exception a new cycle begins with this
+            found.weights = self.weights()
         self.look_at_rest(found)
+        before = self.seen.steps[-1:]
+        usual = before[0].live_bytes + NOISE_BYTES if before else sys.maxsize
+        found.live_bytes = settled_bytes([self.seen, found], usual)
+        self.seen.steps.append(found)
 
     def look_at_rest(self, found: StepSeen) -> None:
         """Wire and memory, after a step."""
@@ -193,12 +204,11 @@ def run_case(case: Case, rank: int, device: torch.device) -> Seen:
     with bench.tap:
         bench.look_once()
         _SCENARIOS[case.scenario](bench)
+        _train_on(bench)
     seen = bench.seen
     del bench
     gc.collect()
-    # Only after plain training is it asked whether anything is left.
-    expected = before + NOISE_BYTES if case.scenario == "train" else sys.maxsize
-    seen.left_bytes = settled_bytes(seen, expected) - before
+    seen.left_bytes = settled_bytes(seen, before + NOISE_BYTES) - before
     seen.cpu_seconds = time.process_time() - start
     return seen
 
@@ -224,81 +234,76 @@ def _cut_over_meshes(model: nn.Module, case: Case, device: torch.device) -> None
 # -- scenarios ---------------------------------------------------------------------------------
 
 
-def _train(bench: Bench) -> None:
-    for step in range(STEPS):
-        found = bench.accumulate(step)
-        bench.finish(step, found)
-        usual = bench.seen.steps[-1].live_bytes + NOISE_BYTES if step else sys.maxsize
-        found.live_bytes = settled_bytes([bench.seen, found], usual)
-        bench.seen.steps.append(found)
+def _train_on(bench: Bench) -> None:
+    """How every case ends: a bug may show in what follows on what a scenario did."""
+    for bound in CLOSING_BOUNDS:
+        bench.step(bound)
     if bench.case.recipe == "none":  # codes are made of main weights, and change none
         whole = bench.inspection.whole_weights()
         bench.seen.whole = {name: weight.detach().cpu() for name, weight in whole.items()}
 
 
+def _train(bench: Bench) -> None:
+    bench.step()
+
+
 def _unmarked(bench: Bench) -> None:
-    for step in range(STEPS):
-        found = bench.accumulate(step, mark_last=False)
-        bench.finish(step, found)
-        bench.seen.steps.append(found)
+    bench.step(mark_last=False)
 
 
 def _ahead(bench: Bench) -> None:
     """Whatever was gathered before a step must not be used after it."""
-    for step in range(STEPS):
-        found = bench.accumulate(step)
+    for step in range(2):
+        found = bench.accumulate(step, evaluates=True)
         bench.evaluate(step, 2 * bench.case.microbatches)
         bench.optional("gather_ahead")()
-        bench.finish(step, found)
-        bench.seen.steps.append(found)
+        bench.finish(found)
 
 
 def _again(bench: Bench) -> None:
     """The gradients seen are those of the step's microbatches and of one more."""
     found = bench.accumulate(0)
+    found.stepped = False
     try:
         found.losses.append(bench.backward(0, bench.case.microbatches, is_last=True))
         found.gradients = copied(bench.inspection.gradients())
     except Exception as error:
         bench.seen.refusal = f"{type(error).__name__}: {error}"
-        bench.engine.zero_grad()
-    bench.seen.steps.append(found)
+    bench.finish(found)
 
 
 def _redirected(bench: Bench) -> None:
-    for step, dtype in enumerate(REDIRECTED):
+    for dtype in REDIRECTED:
         bench.inspection.set_wire_dtype(dtype)
-        found = bench.accumulate(step)
-        bench.finish(step, found)
-        bench.seen.steps.append(found)
+        bench.step()
+    bench.inspection.set_wire_dtype(POLICIES[bench.case.policy][3])
 
 
 def _equalised(bench: Bench) -> None:
     bench.inspection.equalise_weights()
     bench.seen.initial = bench.weights()
     bench.forget_wire()
-    _train(bench)
+    bench.step()
 
 
 def _reloaded(bench: Bench) -> None:
     with contextlib.suppress(UnsupportedError):
         # Copies in the compute dtype exist afterwards, and become stale.
-        bench.evaluate(STEPS, 0)
+        bench.evaluate(9, 0)
     other = build_toy_model(bench.case.model, starting_dtype(bench.case), bench.device, seed=8)
     wanted = {name: p.detach() for name, p in other.named_parameters()}
     bench.inspection.load_whole_weights(wanted)
     bench.seen.initial = bench.weights()
     last = next(reversed(wanted))
+    # Other values: whatever of them is taken all the same is wrong in the next step.
+    lacking = {name: weight + 1 for name, weight in wanted.items() if name != last}
     try:
-        bench.inspection.load_whole_weights({n: w for n, w in wanted.items() if n != last})
+        bench.inspection.load_whole_weights(lacking)
     except UnsupportedError:
         raise
     except Exception as error:
         bench.seen.refusal = f"{type(error).__name__}: {error}"
     bench.forget_wire()
-    found = bench.accumulate(0)
-    bench.finish(0, found)
-    bench.seen.steps.append(found)
 
 
 def _exported(bench: Bench) -> None:
@@ -306,27 +311,23 @@ def _exported(bench: Bench) -> None:
     dist.broadcast_object_list(names)
     folder = Path(str(names[0]))
     try:
-        found = bench.optional("ways_out")(folder / "weights", *bench.batch(STEPS, 0))
+        found = bench.optional("ways_out")(folder / "weights", *bench.batch(9, 0))
     finally:
         dist.barrier()
         shutil.rmtree(folder, ignore_errors=True)
     bench.seen.exported = {
-        way: {name: value.detach().cpu() for name, value in whole.items()}
+        way: {name: value.detach().to("cpu", copy=True) for name, value in whole.items()}
         for way, whole in found.items()
     }
     bench.forget_wire()
-    step = bench.accumulate(0)
-    bench.finish(0, step)
-    bench.seen.steps.append(step)
 
 
 def _ordered(bench: Bench) -> None:
     with bench.optional("recording")() as order:
-        for step in range(STEPS):
+        for step in range(2):
             found = bench.accumulate(step)
             bench.optional("gather_ahead")()
-            bench.finish(step, found)
-            bench.seen.steps.append(found)
+            bench.finish(found)
     bench.seen.races = [str(race) for race in order.races[:_RACES]]
 
 

@@ -23,10 +23,10 @@ from bench.validate.cases import Case
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge, settings
-from bench.validate.lanes import side_by_side
 from bench.validate.matrix import AnyCase
 from bench.validate.rank import load, prepare
 from bench.validate.ranks import CaseOutcome, run_on
+from bench.validate.worker_pool import side_by_side
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
@@ -36,24 +36,24 @@ MODULES = (
     "bench.engines.stock",
     "bench.engines.optimizer",
 )
-DEFAULT_CASE_SECONDS = 120.0
+DEFAULT_CASE_SECONDS = 30.0
 DEFAULT_CPU_RANKS = 4
 _LINES_OF_TRACE = 6
-_LOAD_SECONDS = 60.0
-_MOST_LANES = 6
+LOAD_SECONDS = 60.0
+_MOST_SETS = 6
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
     """Where cases run: how many ranks at most, on which kind of device, each case how long.
 
-    lanes: cases that run side by side.
+    sets: cases that run side by side.
     """
 
     ranks: int = DEFAULT_CPU_RANKS
     device: Literal["cpu", "cuda"] = "cpu"
     case_seconds: float = DEFAULT_CASE_SECONDS
-    lanes: int = 1
+    sets: int = 1
 
     @classmethod
     def of_this_machine(cls, ranks: int | None, case_seconds: float) -> WorkerSettings:
@@ -61,8 +61,8 @@ class WorkerSettings:
         devices = len(Machine.detect().cuda_devices)
         if devices and torch.cuda.is_available():
             return cls(min(ranks or devices, devices), "cuda", case_seconds)
-        lanes = min(_MOST_LANES, max(3, len(os.sched_getaffinity(0)) // 2))
-        return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds, lanes)
+        sets = min(_MOST_SETS, max(3, len(os.sched_getaffinity(0)) // 2))
+        return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds, sets)
 
 
 def check_that_they_load(fork_server: ForkServer, engines: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ def check_that_they_load(fork_server: ForkServer, engines: Iterable[str]) -> Non
     for engine in filter(lambda name: ":" in name, engines):
         try:
             with fork_server.workers(1) as workers:
-                workers.run(load, engine, seconds=_LOAD_SECONDS)
+                workers.run(load, engine, seconds=LOAD_SECONDS)
         except WorkersError as error:
             *trace, last = error.failures[0].text.strip().splitlines()
             text = f"engine {engine} cannot be loaded: {last}"
@@ -109,7 +109,7 @@ def verdicts(
     with contextlib.ExitStack() as stack:
         sets = [
             stack.enter_context(fork_server.workers(workers.ranks, core, prepare))
-            for _ in range(workers.lanes)
+            for _ in range(workers.sets)
         ]
         with contextlib.closing(side_by_side(sets, wanted, ended)) as found:
             for case, one in found:

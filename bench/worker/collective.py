@@ -2,8 +2,9 @@
 
 A step is a barrier, some operations one after the other, and one operation on values whose result
 is known, outside of the clock. Where the host does the work, it waits for each operation, and their
-mean is the time of the step. On a device they are timed twice: enqueued one after the other between
-two events, which is the time of the step, and each waited for by the host, which is its latency.
+mean is the time of the step. On a device they are timed twice: enqueued one behind the other on the
+stream of their group, between two events, which is the time of the step, with one wait between
+streams before all of them and one behind; and each waited for by the host, which is its latency.
 
 The barrier lets no rank begin while another one checks. Ranks leave it a little apart; that is a
 part of the slowest rank's time, divided by the number of operations.
@@ -19,7 +20,7 @@ from typing import Final
 
 import torch.distributed as dist
 
-from bench.engines.protocol import Collective
+from bench.engines.protocol import TimedCollective
 from bench.engines.registry import build_collective
 from bench.launch.turns import Turns
 from bench.meters.cost import MeterCost
@@ -36,7 +37,7 @@ from bench.store.samples import node_file
 from bench.worker.counting import gathered
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
-from bench.worker.place import Place
+from bench.worker.rank_process import RankProcess
 from bench.worker.runtime_report import runtime_report
 
 _WARM_UP: Final = 5
@@ -54,11 +55,11 @@ class OperationTimes:
 class OperationClock:
     """Times operations of one rank."""
 
-    def __init__(self, collective: Collective, operations: int, place: Place) -> None:
+    def __init__(self, collective: TimedCollective, operations: int, process: RankProcess) -> None:
         self._collective = collective
         self._operations = operations
-        self._phases = PhaseMeter.of(place.device)
-        self._is_device = place.device.type == "cuda"
+        self._phases = PhaseMeter.of(process.device)
+        self._is_device = process.device.type == "cuda"
 
     def step(self) -> OperationTimes:
         """All ranks at once. Collective."""
@@ -69,8 +70,7 @@ class OperationClock:
         dist.barrier()
         self._phases.begin()
         self._phases.mark("operations")
-        for _ in range(self._operations):
-            self._collective.start().wait()
+        self._collective.enqueue(self._operations)
         self._phases.end()
         self._collective.synchronize()
         taken = self._phases.milliseconds()["operations"] / self._operations
@@ -85,25 +85,25 @@ class OperationClock:
 
 
 def measure_collective(
-    resolved: ResolvedRun, settings: CollectiveSettings, place: Place, run_dir: Path
+    resolved: ResolvedRun, settings: CollectiveSettings, process: RankProcess, run_dir: Path
 ) -> None:
     """Leaves what a run that trains leaves, without losses.
 
     Raises:
         WrongValuesError: a result is not what it should be (`bench.engines.collective`).
     """
-    collective = build_collective(resolved, place.device)
-    if place.rank == 0:
-        write_json_atomically(run_dir / RUNTIME, runtime_report(collective, resolved, place))
-    evidence = NcclEvidence.of(resolved, run_dir, place.rank)
-    clock = OperationClock(collective, settings.operations, place)
-    state = DeviceState.of(place.device, resolved.train.steps)
-    memory, cpu, cost = MemoryMeter(place.device), CpuMeter(), MeterCost()
+    collective = build_collective(resolved, process.device)
+    if process.rank == 0:
+        write_json_atomically(run_dir / RUNTIME, runtime_report(collective, resolved, process))
+    evidence = NcclEvidence.of(resolved, run_dir, process.rank)
+    clock = OperationClock(collective, settings.operations, process)
+    state = DeviceState.of(process.device, resolved.train.steps)
+    memory, cpu, cost = MemoryMeter(process.device), CpuMeter(), MeterCost()
     collective.check()
     for _ in range(_WARM_UP):
         collective.start().wait()
     turns = Turns.from_environment(resolved.train.steps)
-    with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
+    with SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         for step in range(1, resolved.train.steps + 1):
             turn = turns.before(step)
             before = cpu.read()
@@ -138,11 +138,11 @@ def measure_collective(
     turns.after_all_steps()
     if evidence is not None:
         evidence.record_groups(resolved)
-    devices = [] if state is None else gathered(state.report(), place)
-    if place.rank == 0:
-        report = runtime_report(collective, resolved, place, cost) | {"devices": devices}
+    devices = [] if state is None else gathered(state.report(), process)
+    if process.rank == 0:
+        report = runtime_report(collective, resolved, process, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report)
-        write_json_atomically(run_dir / MEMORY, memory_report(collective, place, None))
+        write_json_atomically(run_dir / MEMORY, memory_report(collective, process, None))
     collective.close()
     turns.leave()
 

@@ -17,7 +17,7 @@ from bench.meters.line_counter import WAITS
 from bench.meters.operation_counter import OperationCounter, varying
 from bench.models.units import units
 from bench.spec import ResolvedRun, known_engine
-from bench.worker.place import Place
+from bench.worker.rank_process import RankProcess
 
 T = TypeVar("T")
 _WARM_STEPS: Final = 2
@@ -29,7 +29,7 @@ _LAUNCHES: Final = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "GraphLaunch")
 
 
 def count_steps(
-    loop: TrainingLoop, model: nn.Module, resolved: ResolvedRun, place: Place
+    loop: TrainingLoop, model: nn.Module, resolved: ResolvedRun, process: RankProcess
 ) -> StepCounts:
     """The counts of one step, the same on every rank. Collective.
 
@@ -37,7 +37,7 @@ def count_steps(
         loop: has run all steps of `resolved`; its next steps are counted and not recorded.
         model: as the engine was given it.
         resolved: the run.
-        place: this rank.
+        process: this rank.
     """
     sites = CallSites(known_engine(resolved.engine.name).torch_code)
     step = resolved.train.steps
@@ -48,7 +48,7 @@ def count_steps(
         with counter.counting():
             loop.step(step)
         rows = counter.rows()
-        every = gathered(None if before is None else varying(before, rows), place)
+        every = gathered(None if before is None else varying(before, rows), process)
         before = rows
         # Of the first step counting itself is a part: torch looks up the Python name of each
         # operation when it is first dispatched to Python.
@@ -57,15 +57,15 @@ def count_steps(
     differing = [name for names in every for name in names or ()]
     if is_compiled(model):
         differing.append("operations below torch.compile, which are counted as if it were off")
-    rows = rows + _kernel_launches(loop, step + 1, place.device)
+    rows = rows + _kernel_launches(loop, step + 1, process.device)
     return StepCounts(
-        ranks=place.ranks,
+        ranks=process.ranks,
         units=max(1, len(units(model))),
         microbatches=resolved.microbatches,
-        rows=tuple(_sum(gathered(rows, place))),
+        rows=tuple(_sum(gathered(rows, process))),
         varying=tuple(sorted(set(differing))),
         left_out=WAITS,
-        rates=_rates(place.device),
+        rates=_rates(process.device),
     )
 
 
@@ -78,11 +78,11 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
-def gathered(own: T, place: Place) -> list[T]:
+def gathered(own: T, process: RankProcess) -> list[T]:
     """What every rank holds, in rank order. Collective."""
     if not dist.is_initialized():
         return [own]
-    every: list[Any] = [None] * place.ranks
+    every: list[Any] = [None] * process.ranks
     dist.all_gather_object(every, own)
     return every
 

@@ -11,12 +11,12 @@ from bench.engines.protocol import Reported
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.record import MemoryTimeline
-from bench.worker.place import Place
+from bench.worker.rank_process import RankProcess
 
 
 def memory_report(
     engine: Reported,
-    place: Place,
+    process: RankProcess,
     profile: MemoryProfile | None,
     timeline: MemoryTimeline | None = None,
 ) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def memory_report(
     peak = profile.activations_peak_bytes if profile is not None else None
     if peak is not None:
         by_category = by_category | {"activations": peak}
-    meter = MemoryMeter(place.device)
+    meter = MemoryMeter(process.device)
     return {
-        "rank": place.rank,
+        "rank": process.rank,
         "by_category_bytes": {
             name: by_category[name] for name in CATEGORIES if name in by_category
         },

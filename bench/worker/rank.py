@@ -24,56 +24,67 @@ from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
 from bench.spec import ResolvedRun, known_engine
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import CHECKPOINTS, COUNTS, MEMORY, RUNTIME, snapshot_name, trace_name
+from bench.store.layout import (
+    CHECKPOINTS,
+    COUNTS,
+    LOGS,
+    MEMORY,
+    RUNTIME,
+    issued_name,
+    snapshot_name,
+    trace_name,
+)
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
 from bench.worker.collective import measure_collective
 from bench.worker.counting import count_steps, gathered, is_compiled
+from bench.worker.issued_note import IssuedNote
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
-from bench.worker.place import Place, process_group
+from bench.worker.rank_process import RankProcess, process_group
 from bench.worker.runtime_report import runtime_report
 
 
 def run_rank(run_dir: Path) -> None:
     """Train, or time a collective, as `run_dir/spec.json` says.
 
-    On the place that the environment gives this process.
+    As the rank that the environment makes of this process.
     """
     resolved = read_spec(run_dir)
     torch.set_num_threads(resolved.launch.threads_per_rank)
-    place = Place.from_environment(resolved)
-    with process_group(place, resolved):
+    process = RankProcess.from_environment(resolved)
+    with process_group(process, resolved):
         if resolved.collective is not None:
-            measure_collective(resolved, resolved.collective, place, run_dir)
+            measure_collective(resolved, resolved.collective, process, run_dir)
         else:
-            _train(resolved, place, run_dir)
+            _train(resolved, process, run_dir)
 
 
-def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
-    profile = MemoryProfile(place.device) if resolved.measure.profile == "memory" else None
-    snapshot = MemorySnapshot.of(resolved, run_dir / snapshot_name(place.rank), place.device)
+def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
+    profile = MemoryProfile(process.device) if resolved.measure.profile == "memory" else None
+    snapshot = MemorySnapshot.of(resolved, run_dir / snapshot_name(process.rank), process.device)
     sites = CallSites(known_engine(resolved.engine.name).torch_code)
-    live = LiveStorageMeter(sites, place.device, resolved.train.steps)
+    live = LiveStorageMeter(sites, process.device, resolved.train.steps)
     live.start()
-    model, make_batch = run_model(resolved, place.device)
-    batches = build_batches(resolved, place.rank, place.device, make_batch)
-    engine = build_engine(model, resolved, place.device)
+    model, make_batch = run_model(resolved, process.device)
+    batches = build_batches(resolved, process.rank, process.device, make_batch)
+    engine = build_engine(model, resolved, process.device)
     live.watch(engine, compiled=is_compiled(model))
-    if place.rank == 0:
-        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, place))
+    if process.rank == 0:
+        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, process))
     if profile is not None:
         profile.watch(model)
     recorder = None
-    if place.rank == 0:
+    if process.rank == 0:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
-    trace = TorchTrace.of(resolved, run_dir / trace_name(place.rank), place.device, engine)
-    evidence = NcclEvidence.of(resolved, run_dir, place.rank)
-    saver = _saver(engine, resolved, place, run_dir)
+    trace = TorchTrace.of(resolved, run_dir / trace_name(process.rank), process.device, engine)
+    evidence = NcclEvidence.of(resolved, run_dir, process.rank)
+    saver = _saver(engine, resolved, process, run_dir)
     turns = Turns.from_environment(resolved.train.steps)
-    with SampleSink(run_dir / node_file(place.node), place.rank) as sink:
+    note = IssuedNote(engine, run_dir / LOGS / issued_name(process.rank))
+    with note, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         loop = TrainingLoop(
-            _marking(engine, recorder, trace), batches, resolved, device=place.device, sink=sink
+            _marking(engine, recorder, trace), batches, resolved, device=process.device, sink=sink
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
@@ -83,22 +94,22 @@ def _train(resolved: ResolvedRun, place: Place, run_dir: Path) -> None:
     _stop(profile, snapshot, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
-    held = None if live.found is None else over_ranks(gathered(live.found, place))
-    devices = [] if loop.device_state is None else gathered(loop.device_state.report(), place)
-    if place.rank == 0:
+    held = None if live.found is None else over_ranks(gathered(live.found, process))
+    devices = [] if loop.device_state is None else gathered(loop.device_state.report(), process)
+    if process.rank == 0:
         if saver is not None:
             write_json_atomically(run_dir / CHECKPOINTS, saver.report())
             saver.discard()
         timeline = None if recorder is None else recorder.timeline
-        report = runtime_report(engine, resolved, place, cost) | {"devices": devices}
+        report = runtime_report(engine, resolved, process, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
-        memory = memory_report(engine, place, profile, timeline)
+        memory = memory_report(engine, process, profile, timeline)
         memory |= {"live": None if held is None else held.model_dump(mode="json")}
         write_json_atomically(run_dir / MEMORY, memory)
     if resolved.measure.counts:
         # After everything else, so that no time and no memory is counting's.
-        counts = count_steps(loop, model, resolved, place)
-        if place.rank == 0:
+        counts = count_steps(loop, model, resolved, process)
+        if process.rank == 0:
             write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
     getattr(engine, "close", _nothing_to_close)()
     turns.leave()
@@ -122,12 +133,12 @@ def _stop(*meters: MemoryProfile | MemorySnapshot | TorchTrace | None) -> None:
 
 
 def _saver(
-    engine: Engine, resolved: ResolvedRun, place: Place, run_dir: Path
+    engine: Engine, resolved: ResolvedRun, process: RankProcess, run_dir: Path
 ) -> CheckpointMeter | None:
     every = resolved.train.checkpoint_every
     if every is None:
         return None
-    return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=place.rank)
+    return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=process.rank)
 
 
 def _after_step(

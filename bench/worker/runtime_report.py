@@ -10,11 +10,11 @@ import torch
 from bench.engines.protocol import Reported
 from bench.meters.cost import MeterCost
 from bench.spec import ResolvedRun
-from bench.worker.place import Place, backend
+from bench.worker.rank_process import RankProcess, backend
 
 
 def runtime_report(
-    engine: Reported, resolved: ResolvedRun, place: Place, cost: MeterCost | None = None
+    engine: Reported, resolved: ResolvedRun, process: RankProcess, cost: MeterCost | None = None
 ) -> dict[str, Any]:
     """Facts of this process; `meters` (their cost over the whole run) once the run has ended.
 
@@ -29,9 +29,9 @@ def runtime_report(
         "nccl": nccl_version("runtime") if backend(resolved) == "nccl" else None,
         "nccl_compiled": nccl_version("build"),
         "backend": backend(resolved),
-        "ranks": place.ranks,
+        "ranks": process.ranks,
         "threads_per_rank": torch.get_num_threads(),
-        "device_names": _device_names(place.device),
+        "device_names": _device_names(process.device),
         "engine": resolved.engine.name,
         "engine_code_path": engine.code_path(),
         # An engine of others may have been written before these methods were.

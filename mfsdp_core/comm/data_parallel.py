@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.host_links import HostLinks
-from mfsdp_core.comm.host_meeting import links_of
+from mfsdp_core.comm.host_connections import HostConnections
+from mfsdp_core.comm.host_rendezvous import connections_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Scratch
 from mfsdp_core.comm.same_host import SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
-from mfsdp_core.plan.config import Transport
+from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
 from mfsdp_core.streams import Streams
@@ -123,7 +123,7 @@ class DataParallelAxes:
     def communicators(
         self,
         strategy: Strategy,
-        transport: Transport,
+        reduction: ReductionConfig,
         scratch: Scratch,
         *,
         events: EventBus,
@@ -134,26 +134,33 @@ class DataParallelAxes:
         `auto` on gloo exchanges directly where gradients are scattered (`point_to_point`). Where
         they are all-reduced, `native` stays: the second half of a direct exchange cannot overlap
         with the backward pass, and sums of more than two ranks would change in their last bits.
+        Sums that are wider than the wire are exchanged directly on any backend.
 
         Raises:
             ConfigurationError: `same_host` was asked for, and some group cannot.
         """
+        transport = reduction.transport
 
         def over(group: dist.ProcessGroup, role: str, axis: AxisPlacements) -> Communicator:
             role = self.role_prefix + role
             scatters = axis.reduction is not Collective.ALL_REDUCE
             automatic = transport == "auto" and dist.get_backend(group) == "gloo"
             if transport == "same_host" and group.size() > 1:
-                links = _links(group, streams)
-                if isinstance(links, HostLinks):
-                    return SameHostCommunicator(group, role, events, streams, scratch, links=links)
+                connections = _connections(group, streams)
+                if isinstance(connections, HostConnections):
+                    return SameHostCommunicator(
+                        group, role, events, streams, scratch, connections=connections
+                    )
                 raise ConfigurationError(
-                    f"transport='same_host' on the ranks of group {role}: {links}. Use 'auto', "
-                    "which sends messages."
+                    f"transport='same_host' on the ranks of group {role}: {connections}. Use "
+                    "'auto', which sends messages."
                 )
+            if not reduction.exchanges:
+                return TorchCommunicator(group, role, events, streams)
+            direct = PointToPointCommunicator(group, role, events, streams, scratch)
             if transport == "point_to_point" or (automatic and scatters):
-                return PointToPointCommunicator(group, role, events, streams, scratch)
-            return TorchCommunicator(group, role, events, streams)
+                return direct
+            return TorchCommunicator(group, role, events, streams, direct)
 
         inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner
@@ -165,7 +172,7 @@ class DataParallelAxes:
         return AxisCommunicators(inner, gather, outer)
 
 
-def _links(group: dist.ProcessGroup, streams: Streams) -> HostLinks | str:
+def _connections(group: dist.ProcessGroup, streams: Streams) -> HostConnections | str:
     if dist.get_backend(group) != "gloo" or streams.device.type != "cpu":
         return "it needs gloo and CPU tensors"
-    return links_of(group)
+    return connections_of(group)

@@ -1,8 +1,9 @@
 """Collectives made of direct sends between the ranks, with the sum taken locally.
 
-Every rank sends slice j to rank j and adds up what it receives, in rank order, in at least FP32:
-half-precision values travel as they are and are never rounded between two ranks (bit-reproducible
-on any backend). Each rank sends (n-1)/n of the buffer, as under a ring.
+Every rank sends slice j to rank j and adds up what it receives, in rank order, in any dtype that
+holds that of the wire: half-precision values that are added up in FP32 travel as they are and are
+never rounded between two ranks (bit-reproducible on any backend). Each rank sends (n-1)/n of the
+buffer, as under a ring.
 
 On gloo this is also faster than its own flat collectives, which stage through buffers of their own
 (README, Decisions). There messages carry a tag counted per operation, so gathers and reductions
@@ -64,10 +65,10 @@ class PointToPointCommunicator(TorchCommunicator):
         self._gathers = 0
         self._reductions = 0
 
-    def meet(self, bucket: str) -> None:
+    def rendezvous(self, bucket: str) -> None:
         """Do nothing where messages for different buckets never meet."""
         if not self._has_tags:
-            super().meet(bucket)
+            super().rendezvous(bucket)
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
@@ -82,20 +83,28 @@ class PointToPointCommunicator(TorchCommunicator):
         return exchange
 
     def reduce_scatter(
-        self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
+        self,
+        own: torch.Tensor,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
-        """Sum (or mean) over ranks of slice `rank` of `full`; `wait` returns it, FP32 at least."""
+        """Sum (or mean) over ranks of slice `rank` of `full`; `wait` returns it, in `total`."""
         if self.size == 1:
-            return super().reduce_scatter(own, full, bucket, average=average)
+            return super().reduce_scatter(own, full, bucket, average=average, total=total)
         self._publish("reduce_scatter", full, bucket)
-        return self._sum_slices(full, bucket, average=average, out=own)
+        return self._sum_slices(full, bucket, average=average, total=total, out=own)
 
-    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
+    def all_reduce(
+        self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
+    ) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
         if self.size == 1:
             return Summed(full, Done())
         self._publish("all_reduce", full, bucket)
-        reduction = self._sum_slices(full, bucket, average=average)
+        reduction = self._sum_slices(full, bucket, average=average, total=total)
         tag = self._gather_tag(bucket)
 
         def gather() -> torch.Tensor:
@@ -107,12 +116,14 @@ class PointToPointCommunicator(TorchCommunicator):
 
         return _Then(gather)
 
-    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
-        """Sums are taken in FP32 at least, and are written where they belong in that dtype."""
-        return self.size == 1 or result == sum_dtype(wire)
-
     def _sum_slices(
-        self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
+        self,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
+        out: torch.Tensor | None = None,
     ) -> PendingSum:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]
@@ -125,9 +136,9 @@ class PointToPointCommunicator(TorchCommunicator):
 
         def add_up() -> torch.Tensor:
             exchange.wait()
-            total = sum_in_order(contributions, out)
+            found = sum_in_order(contributions, total, out)
             self._scratch.release(bucket, memory)
-            return total.div_(self.size) if average else total
+            return found.div_(self.size) if average else found
 
         return _Then(add_up)
 
@@ -205,21 +216,15 @@ class _Then:
         return self._result
 
 
-def sum_dtype(wire: torch.dtype) -> torch.dtype:
-    """Dtype that values which travel as `wire` are added up in."""
-    return torch.promote_types(wire, torch.float32)
-
-
 def sum_in_order(
-    contributions: Sequence[torch.Tensor], out: torch.Tensor | None = None
+    contributions: Sequence[torch.Tensor], dtype: torch.dtype, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """c0 + c1 + ... from left to right, at least in FP32.
+    """c0 + c1 + ... from left to right, each sum in `dtype`.
 
     In `out` where that has the dtype of the sum and holds nothing that is added later than second;
     else in memory of its own.
     """
     first, *rest = contributions
-    dtype = sum_dtype(first.dtype)
     total = out
     if total is None or total.dtype != dtype or _holds(total, contributions[2:]):
         total = first.new_empty(first.shape, dtype=dtype)

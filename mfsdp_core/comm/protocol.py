@@ -59,9 +59,11 @@ class Communicator(Protocol):
     Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
     `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
     `role` the group. transport: what carries the bytes.
-    takes_scratch: reductions hold as much memory of their own as arrives, while they are under way.
+    takes_scratch: reductions hold as much memory of their own as arrives, while they are under way;
+    sums that are wider than the wire do on any backend.
     takes_parts: gradients can be reduced from several tensors, and scaled while they are added up.
     All ranks must then pass parts of a bucket, with the same offsets.
+    `total` is the dtype in which reductions add up; see [Note: one rounding] of `plan.config`.
     """
 
     size: int
@@ -71,32 +73,52 @@ class Communicator(Protocol):
     takes_scratch: bool
     takes_parts: bool
 
-    def meet(self, bucket: str) -> None:
+    def rendezvous(self, bucket: str) -> None:
         """Before a gather that other ranks may not make, where nothing else would tell."""
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
 
     def reduce_scatter(
-        self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
+        self,
+        own: torch.Tensor,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
-        """Sum (or mean) over ranks of slice `rank` of `full`, into `own` or higher precision."""
+        """Sum (or mean) over ranks of slice `rank` of `full`, into `own` or a tensor of `total`."""
 
-    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
-        """Whether the `own` of a reduction of `wire` values may be of dtype `result`."""
+    def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
+        """Whether the `own` of a reduction may be of dtype `result`."""
 
     def reduce_parts(
-        self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        out: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
-        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or higher precision."""
+        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or one of `total`."""
 
     def all_reduce_parts(
-        self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
         """Put the sum (or mean) of all ranks' parts into `full`, which parts may be views of."""
 
-    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
-        """Replace `full` by its sum (or mean) over ranks."""
+    def all_reduce(
+        self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
+    ) -> PendingSum:
+        """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
 
     def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
         """Replace `values` by their maximum over ranks; returns when it is there."""

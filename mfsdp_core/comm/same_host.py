@@ -7,7 +7,7 @@ just been read is added up while it lies in the cache, so reductions need next t
 Sums are taken when a peer is ready, at any time and on any thread of the process. They are part of
 the transport, as gloo's are: no dispatch mode sees them, and counts of operations stay exact.
 
-What is summed up may lie in several tensors (`Parts`). A rank therefore posts a table of addresses,
+What is summed up may lie in several tensors (`Parts`). A rank therefore sends a table of addresses,
 which the others read first.
 """
 
@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from mfsdp_core.comm import peer_memory
-from mfsdp_core.comm.host_links import Addresses, Exchange, HostLinks
+from mfsdp_core.comm.host_connections import Addresses, Exchange, HostConnections
 from mfsdp_core.comm.parts import Parts
-from mfsdp_core.comm.point_to_point import PointToPointCommunicator, sum_dtype, sum_in_order
+from mfsdp_core.comm.point_to_point import PointToPointCommunicator, sum_in_order
 from mfsdp_core.comm.protocol import Done, PendingSum, Scratch, Summed
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import Streams, Work
@@ -35,7 +35,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class SameHostCommunicator(PointToPointCommunicator):
-    """A `Communicator` over the links of its group."""
+    """A `Communicator` over the connections of its group."""
 
     transport = "same_host"
     takes_scratch = False
@@ -49,24 +49,32 @@ class SameHostCommunicator(PointToPointCommunicator):
         streams: Streams,
         scratch: Scratch,
         *,
-        links: HostLinks,
+        connections: HostConnections,
     ) -> None:
         super().__init__(group, role, events, streams, scratch)
-        self._links = links
-        self._pids = {peer.rank: peer.pid for peer in links.peers}
+        self._connections = connections
+        self._pids = {peer.rank: peer.pid for peer in connections.peers}
         self._scratch_name = f"(sums of {role})"
         self._memory = _NOTHING
         self._sums = 0
         self._unread: deque[Exchange] = deque()
 
-    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
+    def all_reduce(
+        self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
+    ) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
         if self.size == 1:
             return Summed(full, Done())
-        return self.all_reduce_parts(Parts.of(full), full, bucket, average=average)
+        return self.all_reduce_parts(Parts.of(full), full, bucket, average=average, total=total)
 
     def all_reduce_parts(
-        self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
         """Put the sum (or mean) of all ranks' parts into `full`, rounded once to its dtype."""
         while len(self._unread) >= UNREAD_REDUCTIONS:
@@ -77,11 +85,12 @@ class SameHostCommunicator(PointToPointCommunicator):
         tag = self._gather_tag(bucket)
 
         def gather() -> None:
-            # A rank that posts its sum has read what it needed of the other slices here.
+            # A rank that sends its sum has read what it needed of the other slices here.
             others = [peer for peer in range(self.size) if peer != self.rank]
             (second.work,) = self._start(others, [slices[self.rank]] * self.size, slices, tag)
 
-        first = self._post_sum(parts, slices[self.rank], bucket, average=average, then=gather)
+        own = slices[self.rank]
+        first = self._post_sum(parts, own, bucket, average=average, total=total, then=gather)
         if not parts.is_scaled:
             self._unread.append(first.exchange)
         name = f"all_reduce of {bucket}"
@@ -100,7 +109,9 @@ class SameHostCommunicator(PointToPointCommunicator):
                 self._read(peer, addresses[peer], incoming[peer])
 
         wanted = {peer: incoming[peer].nbytes for peer in others}
-        return (self._links.post(tag, {peer: outgoing[peer] for peer in others}, wanted, read),)
+        return (
+            self._connections.send(tag, {peer: outgoing[peer] for peer in others}, wanted, read),
+        )
 
     def _read(self, peer: int, address: int, into: torch.Tensor) -> None:
         peer_memory.read(self._pids[peer], address, into)
@@ -110,25 +121,42 @@ class SameHostCommunicator(PointToPointCommunicator):
             self._events.publish(event)
 
     def _sum_slices(
-        self, full: torch.Tensor, bucket: str, *, average: bool, out: torch.Tensor | None = None
+        self,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
+        out: torch.Tensor | None = None,
     ) -> PendingSum:
-        return self._sum_parts(Parts.of(full), out, bucket, average=average)
+        return self._sum_parts(Parts.of(full), out, bucket, average=average, total=total)
 
     def reduce_parts(
-        self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        out: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
-        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or higher precision."""
+        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or one of `total`."""
         self._publish_bytes("reduce_scatter", parts.dtype, parts.elements, bucket)
-        return self._sum_parts(parts, out, bucket, average=average)
+        return self._sum_parts(parts, out, bucket, average=average, total=total)
 
     def _sum_parts(
-        self, parts: Parts, out: torch.Tensor | None, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        out: torch.Tensor | None,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
-        dtype = sum_dtype(parts.dtype)
-        if out is None or out.dtype != dtype:
+        if out is None or out.dtype != total:
             # Zeros, for what no tensor covers.
-            out = torch.zeros(parts.elements // self.size, dtype=dtype, device="cpu")
-        work = self._post_sum(parts, out, bucket, average=average)
+            out = torch.zeros(parts.elements // self.size, dtype=total, device="cpu")
+        work = self._post_sum(parts, out, bucket, average=average, total=total)
         name = f"reduction of {bucket}"
         # The exchange keeps what is read for as long as it is.
         reads = parts.tensors if self._streams.observer is not None else ()
@@ -143,6 +171,7 @@ class SameHostCommunicator(PointToPointCommunicator):
         bucket: str,
         *,
         average: bool,
+        total: torch.dtype,
         then: Callable[[], None] = lambda: None,
     ) -> _Sum:
         """Offer every rank all parts, and add up slice `rank` of those of all ranks into `out`."""
@@ -152,13 +181,13 @@ class SameHostCommunicator(PointToPointCommunicator):
 
         def add_up(addresses: Addresses) -> None:
             with torch._C._DisableTorchDispatch():
-                self._add_up(parts, addresses, room, out, average=average)
+                self._add_up(parts, addresses, room, out, average=average, total=total)
             then()
 
         table = parts.table()
         others = [peer for peer in range(self.size) if peer != self.rank]
         offered, wanted = dict.fromkeys(others, table), dict.fromkeys(others, table.nbytes)
-        return _Sum(self._links.post(tag, offered, wanted, add_up), self._release_stretches)
+        return _Sum(self._connections.send(tag, offered, wanted, add_up), self._release_stretches)
 
     def _add_up(
         self,
@@ -168,6 +197,7 @@ class SameHostCommunicator(PointToPointCommunicator):
         out: torch.Tensor,
         *,
         average: bool,
+        total: torch.dtype,
     ) -> None:
         """Read, scale and add up stretch by stretch, in rank order."""
         tables = {peer: self._read_table(peer, addresses[peer], parts) for peer in addresses}
@@ -191,11 +221,11 @@ class SameHostCommunicator(PointToPointCommunicator):
                         value.mul_(parts.scale)
                 contributions.append(value)
             target = out[begin : begin + last - first]
-            total = sum_in_order(contributions, target)
+            found = sum_in_order(contributions, total, target)
             if average:
-                total.div_(self.size)
-            if total is not target:
-                target.copy_(total)
+                found.div_(self.size)
+            if found is not target:
+                target.copy_(found)
 
     def _read_table(self, peer: int, address: int, parts: Parts) -> tuple[bool, Sequence[int]]:
         found = torch.empty(1 + len(parts.tensors), dtype=torch.int64, device="cpu")

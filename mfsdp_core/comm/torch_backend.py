@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mfsdp_core.comm.parts import Parts
-from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
+from mfsdp_core.comm.protocol import Communicator, Done, Pending, PendingSum, Summed
 from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
@@ -41,14 +41,22 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class TorchCommunicator:
-    """A `Communicator` over one process group. `role` names it in events (see `Event`)."""
+    """A `Communicator` over one process group. `role` names it in events (see `Event`).
+
+    wide_sums: takes the sums that are wider than the wire, which no backend does.
+    """
 
     transport = "native"
     takes_scratch = False
     takes_parts = False
 
     def __init__(
-        self, group: dist.ProcessGroup, role: str, events: EventBus, streams: Streams
+        self,
+        group: dist.ProcessGroup,
+        role: str,
+        events: EventBus,
+        streams: Streams,
+        wide_sums: Communicator | None = None,
     ) -> None:
         self.size = group.size()
         self.rank = group.rank()
@@ -56,14 +64,15 @@ class TorchCommunicator:
         self.role = role
         self._events = events
         self._streams = streams
+        self._wide_sums = wide_sums
         self._rendezvous = UnitRendezvous(group, streams.device)
         # Events are frozen, and a bucket's are the same in every step.
         self._published: dict[tuple[str, str, torch.dtype, int], Event] = {}
 
-    def meet(self, bucket: str) -> None:
+    def rendezvous(self, bucket: str) -> None:
         """See [Note: gathering again]."""
         if self.size > 1:
-            self._rendezvous.meet(bucket)
+            self._rendezvous.wait(bucket)
 
     def all_gather(self, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Pending:
         """Fill `full` with every rank's `own`."""
@@ -77,13 +86,22 @@ class TorchCommunicator:
         return self._streams.track((work,), name, self._group, reads=(own,), writes=(full,))
 
     def reduce_scatter(
-        self, own: torch.Tensor, full: torch.Tensor, bucket: str, *, average: bool
+        self,
+        own: torch.Tensor,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
         """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`."""
         if self.size == 1:
             if own.data_ptr() != full.data_ptr():
                 own.copy_(full)
             return Summed(own, Done())
+        if total is not full.dtype:
+            other = self._other(full, total)
+            return other.reduce_scatter(own, full, bucket, average=average, total=total)
         self._publish("reduce_scatter", full, bucket)
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
         name = f"reduce_scatter of {bucket}"
@@ -92,14 +110,19 @@ class TorchCommunicator:
             own, self._streams.track(works, name, self._group, reads=(full,), writes=(own,))
         )
 
-    def reduces_into(self, wire: torch.dtype, result: torch.dtype) -> bool:
-        """A backend reduces within one dtype; alone, a copy does whatever is asked."""
-        return self.size == 1 or wire == result
+    def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
+        """A sum is written in its dtype; alone, a copy does whatever is asked."""
+        return self.size == 1 or total is result
 
-    def all_reduce(self, full: torch.Tensor, bucket: str, *, average: bool) -> PendingSum:
+    def all_reduce(
+        self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
+    ) -> PendingSum:
         """Replace `full` by its sum (or mean) over ranks."""
         if self.size == 1:
             return Summed(full, Done())
+        if total is not full.dtype:
+            other = self._other(full, total)
+            return other.all_reduce(full, bucket, average=average, total=total)
         self._publish("all_reduce", full, bucket)
         work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
         return Summed(full, self._track(work, f"all_reduce of {bucket}", writes=(full,)))
@@ -119,6 +142,13 @@ class TorchCommunicator:
         work = dist.broadcast(full, group_src=0, group=self._group, async_op=True)
         return self._track(work, f"broadcast of {bucket}", writes=(full,))
 
+    def _other(self, full: torch.Tensor, total: torch.dtype) -> Communicator:
+        if self._wide_sums is None:
+            raise NotImplementedError(
+                f"{self.transport} adds up in the dtype of the wire, {full.dtype}, not in {total}"
+            )
+        return self._wide_sums
+
     def _track(
         self, work: dist.Work | None, name: str, *, writes: Sequence[torch.Tensor]
     ) -> InFlight:
@@ -126,13 +156,25 @@ class TorchCommunicator:
         return self._streams.track(works, name, self._group, reads=(), writes=writes)
 
     def reduce_parts(
-        self, parts: Parts, out: torch.Tensor, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        out: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
         """Only where `takes_parts`."""
         raise NotImplementedError(f"{self.transport} reduces flat buffers")
 
     def all_reduce_parts(
-        self, parts: Parts, full: torch.Tensor, bucket: str, *, average: bool
+        self,
+        parts: Parts,
+        full: torch.Tensor,
+        bucket: str,
+        *,
+        average: bool,
+        total: torch.dtype,
     ) -> PendingSum:
         """Only where `takes_parts`."""
         raise NotImplementedError(f"{self.transport} reduces flat buffers")

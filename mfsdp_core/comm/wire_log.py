@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from mfsdp_core.events import Event
 
@@ -63,6 +64,18 @@ class WireLog:
 
     def __len__(self) -> int:
         return len(self._events)
+
+    @property
+    def issued(self) -> int:
+        """How many collectives there have been."""
+        return sum(self.counts.values())
+
+    def latest(self, number: int) -> list[tuple[int, WireRecord]]:
+        """The last ones, oldest first, each with its number from 1. For any thread."""
+        issued = self.issued
+        last = list(islice(reversed(self._events), number))
+        first = issued - len(last) + 1
+        return [(first + index, _record(event)) for index, event in enumerate(reversed(last))]
 
     def clear(self) -> None:
         """Forget records and totals."""

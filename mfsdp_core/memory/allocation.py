@@ -38,6 +38,7 @@ class Allocators:
     gradients: BucketAllocator
     outer: BucketAllocator
     scratch: BucketAllocator
+    streams: Streams
     config: AllocationConfig
     requests: Mapping[PooledRole, Sequence[BucketRequest]]
     pools: dict[PooledRole, SlotPool] = field(default_factory=dict)
@@ -56,13 +57,13 @@ class Allocators:
 
     def _unit_entry(self, role: PooledRole, request: BucketRequest) -> dict[str, Any]:
         pool = self.pools.get(role)
-        seat = pool.plan.seats.get(request.bucket) if pool is not None else None
+        area = pool.plan.area_of.get(request.bucket) if pool is not None else None
         placement, slot, offset, waste = self._elsewhere(role), None, None, 0
-        if pool is not None and seat is not None:
+        if pool is not None and area is not None:
             placement, slot = "pool", pool.assigned_slot(request.unit)
             slot = pool.plan.homes[request.unit] if slot is None else slot
-            offset = pool.plan.offsets_bytes[seat]
-            waste = pool.plan.areas[seat].size_bytes - request.size_bytes
+            offset = pool.plan.offsets_bytes[area]
+            waste = pool.plan.areas[area].size_bytes - request.size_bytes
         return {
             "role": role,
             "unit": request.unit,
@@ -96,7 +97,8 @@ def build_allocators(
     transient = TemporaryAllocator(streams, ledger)
     if config.pool is None:
         weights = transient if config.allocator == "temporary" else lasting
-        return Allocators(lasting, weights, transient, transient, transient, config, requests)
+        of_roles = (weights, transient, transient, transient)
+        return Allocators(lasting, *of_roles, streams, config, requests)
     # Never temporary: autograd may hold views of what no slot serves (R12).
     fallback: BucketAllocator = StorageResizeAllocator(streams, ledger)
     if config.persistent_fallback:
@@ -112,6 +114,7 @@ def build_allocators(
         by_role["grad_bucket"],
         by_role["outer_bucket"],
         StorageResizeAllocator(streams, ledger),
+        streams,
         config,
         requests,
         pools,

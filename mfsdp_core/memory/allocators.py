@@ -174,9 +174,9 @@ class StorageResizeAllocator:
             self._tensors[key] = tensor
         elif key not in self._held:
             tensor.untyped_storage().resize_(key.size_bytes)
-            # Casts, which a step makes and gives back; what else comes and goes moves.
-            if self._lasts and self._streams.observer is not None:
-                self._streams.observer.resized(tensor)
+            if self._streams.observer is not None:
+                # Casts, which a step makes and gives back; what else comes and goes moves.
+                self._streams.observer.resized(tensor, stays=self._lasts)
         if key not in self._held:
             self._held.add(key)
             _book(self._ledger, key, key.size_bytes)

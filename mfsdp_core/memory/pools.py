@@ -152,7 +152,7 @@ class SlotPool:
         """One tensor object per buffer and slot, so that holders can tell whether it has moved."""
         view = self._views.get((key, slot))
         if view is None:
-            area = self._slots[slot][self.plan.seats[key.bucket]]
+            area = self._slots[slot][self.plan.area_of[key.bucket]]
             view = self._views[key, slot] = area[: key.elements]
         return view
 

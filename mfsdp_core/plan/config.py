@@ -24,11 +24,18 @@ class ReductionConfig:
     per_token: do not divide at all; the caller scales by the number of tokens. It wins over
     average_in_collective, as it does upstream.
     unused: gradient of a parameter that no rank has used in a cycle, None or zeros.
+    by_collectives: gradients are added up by the backend's own collectives and nothing else, since
+    their memory is registered or they are captured.
     decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
 
     [Note: divisor] Gradients are divided by the number of *dense* data-parallel ranks, also those
     of experts (R11). An expert is shared by fewer ranks, but each of them has already added up, in
     its backward pass, the tokens of all the ranks that sent it some.
+
+    [Note: one rounding] Sums over ranks are held in `GroupDtypes.reduce`, whatever carries them: a
+    backend's collectives add up in the dtype of the wire, and a direct exchange in any that holds
+    it. `auto` exchanges what no collective adds up; `native` refuses it. Where `by_collectives`,
+    the dtype of the wire is the default; NCCL's symmetric kernels then round less than it says.
     """
 
     average_in_collective: bool = False
@@ -36,11 +43,17 @@ class ReductionConfig:
     transport: Transport = DEFAULT_TRANSPORT
     decoupled: bool = False
     unused: UnusedParameters = "none"
+    by_collectives: bool = False
 
     @property
     def asks_use(self) -> bool:
         """Whether ranks tell each other which parameters they have used."""
         return self.unused == "none"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks may add up by themselves, in a dtype that holds more than the wire's."""
+        return self.transport != "native" and not self.by_collectives
 
     @property
     def averages(self) -> bool:

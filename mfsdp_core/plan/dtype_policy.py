@@ -5,6 +5,7 @@ compute       dtype of the module's parameter, in which forward and backward run
 main_params   dtype of the weights that the optimizer updates
 main_grads    dtype in which gradients are accumulated and handed over
 grad_comm     dtype on the wire
+reduce        dtype in which the values of all ranks are added up
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "int16": 2,
     "uint8": 1,
 }
+_BITS = {
+    **{name: 8 * ELEMENT_BYTES[name] for name in FLOATING},
+    "fp64": 64,
+    "fp32": 32,
+    "bf16": 16,
+    "fp16": 16,
+    "complex128": 128,
+    "complex64": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class GroupDtypes(Generic[Name]):
     main_params: Name
     main_grads: Name
     grad_comm: Name
+    reduce: Name
 
     @property
     def shares_weights(self) -> bool:
@@ -48,6 +59,11 @@ class GroupDtypes(Generic[Name]):
         return self.main_grads != self.grad_comm
 
     @property
+    def widens_sums(self) -> bool:
+        """Whether gradients are added up in another dtype than they travel in."""
+        return self.reduce != self.grad_comm
+
+    @property
     def casts_gradient(self) -> bool:
         """Whether the optimizer must be handed a cast copy instead of a view."""
         return self.main_grads != self.main_params
@@ -58,19 +74,31 @@ def resolve_dtypes(
     main_params: Name | None,
     main_grads: Name | None,
     grad_comm: Name | None,
+    reduce: Name | None = None,
 ) -> GroupDtypes[Name]:
     """Fill in what the policy leaves open.
 
     `main_params` None: the compute weights are the main weights. `main_grads` None: the compute
-    dtype. `grad_comm` None: the dtype of the main gradients.
+    dtype. `grad_comm` None: the dtype of the main gradients. `reduce` None: that of the main
+    gradients, or of the wire where that holds more.
     """
     grads = compute if main_grads is None else main_grads
+    wire = grads if grad_comm is None else grad_comm
+    if reduce is None:
+        reduce = grads if is_wider(grads, wire) else wire
     return GroupDtypes(
         compute=compute,
         main_params=compute if main_params is None else main_params,
         main_grads=grads,
-        grad_comm=grads if grad_comm is None else grad_comm,
+        grad_comm=wire,
+        reduce=reduce,
     )
+
+
+def is_wider(one: Hashable, other: Hashable) -> bool:
+    """Whether a floating-point dtype holds more than another; of torch or a name of one."""
+    bits, others = (_BITS.get(str(dtype).removeprefix("torch."), 0) for dtype in (one, other))
+    return bits > others
 
 
 def resolve_bucket_dtypes(
@@ -78,10 +106,11 @@ def resolve_bucket_dtypes(
     main_params: Name | None,
     main_grads: Name | None,
     grad_comm: Name | None,
+    reduce: Name | None = None,
     *,
     trainable: bool,
 ) -> GroupDtypes[Name]:
     """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
     if not trainable:
         return resolve_dtypes(compute, None, None, None)
-    return resolve_dtypes(compute, main_params, main_grads, grad_comm)
+    return resolve_dtypes(compute, main_params, main_grads, grad_comm, reduce)

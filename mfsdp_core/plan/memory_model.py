@@ -318,7 +318,7 @@ def _pool_lines(
         _, alone, category = _POOL_LINES[role]
         if role != "compute_weights" and not used:
             continue
-        served = pools[role].seats if role in pools else {}
+        served = pools[role].area_of if role in pools else {}
         for request in wanted:
             if request.bucket not in served:
                 padding = request.padding_elements

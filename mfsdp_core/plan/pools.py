@@ -66,14 +66,14 @@ class Area:
 class PoolPlan:
     """Where every bucket of the pooled units sits.
 
-    homes: unit -> slot that it takes first (unit k takes slot k modulo `slots`). seats: bucket ->
+    homes: unit -> slot that it takes first (unit k takes slot k modulo `slots`). area_of: bucket ->
     index of its area. outside: requests that no slot serves.
     """
 
     slots: int
     areas: tuple[Area, ...]
     homes: dict[str, int]
-    seats: dict[str, int]
+    area_of: dict[str, int]
     served: tuple[BucketRequest, ...]
     outside: tuple[BucketRequest, ...]
 
@@ -110,8 +110,8 @@ def plan_pool(kind: PoolKind, requests: Sequence[BucketRequest], slots: int) -> 
     outside = tuple(r for r in requests if r.unit not in served)
     slots = min(slots, len(served))
     homes = {unit: index % slots for index, unit in enumerate(served)}
-    areas, seats = _areas_and_seats(served.values())
-    return PoolPlan(slots, areas, homes, seats, inside, outside)
+    areas, area_of = _areas_by_bucket(served.values())
+    return PoolPlan(slots, areas, homes, area_of, inside, outside)
 
 
 def _largest_class(
@@ -131,7 +131,7 @@ def _largest_class(
     return {unit: by_unit[unit] for unit in best}
 
 
-def _areas_and_seats(
+def _areas_by_bucket(
     units: Iterable[list[BucketRequest]],
 ) -> tuple[tuple[Area, ...], dict[str, int]]:
     """Areas by [Note: smallest pool], and the area of every bucket."""

@@ -19,7 +19,9 @@ class MixedPrecisionPolicy:
     grad_comm_dtype: the wire; None is the dtype of the main gradients. Where main and compute
     weights agree they are one copy. weight_codec: encodes the parameters that it takes on their
     way to the ranks that compute with them (`mfsdp_core.precision.codec`); None sends weights as
-    they are.
+    they are. reduce_dtype: in which ranks' gradients are added up, the same on every backend (see
+    [Note: one rounding] of `plan.config`); None is the dtype of the main gradients, or of the wire
+    where that holds more.
 
     Raises:
         ConfigurationError: a value that is neither None nor a floating-point torch.dtype, or a
@@ -30,10 +32,11 @@ class MixedPrecisionPolicy:
     main_grads_dtype: torch.dtype | None = None
     grad_comm_dtype: torch.dtype | None = None
     weight_codec: Codec | None = field(default=None, kw_only=True)
+    reduce_dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the types, which a caller without a type checker may get wrong."""
-        for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype"):
+        for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype", "reduce_dtype"):
             value = getattr(self, name)
             if value is None or (isinstance(value, torch.dtype) and value.is_floating_point):
                 continue

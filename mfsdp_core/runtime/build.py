@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import nn
 
 from mfsdp_core.comm.any_rank import AnyRank
@@ -22,7 +21,6 @@ from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.allocation import RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig
-from mfsdp_core.plan.dtype_policy import GroupDtypes, resolve_bucket_dtypes
 from mfsdp_core.plan.grouping import (
     ROOT,
     BucketPlan,
@@ -43,6 +41,7 @@ from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.hooked_weights import HookedWeights
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
@@ -76,32 +75,6 @@ class Environment:
     def axes(self, *, is_expert: bool) -> DataParallelAxes:
         """The axes of one kind of parameters."""
         return self.experts if is_expert and self.experts is not None else self.dense
-
-
-def group_dtypes(
-    compute: torch.dtype, policy: MixedPrecisionPolicy, *, trainable: bool
-) -> GroupDtypes[torch.dtype]:
-    """Dtypes of a bucket under `policy`.
-
-    Raises:
-        ConfigurationError: a policy of real dtypes for complex parameters.
-    """
-    dtypes = resolve_bucket_dtypes(
-        compute,
-        policy.main_params_dtype,
-        policy.main_grads_dtype,
-        policy.grad_comm_dtype,
-        trainable=trainable,
-    )
-    wanted = (dtypes.main_params, dtypes.main_grads, dtypes.grad_comm)
-    if compute.is_complex and not all(dtype.is_complex for dtype in wanted):
-        raise ConfigurationError(
-            f"complex parameters ({compute}) would lose their imaginary part under {policy}. Pass "
-            "MixedPrecisionPolicy(main_params_dtype=None, main_grads_dtype=None, "
-            "grad_comm_dtype=None), which leaves dtypes alone, or hold them as real ones with "
-            "torch.view_as_real."
-        )
-    return dtypes
 
 
 def build_context(
@@ -165,7 +138,7 @@ def build_context(
         events,
         prefetch=schedule.prefetch,
         budget_bytes=schedule.prefetch_budget_bytes,
-        pool=factory.allocators.pools.get("compute_weights"),
+        allocators=factory.allocators,
     )
     context = ShardedContext(
         root,
@@ -267,7 +240,7 @@ class _GroupFactory:
         self._communicators = {
             axes.role_prefix: axes.communicators(
                 config.strategy,
-                config.reduction.transport,
+                config.reduction,
                 scratch,
                 events=environment.events,
                 streams=environment.streams,
@@ -278,8 +251,10 @@ class _GroupFactory:
 
     def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, experts' included; see `AxisCommunicators`."""
+        wide = any(spec.dtypes.widens_sums for spec in self._specs.values())
+        sums = {"native": "native, sums by point_to_point"} if wide else {}
         return {
-            prefix + role: entry
+            prefix + role: sums.get(entry, entry)
             for prefix, communicators in self._communicators.items()
             for role, entry in communicators.transports().items()
         }
@@ -287,7 +262,8 @@ class _GroupFactory:
     def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
         axes = self._environment.axes(is_expert=plan.is_expert)
         compute = members[0].raw.dtype
-        dtypes = group_dtypes(compute, self._policy, trainable=plan.requires_grad)
+        reduction, trainable = self._config.reduction, plan.requires_grad
+        dtypes = group_dtypes(compute, self._policy, reduction, trainable=trainable)
         return BucketSpec(
             plan,
             self._config.strategy,

@@ -308,7 +308,7 @@ class ShardedContext:
             self._calls.begin_call(index)
         if self._forward_running and index in self._forward_order:
             for group in self.gathering.buckets(self.units[index], "forward"):
-                group.weights.meet()
+                group.weights.rendezvous()
             return
         for skipped in self._forward_order.missing_before(index):
             self._forward_order.mark(skipped)

@@ -10,9 +10,9 @@ State per cycle (a cycle ends with `reset`, that is `zero_grad`):
     any ----------reset--------> ACCUMULATING
 
 [Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
-on the accumulator (R2), and also in a group of one (R3). Where the dtype stays or becomes wider it
-is taken in the copy into the bucket, to the same bits. A gradient that opens a cycle which its own
-backward pass ends is scaled on its way into the accumulator; `_scaled` remembers which.
+on the accumulator (R2), and also in a group of one (R3). It is taken in the copy into the bucket,
+in the wider of both dtypes, so that a narrower one rounds once. A gradient that opens a cycle which
+its own backward pass ends is scaled on its way into the accumulator; `_scaled` remembers which.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_sender import GradientSender
 from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.runtime.outer_reduction import OuterReduction
-from mfsdp_core.shard.flat_buffer import FullBuffer, part
+from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled, part
 
 _NO_BACKWARD = -1
 
@@ -84,7 +84,7 @@ class GradientBuffers:
         self._name = spec.name
         self._layout = spec.layout
         self._axis = spec.strategy.inner
-        self._dtypes = spec.dtypes
+        self._dtypes, self.reduction = spec.dtypes, reduction
         self._bucket_key = spec.key_or_none("grad_bucket")
         self._outer_key = spec.key_or_none("outer_bucket")
         self._communicator = communicators.inner
@@ -128,7 +128,7 @@ class GradientBuffers:
         is_whole = self._whole is not None
         stays = is_whole and (self._bucket_key is not None or self._spec.plan.unit == ROOT)
         self._sender.admit_parts(
-            self._dtypes.main_grads if is_whole else self._open_key.dtype,
+            self._dtypes,
             self._inner_reduced.dtype,
             key=None if is_whole else self._open_key,
             wanted=self._guard is None and not stays,
@@ -173,7 +173,8 @@ class GradientBuffers:
     def reduces_in_place(self) -> bool:
         """Whether a reduction takes no memory and nothing follows it: it may land at any time."""
         whole = self._axis.reduction is Collective.ALL_REDUCE and self._bucket_key is None
-        return whole and self._outer is None and not self._communicator.takes_scratch
+        alone = whole and self._outer is None
+        return alone and not (self._communicator.takes_scratch or self._dtypes.widens_sums)
 
     @property
     def awaits_reduction(self) -> bool:
@@ -265,14 +266,10 @@ class GradientBuffers:
             scale = self._scale if index in self._scaled else 1.0
         if index in self._filled:
             view.add_(gradient, alpha=scale)
-        elif scale == 1.0:
-            view.copy_(gradient)
-        elif gradient.dtype == view.dtype:
+        elif gradient.dtype == view.dtype and scale != 1.0:
             torch.mul(gradient, scale, out=view)
-        elif torch.promote_types(gradient.dtype, view.dtype) == self.reduced.dtype == view.dtype:
-            torch.mul(gradient, self.reduced.new_full((1,), scale), out=view)
         else:
-            view.copy_(gradient).mul_(scale)
+            copy_scaled(view, gradient, scale)
         self._filled.add(index)
 
     def issue(self) -> None:
@@ -320,7 +317,7 @@ class GradientBuffers:
     def issue_outer(self) -> None:
         """Start the outer stage; the inner one has landed and no microbatch may follow."""
         if self._outer is not None:
-            self._outer.issue(self._outer_key)
+            self._outer.issue(self._outer_key, self._dtypes.reduce)
             self.state = GradientState.REDUCED
 
     def land_outer(self) -> None:
@@ -374,9 +371,11 @@ class GradientBuffers:
         self._zero_missing(whole)
         data, key = whole.data, self._bucket_key
         if key is not None:
-            data = self._acquire_bucket(key).copy_(whole.data)
+            data = self._acquire_bucket(key)
+            copy_scaled(data, whole.data, self._scale if self._guard is None else 1.0)
         self._look_before_reducing(data, key)
-        self._scale_rest(data)
+        if key is None or self._guard is not None:
+            self._scale_rest(data)
         own, buffer = data, FullBuffer(self._layout, data)
         if self._axis.reduction is Collective.REDUCE_SCATTER:
             own = self._inner_part(data)

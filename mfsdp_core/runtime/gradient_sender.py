@@ -14,6 +14,7 @@ import torch
 from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.protocol import Communicator, PendingSum
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey, TemporaryAllocator
+from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer
 
@@ -42,24 +43,30 @@ class GradientSender:
         self._scale = scale
         self._average = average
         self._key: BufferKey | None = None
+        self._total = spec.dtypes.reduce
         self.takes_parts = False
         self._held: dict[int, torch.Tensor] = {}
 
     def admit_parts(
-        self, wire: torch.dtype, result: torch.dtype, *, key: BufferKey | None, wanted: bool
+        self,
+        dtypes: GroupDtypes[torch.dtype],
+        result: torch.dtype,
+        *,
+        key: BufferKey | None,
+        wanted: bool,
     ) -> None:
         """Decide whether gradients may be held. Pools have memory for them already.
 
         key: what is held is booked as this buffer, which it takes the place of; None: not at all.
         """
         communicator = self._communicator
-        self._key = key
+        self._key, self._total = key, dtypes.reduce
         self.takes_parts = (
             wanted
             and communicator.takes_parts
             and communicator.size > 1
             and isinstance(self._allocator, TemporaryAllocator)
-            and communicator.reduces_into(wire, result)
+            and communicator.reduces_into(dtypes.reduce, result)
         )
 
     def hold(self, index: int, gradient: torch.Tensor) -> None:
@@ -86,7 +93,7 @@ class GradientSender:
 
         That is where it belongs, which saves a copy of it, unless the transport cannot.
         """
-        fits = self._communicator.reduces_into(own.dtype, reduced.dtype)
+        fits = self._communicator.reduces_into(self._total, reduced.dtype)
         return reduced if fits else own
 
     @property
@@ -98,14 +105,17 @@ class GradientSender:
         """Of a buffer that is scaled."""
         if self.takes_parts:
             return self._reduce_parts(self._views(buffer), into)
-        name, average = self._name, self._average
-        return self._communicator.reduce_scatter(into, buffer.data, name, average=average)
+        return self._communicator.reduce_scatter(
+            into, buffer.data, self._name, average=self._average, total=self._total
+        )
 
     def all_reduce(self, buffer: FullBuffer) -> PendingSum:
         """Of a buffer that is scaled, in place."""
         if self.takes_parts:
             return self._all_reduce_parts(self._views(buffer), buffer.data)
-        return self._communicator.all_reduce(buffer.data, self._name, average=self._average)
+        return self._communicator.all_reduce(
+            buffer.data, self._name, average=self._average, total=self._total
+        )
 
     def reduce_held(self, into: torch.Tensor) -> PendingSum:
         """Of the gradients that are held, all of them; into a slice."""
@@ -130,7 +140,11 @@ class GradientSender:
         return Parts(tensors, self._offsets, elements, self._scale, is_scaled)
 
     def _reduce_parts(self, parts: Parts, into: torch.Tensor) -> PendingSum:
-        return self._communicator.reduce_parts(parts, into, self._name, average=self._average)
+        return self._communicator.reduce_parts(
+            parts, into, self._name, average=self._average, total=self._total
+        )
 
     def _all_reduce_parts(self, parts: Parts, full: torch.Tensor) -> PendingSum:
-        return self._communicator.all_reduce_parts(parts, full, self._name, average=self._average)
+        return self._communicator.all_reduce_parts(
+            parts, full, self._name, average=self._average, total=self._total
+        )

@@ -14,6 +14,7 @@ last row, as the first hook expects of them.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class HookedWeights(WeightBuffers):
                 f"and view, found {type(local).__name__}. Its dispatch must keep the class."
             )
         self._sharded = sharded
+        if self._streams.copy_in is not None:
+            self._streams.copy_in.follow()
         self.issue("forward")
         self.complete()
         assert self.raw is not None
@@ -121,23 +124,29 @@ class HookedWeights(WeightBuffers):
             return Done()
         return self._gather.all_gather(full, own, self._spec.name)
 
-    @torch.no_grad()
     def _decode(self) -> None:
-        """Let the second hook make `raw` of what has arrived, or update it."""
+        """Let the second hook make `raw` of what has arrived, then forget what the first made."""
+        self._make()
+        copy_in = self._streams.copy_in
+        with nullcontext() if copy_in is None else copy_in.behind():
+            self._metadata, self._inputs = None, []
+
+    @torch.no_grad()
+    def _make(self) -> None:
+        """Make `raw` of what has arrived, or update it."""
         outputs = tuple(
             self._lasting.acquire(key).data.view(-1, *shape[1:])
             for key, shape in zip(self._keys, self._shapes, strict=True)
         )
         after = getattr(self._sharded._local_tensor, POST)
-        metadata, self._metadata, self._inputs = self._metadata, None, []
         if self.raw is not None:
             for key in self._inner:
                 self._lasting.acquire(key)
             # The same values again are no change of what autograd has saved.
             with torch.autograd.grad_mode._unsafe_preserve_version_counter((self.raw, *self._made)):
-                after(outputs, metadata, self._request.dtype, out=self.raw)
+                after(outputs, self._metadata, self._request.dtype, out=self.raw)
             return
-        made, inner = after(outputs, metadata, self._request.dtype)
+        made, inner = after(outputs, self._metadata, self._request.dtype)
         self._made = tuple(inner)
         shape = self._request.shape
         stride = torch.empty(shape, device="meta").stride()

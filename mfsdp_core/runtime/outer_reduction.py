@@ -52,16 +52,17 @@ class OuterReduction:
         """Whether a reduction is under way."""
         return self._flight is not None
 
-    def issue(self, key: BufferKey | None) -> None:
+    def issue(self, key: BufferKey | None, total: torch.dtype) -> None:
         """Start the reduction. key: of a bucket in the dtype of the wire; None: no cast."""
         data = self._accumulated
         if key is not None:
             data = self._allocator.acquire(key).copy_(self._accumulated)
         own = self._own(data)
+        name, average, by = self._bucket, self._average, self._communicator
         if self._scatters:
-            work = self._communicator.reduce_scatter(own, data, self._bucket, average=self._average)
+            work = by.reduce_scatter(own, data, name, average=average, total=total)
         else:
-            work = self._communicator.all_reduce(data, self._bucket, average=self._average)
+            work = by.all_reduce(data, name, average=average, total=total)
         self._flight = _Flight(own, work, key)
         self.issued = True
 

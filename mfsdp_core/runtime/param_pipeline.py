@@ -8,6 +8,7 @@ import torch
 
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
+from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.prefetch import (
     Direction,
@@ -37,13 +38,14 @@ class ParamPipeline:
         *,
         prefetch: bool,
         budget_bytes: int | None,
-        pool: SlotPool | None,
+        allocators: Allocators,
     ) -> None:
         self._root = root
         self._units = units
         self._events = events
         self._prefetch = prefetch
-        self._pool = pool
+        self._pool = pool = allocators.pools.get("compute_weights")
+        self._streams = allocators.streams
         self._by_name = {unit.name: unit for unit in units}
         self._gathered = _Gathered(units)
         self._limits = PrefetchLimits(budget_bytes, None if pool is None else pool.plan.slots)
@@ -185,12 +187,17 @@ class ParamPipeline:
             unit.epoch += 1
 
     def follow_changes(self) -> None:
-        """Bring weights that the user has changed in place into the compute copies."""
+        """Bring weights that the user has changed in place into the compute copies.
+
+        Gathers from here on read main weights as they are now.
+        """
         for unit in (self._root, *self._units):
             for group in unit.groups:
                 if group.look():
                     group.weights.install()
                     unit.epoch += 1
+        if self._streams.copy_in is not None:
+            self._streams.copy_in.follow()
 
     def broadcast(self) -> None:
         """Make replicated main weights those of the first rank."""

@@ -48,7 +48,6 @@ class PrimaryWeights(WeightBuffers):
         if not self._persistent:
             self._enter("release")
             self._free()
-            self._free_payloads("use")
             self._codec.drop_copies()
 
     def release(self) -> None:

@@ -36,6 +36,7 @@ the first inner gather that follows an update: once per cycle and bucket, in any
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import Enum
 from typing import Literal
 
@@ -104,6 +105,7 @@ class WeightBuffers:
         self._lasting = allocators.lasting
         stays = self._persistent or spec.plan.is_hooked or spec.plan.primary
         self._allocator = allocators.lasting if stays else allocators.weights
+        self._streams = allocators.streams
         self._on_move = on_move
         self._events = events
         self._codec = spec.codec.for_bucket(self._shard(communicators))
@@ -190,14 +192,16 @@ class WeightBuffers:
         if self.state is Residency.EMPTY:
             self._allocate()
             self._publish("materialise")
+        copy_in = self._streams.copy_in
         self._enter("issue")
         self._direction = direction
-        if self._outer_stale and self._outer is not None:
-            for name, source in self._sources.items():
-                self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
-            self._outer_stale = False
         try:
-            self._work = self._send(direction)
+            if copy_in is None:
+                self._work = self._send(direction)
+            else:
+                with copy_in.running():
+                    works = self._send(direction)
+                    self._work = [*works, copy_in.mark(f"copy-in of {self._spec.name}")]
         except BaseException:
             self._enter("complete")  # so that it can be released, and the reason is seen
             raise
@@ -206,6 +210,10 @@ class WeightBuffers:
     def _send(self, direction: Direction) -> list[Pending]:
         """Start the gathers that a pass in one direction needs."""
         sources = self._sources
+        if self._outer_stale and self._outer is not None:
+            for name, source in sources.items():
+                self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
+            self._outer_stale = False
         if not sources:
             # [Note: cast when gathered]
             sources = {WEIGHTS: self._own_part()}
@@ -220,10 +228,10 @@ class WeightBuffers:
         except RuntimeError as error:
             raise self._failed(error) from error
 
-    def meet(self) -> None:
+    def rendezvous(self) -> None:
         """Before a gather that the pass has had already, see [Note: gathering again]."""
         if not (self._is_whole or self.is_gathered):
-            self._gather.meet(self._spec.name)
+            self._gather.rendezvous(self._spec.name)
 
     def complete(self) -> None:
         """Wait for the gather under way, if there is one.
@@ -255,8 +263,12 @@ class WeightBuffers:
         if self._persistent or self.state is Residency.EMPTY:
             return
         self._enter("release")
-        self._free()
-        self._free_payloads("use")
+        copy_in = self._streams.copy_in
+        if copy_in is None or not self._allocator.recycles:
+            self._free()
+        else:
+            with copy_in.behind():
+                self._free()
         self._publish("release")
 
     def install(self) -> None:
@@ -310,7 +322,9 @@ class WeightBuffers:
             return
         gathered = {name: self._payload(name) for name in self._names[self._direction]}
         self._codec.decode(self._direction, gathered, self.full.data)
-        self._free_payloads("gather")
+        copy_in = self._streams.copy_in
+        with nullcontext() if copy_in is None else copy_in.behind():
+            self._free_payloads("gather")
 
     def _free_payloads(self, lifetime: Lifetime) -> None:
         for row in self._spec.buffers.rows if self._encoded else ():
@@ -332,7 +346,15 @@ class WeightBuffers:
     def _allocate(self) -> None:
         """Storage for the full buffer; in a backward pass, where the forward pass had it."""
         in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
-        data = self._allocator.acquire(self._full_key, in_place=in_backward)
+        copy_in = self._streams.copy_in
+        if copy_in is None:
+            data = self._allocator.acquire(self._full_key, in_place=in_backward)
+        elif self._allocator.recycles:
+            with copy_in.running():
+                data = self._allocator.acquire(self._full_key, in_place=in_backward)
+        else:
+            data = self._allocator.acquire(self._full_key)
+            copy_in.follow()
         if data is not self.full.data:
             self._move(data)
 
@@ -340,6 +362,7 @@ class WeightBuffers:
         self._allocator.release(self._full_key)
         if not self._allocator.recycles:
             self._move(None)
+        self._free_payloads("use")
 
     def _move(self, data: torch.Tensor | None) -> None:
         """Let the parameters be views of `data`; None: of nothing."""

@@ -17,6 +17,16 @@ def part(data: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return data[rank * elements : (rank + 1) * elements]
 
 
+def copy_scaled(target: torch.Tensor, values: torch.Tensor, scale: float) -> None:
+    """Fill `target` with `values` times `scale` in one pass; multiplied in the wider dtype."""
+    if scale == 1.0:
+        target.copy_(values)
+        return
+    wide = torch.promote_types(values.dtype, target.dtype)
+    factor = scale if wide == values.dtype else target.new_full((1,), scale, dtype=wide)
+    torch.mul(values, factor, out=target)
+
+
 @dataclass(frozen=True, slots=True)
 class FullBuffer:
     """All slices. data: [layout.total_elements]."""

@@ -57,6 +57,27 @@ class Change:
         return f"n={head} against {base}, no verdict"
 
 
+SPEED = "time change, throughput change, throughput ratio"
+"""Title of the column that `speed_text` fills: one change, said once."""
+
+
+def speed_text(time_change: float | None, throughput_ratio: float | None) -> str:
+    """`-4.8 %, +5.0 %, 1.050x`, in the order of `SPEED`; one `-` where nothing is known."""
+    if time_change is None and throughput_ratio is None:
+        return quantity.MISSING
+    numbers = (quantity.change(time_change), quantity.change(less_one(throughput_ratio)))
+    return ", ".join((*numbers, quantity.ratio(throughput_ratio)))
+
+
+def change_text(change: Change) -> str:
+    """The three numbers in words, and how many runs stand behind them."""
+    return (
+        f"time {quantity.change(change.time_change)}, "
+        f"throughput {quantity.change(change.throughput_change)}, "
+        f"throughput ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
+    )
+
+
 def other_metrics() -> list[Metric]:
     """What `compare` shows beside speed, memory and loss: whatever a gate requires by default."""
     return [
@@ -75,12 +96,12 @@ def change_between(base: Cell, head: Cell) -> Change:
     return Change(
         base=base,
         head=head,
-        time_change=_less_one(_ratio(base, head, STEP_TIME)),
-        throughput_change=_less_one(throughput),
+        time_change=less_one(_ratio(base, head, STEP_TIME)),
+        throughput_change=less_one(throughput),
         throughput_ratio=throughput,
         memory_metric=metric,
-        memory_change=None if metric is None else _less_one(_ratio(base, head, metric)),
-        others={m.name: _less_one(_ratio(base, head, m)) for m in other_metrics()},
+        memory_change=None if metric is None else less_one(_ratio(base, head, metric)),
+        others={m.name: less_one(_ratio(base, head, m)) for m in other_metrics()},
         loss_difference=_loss_difference(base, head),
     )
 
@@ -98,7 +119,8 @@ def _ratio(base: Cell, head: Cell, metric: Metric) -> float | None:
     return after / before if before and after is not None else None
 
 
-def _less_one(ratio: float | None) -> float | None:
+def less_one(ratio: float | None) -> float | None:
+    """A ratio as a change."""
     return None if ratio is None else ratio - 1
 
 
@@ -118,8 +140,7 @@ def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None)
     ]
     others = "".join(f" | {metric.title} change" for metric in known)
     titles = (
-        "cell | time change | throughput change | throughput ratio | memory change"
-        f" | <memory metric{others} | final loss difference | <runs"
+        f"cell | {SPEED} | memory change | <memory metric{others} | final loss difference | <runs"
     )
     names = [change.head.name for change in changes] if labels is None else labels
     pairs = zip(changes, names, strict=True)
@@ -129,9 +150,7 @@ def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None)
 def _row(change: Change, name: str, others: Sequence[Metric]) -> tuple[str, ...]:
     return (
         name,
-        quantity.change(change.time_change),
-        quantity.change(change.throughput_change),
-        quantity.ratio(change.throughput_ratio),
+        speed_text(change.time_change, change.throughput_ratio),
         quantity.change(change.memory_change),
         change.memory_metric.title if change.memory_metric else quantity.MISSING,
         *(quantity.change(change.others[metric.name]) for metric in others),

@@ -23,7 +23,7 @@ Value = Callable[[ImportedStep], float | None]
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogDifference:
     """Of values at the steps that both logs tell. Differences are head minus base.
 
     steps: how many. largest, at: the one of largest size and its step; not finite where one side
@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Change:
+class LogChange:
     """One number of each run."""
 
     name: str
@@ -68,7 +68,7 @@ _PEAKS: tuple[tuple[str, str, Value], ...] = (
 )
 
 
-def differences(base: ImportedRun, head: ImportedRun) -> list[Difference]:
+def differences(base: ImportedRun, head: ImportedRun) -> list[LogDifference]:
     """One per quantity that both logs tell at some step."""
     found = []
     for name, value in _DIFFERENCES:
@@ -81,11 +81,11 @@ def differences(base: ImportedRun, head: ImportedRun) -> list[Difference]:
             continue
         gaps = {step: _gap(sides[0][step], sides[1][step]) for step in both}
         worst = max(both, key=lambda step: abs(gaps[step]))
-        found.append(Difference(name, len(both), gaps[worst], worst, gaps[both[-1]], both[-1]))
+        found.append(LogDifference(name, len(both), gaps[worst], worst, gaps[both[-1]], both[-1]))
     return found
 
 
-def changes(base: ImportedRun, head: ImportedRun) -> list[Change]:
+def changes(base: ImportedRun, head: ImportedRun) -> list[LogChange]:
     """Medians and peaks that both logs tell."""
     found = []
     every = operator.attrgetter("steps")
@@ -96,11 +96,11 @@ def changes(base: ImportedRun, head: ImportedRun) -> list[Change]:
                 for run in (base, head)
             )
             if before and after:
-                found.append(Change(name, unit, float(of_all(before)), float(of_all(after))))
+                found.append(LogChange(name, unit, float(of_all(before)), float(of_all(after))))
     return found
 
 
-def parity_table(found: list[Difference]) -> Table:
+def parity_table(found: list[LogDifference]) -> Table:
     """One row per quantity."""
     rows = (
         (
@@ -115,7 +115,7 @@ def parity_table(found: list[Difference]) -> Table:
     return Table.of(" | steps in both | largest difference | at step | at the last", rows)
 
 
-def change_table(found: list[Change]) -> Table:
+def change_table(found: list[LogChange]) -> Table:
     """One row per number."""
     rows = (
         (one.name, _amount(one, one.base), _amount(one, one.head), quantity.ratio(one.ratio))
@@ -139,7 +139,7 @@ def _gap(base: float, head: float) -> float:
     return head - base
 
 
-def _amount(one: Change, value: float) -> str:
+def _amount(one: LogChange, value: float) -> str:
     if one.unit == "bytes":
         return quantity.binary_bytes(value)
     return f"{quantity.significant(value)} {one.unit}".rstrip()

@@ -10,6 +10,7 @@ from typing import Final
 from bench.record import RunRecord
 from bench.spec import POOLS
 from reports.views.cells import Cell
+from reports.views.reference import unusual_settings
 
 #: Name of a switch -> the settings that make it up.
 SWITCHES: Final = {
@@ -21,7 +22,7 @@ SWITCHES: Final = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class SwitchDifference:
     """A cell against the first of its group; None where it cannot be said.
 
     Relative differences are the largest over steps and ranks; exact: every loss and gradient norm
@@ -38,11 +39,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class SwitchGroup:
-    """Cells that are equal but for `switch`; the first one is what the others are compared with."""
+    """Cells that are equal but for `switch`; `base` has its default, or is nearest to it."""
 
     switch: str
-    base: Difference
-    others: tuple[Difference, ...]
+    base: SwitchDifference
+    others: tuple[SwitchDifference, ...]
 
     @property
     def must_agree(self) -> bool:
@@ -60,7 +61,8 @@ def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
                 groups.setdefault(_without(cell, settings), []).append(cell)
         for members in groups.values():
             if len({_values(cell, settings) for cell in members}) > 1:
-                base, *others = members
+                base = min(members, key=unusual_settings)
+                others = [cell for cell in members if cell is not base]
                 differences = (_difference(cell, base) for cell in others)
                 found.append(SwitchGroup(switch, _difference(base, base), tuple(differences)))
     return found
@@ -85,12 +87,12 @@ def _values(cell: Cell, settings: Sequence[str]) -> tuple[object, ...]:
     return tuple(cell.resolved.engine.setting(setting) for setting in settings)
 
 
-def _difference(cell: Cell, base: Cell) -> Difference:
+def _difference(cell: Cell, base: Cell) -> SwitchDifference:
     one, other = cell.finished[0].record, base.finished[0].record
     losses = _pairs(one, other, "loss")
     norms = _pairs(one, other, "grad_norm")
     summary = cell.finished[0].summary
-    return Difference(
+    return SwitchDifference(
         cell=cell,
         exact=bool(losses) and all(a == b for a, b in (*losses, *norms)),
         loss=_largest(losses),

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.derive.metrics import Metric
+from bench.derive.metrics import THROUGHPUT, Metric
 from reports.comparisons.change import Change
 from reports.comparisons.parity import ParityRow, tolerance_for
 from reports.renderers import quantity
-
-SPEED_THRESHOLD = 0.02
-"""Throughput changes below this are not called faster or slower."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,12 @@ class Flag:
         return f"{self.verdict}: {self.numbers}" + (f" ({self.runs})" if self.runs else "")
 
 
-def memory_threshold(metric: Metric) -> float:
+def threshold(metric: Metric) -> float:
     """Changes below this are not called more or less: what a gate tolerates by default."""
     return (metric.rule and metric.rule.tolerance) or 0.0
+
+
+SPEED_THRESHOLD = threshold(THROUGHPUT)
 
 
 def tradeoff_flags(
@@ -58,9 +58,9 @@ def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
     speed, memory, metric = change.throughput_change, change.memory_change, change.memory_metric
     if speed is None or memory is None or metric is None:
         return None
-    threshold = memory_threshold(metric)
+    enough = threshold(metric)
     faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
-    more, less = memory >= threshold, memory <= -threshold
+    more, less = memory >= enough, memory <= -enough
     if faster and more:
         verdict = "faster, but more memory"
     elif slower and less:

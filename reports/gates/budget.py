@@ -1,6 +1,6 @@
 """Where the next block helps most, until every required comparison is decided. Pure.
 
-    blocks so far -> standings (what is open, how many more starts it will take) -> next_cell
+    blocks so far -> statuses (what is open, how many more starts it will take) -> next_cell
 
 Which cell is measured next depends on what was measured before. That is allowed: the intervals
 (`reports.statistics.sequential`) hold at every look, whoever chose it.
@@ -15,9 +15,9 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from bench.derive.metrics import Metric, Rule
+from bench.derive.metrics import Metric, MetricRule
 from reports.gates.gate import Calibrations, case_of
-from reports.gates.judgement import Case, Verdict, sequential_verdict
+from reports.gates.judgement import MetricSamples, Verdict, sequential_verdict
 from reports.gates.pairing import Pair
 from reports.gates.policy import Policy
 from reports.statistics.multiplicity import adjusted
@@ -41,8 +41,8 @@ _LARGEST = math.log(3.0)
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One required comparison of one cell as it stands.
+class ComparisonStatus:
+    """How far one required comparison of one cell is decided.
 
     starts: samples so far. more_starts: what it will typically take, infinite where the estimate
     lies on the tolerance itself; 0 once it is decided. head: the arm that is judged, where there
@@ -62,9 +62,9 @@ class Standing:
         return self.verdict == "inconclusive"
 
 
-def standings(
+def statuses(
     pairs: Sequence[Pair], policy: Policy, calibrations: Calibrations, cells: int
-) -> list[Standing]:
+) -> list[ComparisonStatus]:
     """Every required comparison that blocks decide.
 
     Args:
@@ -77,18 +77,18 @@ def standings(
     for metric, rule in policy.active():
         if needs_blocks(metric, rule):
             cases = [case_of(pair, metric, rule, calibrations) for pair in pairs]
-            found += standings_of(cases, metric.name, rule, policy.alpha, cells)
+            found += statuses_of(cases, metric.name, rule, policy.alpha, cells)
     return found
 
 
-def needs_blocks(metric: Metric, rule: Rule) -> bool:
+def needs_blocks(metric: Metric, rule: MetricRule) -> bool:
     """Whether the metric keeps a budget going: required, and different from run to run."""
     return metric.judge == "interval" and rule.gate == "required"
 
 
-def standings_of(
-    cases: Sequence[Case], metric: str, rule: Rule, alpha: float, cells: int
-) -> list[Standing]:
+def statuses_of(
+    cases: Sequence[MetricSamples], metric: str, rule: MetricRule, alpha: float, cells: int
+) -> list[ComparisonStatus]:
     """The comparisons of one metric, with the verdicts of `judge_intervals` and no intervals."""
     differences = [_differences(case) for case in cases]
     sequences = [sequence_of(found) for found in differences]
@@ -98,7 +98,7 @@ def standings_of(
         for one, band in zip(sequences, bands, strict=True)
     ]
     absent = [1.0] * max(0, cells - len(cases))
-    standing = []
+    comparisons = []
     for case, found, sequence, band, p in zip(
         cases, differences, sequences, bands, adjusted([*beyond, *absent]), strict=False
     ):
@@ -106,12 +106,12 @@ def standings_of(
         more = 0.0
         if verdict == "inconclusive":
             more = _more_starts(found, band, alpha, max(cells, len(cases)))
-        standing.append(Standing(case.cell, metric, verdict, len(found), more))
-    return standing
+        comparisons.append(ComparisonStatus(case.cell, metric, verdict, len(found), more))
+    return comparisons
 
 
 def next_cell(
-    standing: Sequence[Standing],
+    comparisons: Sequence[ComparisonStatus],
     block_seconds: Mapping[str, float],
     seconds_left: float,
     *,
@@ -125,7 +125,7 @@ def next_cell(
     the one with the fewest starts, so that all see the same hours of the machine.
 
     Args:
-        standing: of all cells with a block.
+        comparisons: of all cells with a block.
         block_seconds: what a block of each cell takes; a cell that is missing is assumed to take
             as long as the longest known.
         seconds_left: of the budget.
@@ -138,7 +138,7 @@ def next_cell(
             return cell
     needs: dict[str, float] = {}
     starts: dict[str, int] = {}
-    for one in standing:
+    for one in comparisons:
         if one.open and one.cell not in given_up:
             needs[one.cell] = max(needs.get(one.cell, 0.0), one.more_starts)
             starts[one.cell] = min(starts.get(one.cell, one.starts), one.starts)
@@ -205,7 +205,7 @@ def _refuted(differences: np.ndarray, bound: float, side: float, alpha: float) -
     return np.asarray(wealth.max(axis=-1) >= math.log(1 / alpha))
 
 
-def _differences(case: Case) -> tuple[float, ...]:
+def _differences(case: MetricSamples) -> tuple[float, ...]:
     base, head = case.samples
     return tuple(math.log(b) - math.log(a) for a, b in zip(base, head, strict=True))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.derive.counts import COUNTED, CountRow, Rates, StepCounts, by_name
-from bench.derive.metrics import Metric, Rule
+from bench.derive.metrics import Metric, MetricRule
 from reports.gates.judgement import Judgement, judge_values, unmeasured
 from reports.gates.pairing import Pair
 from reports.gates.policy import AllowedRise
@@ -35,7 +35,7 @@ class Rise:
 
 
 def judge_count(
-    pair: Pair, metric: Metric, rule: Rule, allowed: Sequence[AllowedRise]
+    pair: Pair, metric: Metric, rule: MetricRule, allowed: Sequence[AllowedRise]
 ) -> Judgement:
     """One count of one cell."""
     base, head = pair.base, pair.head

@@ -13,11 +13,17 @@ from bench.derive.metrics import (
     STEP_TIME,
     UNASKED,
     Metric,
-    Rule,
+    MetricRule,
 )
 from reports.gates.cell_samples import CellSamples, shared_metric
 from reports.gates.count_gate import judge_count, unused
-from reports.gates.judgement import Case, Judgement, judge_intervals, judge_values, unmeasured
+from reports.gates.judgement import (
+    Judgement,
+    MetricSamples,
+    judge_intervals,
+    judge_values,
+    unmeasured,
+)
 from reports.gates.loss_gate import judge_loss
 from reports.gates.noise import NoiseCalibration
 from reports.gates.pairing import Pair, Sides
@@ -144,7 +150,7 @@ def _only_comparable(sides: Sides, *, any_nodes: bool) -> Sides:
 def _intervals(
     pairs: Sequence[Pair],
     metric: Metric,
-    rule: Rule,
+    rule: MetricRule,
     alpha: float,
     calibrations: Calibrations,
 ) -> list[Judgement]:
@@ -166,12 +172,14 @@ def _intervals(
     return judge_intervals(cases, metric, rule, alpha) + without
 
 
-def case_of(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) -> Case:
+def case_of(
+    pair: Pair, metric: Metric, rule: MetricRule, calibrations: Calibrations
+) -> MetricSamples:
     """One metric of `pair` as it is to be judged: its numbers, and the tolerance that counts."""
     calibration = calibrations(pair.head.hardware)
     floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
     asked = max(rule.tolerance or 0.0, metric.least_tolerance)
-    return Case(
+    return MetricSamples(
         cell=pair.label,
         base=pair.base.of(metric),
         head=pair.head.of(metric),
@@ -183,7 +191,7 @@ def case_of(pair: Pair, metric: Metric, rule: Rule, calibrations: Calibrations) 
     )
 
 
-def _ratio(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
+def _ratio(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
     found = shared_metric(metric, pair.base, pair.head)
     if found is None:
         why = f"no {metric.title} number that both sides have"
@@ -212,7 +220,7 @@ def _who_holds_more(pair: Pair) -> str:
     return f"over all ranks {', '.join(texts)}" if texts else ""
 
 
-def _loss(pair: Pair, metric: Metric, rule: Rule) -> Judgement:
+def _loss(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
     if not _has_losses(pair):
         why = "nothing is trained, so there is no loss"
         return unmeasured(pair.label, metric, rule, why)

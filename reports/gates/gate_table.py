@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, judged_metrics
+from reports.comparisons.change import SPEED, less_one, speed_text
 from reports.gates.judgement import Judgement
 from reports.renderers import quantity
 from reports.renderers.table import Row, RowKind, Table
 
 _TIMES = (
-    "cell | metric | verdict | time change | throughput change | throughput ratio"
-    " | interval of the change | tolerance | p, adjusted | base ms | head ms | <runs"
+    f"cell | metric | verdict | {SPEED} | interval of the change | tolerance"
+    " | p, adjusted | base ms | head ms | <runs"
 )
 _OTHERS = "cell | metric | verdict | change | tolerance | base | head | <runs"
 
@@ -67,9 +68,7 @@ def _time_row(one: Judgement) -> Row:
             one.cell,
             one.metric,
             verdict_text(one),
-            quantity.change(_less_one(one.time_ratio)),
-            quantity.change(_less_one(one.throughput_ratio)),
-            quantity.ratio(one.throughput_ratio),
+            speed_text(less_one(one.time_ratio), one.throughput_ratio),
             interval_text(one.interval) if one.ratio is not None else quantity.MISSING,
             tolerance_text(one),
             quantity.MISSING if one.p_adjusted is None else f"{one.p_adjusted:.3g}",
@@ -117,10 +116,6 @@ def tolerance_text(one: Judgement) -> str:
 
 def _milliseconds(value: float | None, *, step_time: bool) -> str:
     return quantity.milliseconds(value if step_time else None)
-
-
-def _less_one(ratio: float | None) -> float | None:
-    return None if ratio is None else ratio - 1
 
 
 def _runs(one: Judgement) -> str:

@@ -53,7 +53,7 @@ _LONGEST_REASON = 80
 
 
 def headline(result: GateResult) -> str:
-    """The outcome in one line, with the names of the cells that are to blame."""
+    """The outcome in one line, with the names of the cells that are the cause."""
     if result.nothing_comparable:
         return "NOT COMPARABLE: no cell of the two sides can be compared"
     counts = Counter(one.verdict for one in result.judgements if one.required)
@@ -68,7 +68,7 @@ def headline(result: GateResult) -> str:
     else:
         word = "UNDECIDED" if result.undecided else "PASSED"
     undecided = _cells_without_a_time(result) if word == "PASSED" else ""
-    return "; ".join([f"{word}{undecided}: {found}", *_blamed(result)])
+    return "; ".join([f"{word}{undecided}: {found}", *_causes(result)])
 
 
 def _cells_without_a_time(result: GateResult) -> str:
@@ -83,7 +83,7 @@ def _cells_without_a_time(result: GateResult) -> str:
     )
 
 
-def _blamed(result: GateResult) -> list[str]:
+def _causes(result: GateResult) -> list[str]:
     """The first cells that failed, regressed or, if there is none, are undecided."""
     found = [
         f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in result.sides.failed

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, Rule
+from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, MetricRule
 from reports.renderers import quantity
 from reports.statistics.estimate import (
     RatioEstimate,
@@ -58,7 +58,6 @@ class Judgement:
     head: float | None = None
     ratio: float | None = None
     interval: tuple[float, float] | None = None
-    bootstrap: tuple[float, float] | None = None
     tolerance: float | None = None
     floor: bool = False
     n_base: int = 0
@@ -80,7 +79,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Case:
+class MetricSamples:
     """One metric of one cell: its number by block. paired: blocks were interleaved.
 
     tokens_ratio: tokens of a step, head / base. sequential: the number of blocks was decided by
@@ -107,14 +106,14 @@ class Case:
         return [self.base[block] for block in self.blocks], [self.head[b] for b in self.blocks]
 
 
-def unmeasured(cell: str, metric: Metric, rule: Rule, reason: str) -> Judgement:
+def unmeasured(cell: str, metric: Metric, rule: MetricRule, reason: str) -> Judgement:
     """A metric of which a side has no number."""
     required = rule.gate == "required"
     return Judgement(cell, metric.name, "unmeasured", required, reason)
 
 
 def judge_intervals(
-    cases: Sequence[Case], metric: Metric, rule: Rule, alpha: float, *, bootstrap: bool = True
+    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float
 ) -> list[Judgement]:
     """Judge a metric that varies from run to run, in all cells together.
 
@@ -123,9 +122,8 @@ def judge_intervals(
         metric: what the numbers are.
         rule: its part of the policy.
         alpha: two-sided, after adjustment for all of `cases`.
-        bootstrap: whether to compute the second interval, which decides nothing.
     """
-    estimates = [estimated(case, alpha, bootstrap=bootstrap) for case in cases]
+    estimates = [estimated(case, alpha) for case in cases]
     bands = [math.log1p(case.tolerance) for case in cases]
     beyond = [e.p_beyond(band) for e, band in zip(estimates, bands, strict=True)]
     return [
@@ -137,7 +135,7 @@ def judge_intervals(
 def judge_values(
     cell: str,
     metric: Metric,
-    rule: Rule,
+    rule: MetricRule,
     base: Sequence[float],
     head: Sequence[float],
     *,
@@ -173,7 +171,7 @@ def judge_values(
     )
 
 
-def _side(log_ratio: float, band: float, rule: Rule) -> Verdict:
+def _side(log_ratio: float, band: float, rule: MetricRule) -> Verdict:
     """What a change that is known exactly means."""
     if abs(log_ratio) <= band + _ROUNDING:
         return "equivalent"
@@ -187,21 +185,20 @@ def direction_of(up: bool, direction: Direction) -> Verdict:
     return "regressed" if up == (direction == "lower_is_better") else "improved"
 
 
-def estimated(case: Case, alpha: float, *, bootstrap: bool) -> RatioEstimate:
+def estimated(case: MetricSamples, alpha: float) -> RatioEstimate:
     """The ratio of the metric, head over base: paired where both sides have blocks in turn."""
     if case.paired and case.blocks:
         base, head = case.samples
         if case.sequential:
             return estimate_sequential(base, head, alpha)
-        return estimate_paired(base, head, alpha, bootstrap=bootstrap)
-    apart = list(case.base.values()), list(case.head.values())
-    return estimate_unpaired(*apart, alpha, bootstrap=bootstrap)
+        return estimate_paired(base, head, alpha)
+    return estimate_unpaired(list(case.base.values()), list(case.head.values()), alpha)
 
 
 def _interval_judgement(
-    case: Case,
+    case: MetricSamples,
     metric: Metric,
-    rule: Rule,
+    rule: MetricRule,
     estimate: RatioEstimate,
     *,
     p: float,
@@ -226,7 +223,6 @@ def _interval_judgement(
         head=math.exp(median(estimate.head)),
         ratio=estimate.ratio,
         interval=_exp(estimate.interval),
-        bootstrap=_exp(estimate.bootstrap),
         tolerance=case.tolerance,
         floor=case.floor,
         n_base=len(estimate.base),
@@ -277,7 +273,9 @@ def _exp(interval: tuple[float, float] | None) -> tuple[float, float] | None:
     return None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
 
 
-def _why(verdict: Verdict, case: Case, estimate: RatioEstimate, p: float, tests: int) -> str:
+def _why(
+    verdict: Verdict, case: MetricSamples, estimate: RatioEstimate, p: float, tests: int
+) -> str:
     """Why nothing was concluded, and what would help; empty for the other verdicts."""
     if verdict != "inconclusive":
         return ""

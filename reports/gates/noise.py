@@ -194,7 +194,7 @@ def _calibrated(
 ) -> CellNoise:
     base = [one.of(metric)[block] for block in blocks]
     head = [other.of(metric)[block] for block in blocks]
-    estimate = estimate_paired(base, head, ALPHA, bootstrap=False)
+    estimate = estimate_paired(base, head, ALPHA)
     if estimate.interval is None:
         raise ValueError(f"{len(blocks)} blocks give no interval")
     differences = [b - a for a, b in zip(estimate.base, estimate.head, strict=True)]

@@ -17,8 +17,8 @@ from bench.derive.metrics import (
     Direction,
     LossMode,
     Metric,
+    MetricRule,
     Requirement,
-    Rule,
     default_rules,
     judged_metrics,
 )
@@ -51,12 +51,12 @@ class Policy:
     allowed: rises of counts that somebody wanted.
     """
 
-    rules: Mapping[str, Rule] = field(default_factory=default_rules)
+    rules: Mapping[str, MetricRule] = field(default_factory=default_rules)
     allowed: tuple[AllowedRise, ...] = ()
     alpha: float = DEFAULT_ALPHA
     source: str = "the default policy"
 
-    def active(self) -> list[tuple[Metric, Rule]]:
+    def active(self) -> list[tuple[Metric, MetricRule]]:
         """Metrics that are judged, in a fixed order."""
         return [
             (metric, self.rules[name])

@@ -23,7 +23,7 @@ _MOST_TIMES_THE_STEPS = 8.0
 
 
 @dataclass(frozen=True)
-class Spread:
+class BlockSpread:
     """Variances of one block's log ratio, and what a run costs.
 
     total: as measured, over blocks. steps: the part that the steps of both runs leave open.
@@ -70,7 +70,7 @@ class Spread:
         return now / then if then > 0 else 1.0
 
 
-def spread_of(pair: Pair) -> Spread | None:
+def spread_of(pair: Pair) -> BlockSpread | None:
     """Of the step times of a pair that was run in blocks; None with fewer than three of them."""
     base, head = pair.base.of(STEP_TIME), pair.head.of(STEP_TIME)
     timings = [side.timing for side in (pair.base, pair.head)]
@@ -79,7 +79,7 @@ def spread_of(pair: Pair) -> Spread | None:
         return None
     both = [(timings[0][block], timings[1][block]) for block in blocks]
     runs = [run for pair_of_runs in both for run in pair_of_runs]
-    return Spread(
+    return BlockSpread(
         variance([math.log(head[block] / base[block]) for block in blocks]),
         fmean(one.step_error**2 + other.step_error**2 for one, other in both),
         max(0.0, median(run.wall_seconds - run.stepping_seconds for run in runs)),
@@ -87,7 +87,7 @@ def spread_of(pair: Pair) -> Spread | None:
     )
 
 
-def spread_text(spread: Spread, train_steps: int | None) -> str:
+def spread_text(spread: BlockSpread, train_steps: int | None) -> str:
     """Where the spread comes from, and whether other than `train_steps` per run would help."""
     whole = (spread.starts + spread.steps) or 1.0
     wall = spread.startup_seconds + spread.stepping_seconds

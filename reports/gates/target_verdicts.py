@@ -180,9 +180,9 @@ def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResu
     if not pair.paired:
         return replace(result, verdict="undecided", reason="the runs were not interleaved")
     # Here and not above: reports without targets do not wait for scipy.
-    from reports.gates.judgement import Case, estimated
+    from reports.gates.judgement import MetricSamples, estimated
 
-    case = Case(
+    case = MetricSamples(
         pair.label,
         pair.base.of(metric),
         pair.head.of(metric),
@@ -190,7 +190,7 @@ def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResu
         tolerance=0.0,
         sequential=pair.sequential,
     )
-    interval = estimated(case, 0.05, bootstrap=False).interval
+    interval = estimated(case, 0.05).interval
     if interval is None:
         have = quantity.counted(result.blocks, "block")
         why = f"too few for an interval: {have}, 6 are needed"

@@ -9,8 +9,8 @@ from bench.errors import UsageError
 from bench.spec import ModelShape
 from bench.store.imports import ImportedRun
 from reports.lint.evidence import Evidence, model_in, of_cell, of_import
-from reports.lint.pairs import Pair
-from reports.lint.rules import RULES, Finding, Subject
+from reports.lint.pairs import EvidencePair
+from reports.lint.rules import RULES, LintFinding, Subject
 from reports.views.cells import Cell
 
 
@@ -27,12 +27,12 @@ class Silence:
 class Linted:
     """Findings, the runs that they are about, and how these compare."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     runs: tuple[Evidence, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[EvidencePair, ...]
 
     @property
-    def open(self) -> tuple[Finding, ...]:
+    def open(self) -> tuple[LintFinding, ...]:
         """Warnings that nobody silenced."""
         return tuple(
             one for one in self.findings if one.silenced is None and one.level == "warning"
@@ -74,9 +74,9 @@ def lint_runs(
 
 def lint(subjects: Iterable[Subject], silences: Sequence[Silence] = ()) -> Linted:
     """All rules over all subjects, in the order of rules within a subject."""
-    findings: list[Finding] = []
+    findings: list[LintFinding] = []
     runs: list[Evidence] = []
-    pairs: list[Pair] = []
+    pairs: list[EvidencePair] = []
     for subject in subjects:
         runs += subject.runs
         pairs += subject.pairs()
@@ -84,7 +84,7 @@ def lint(subjects: Iterable[Subject], silences: Sequence[Silence] = ()) -> Linte
     return Linted(tuple(_silenced(one, silences) for one in findings), tuple(runs), tuple(pairs))
 
 
-def _silenced(finding: Finding, silences: Sequence[Silence]) -> Finding:
+def _silenced(finding: LintFinding, silences: Sequence[Silence]) -> LintFinding:
     for one in silences:
         if one.rule == finding.rule and one.run in (None, finding.run):
             return replace(finding, silenced=one.reason)

@@ -15,7 +15,7 @@ _TAKEN_AWAY = re.compile(r"^\W*(?:no|without|w/o)\s+(?P<what>.+)", re.IGNORECASE
 
 
 @dataclass(frozen=True)
-class Pair:
+class EvidencePair:
     """Head against base. Changes are fractions: head over base, minus 1; None is not stated."""
 
     base: Evidence
@@ -75,13 +75,13 @@ class Pair:
         return {name: round(value, 4) for name, value in found.items() if value is not None}
 
 
-def pairs(runs: Sequence[Evidence]) -> list[Pair]:
+def pairs(runs: Sequence[Evidence]) -> list[EvidencePair]:
     """Every run against the nearest run above it that is called main or base, else the first.
 
     Runs are compared within a model, a sequence length and a batch. A run is compared with the one
     directly above it, too, where that has memory and the base has none.
     """
-    found: list[Pair] = []
+    found: list[EvidencePair] = []
     for group in _groups(runs):
         base = group[0]
         for at, run in enumerate(group):
@@ -97,11 +97,11 @@ def pairs(runs: Sequence[Evidence]) -> list[Pair]:
     return found
 
 
-def all_above(head: Evidence, runs: Sequence[Evidence]) -> list[Pair]:
+def all_above(head: Evidence, runs: Sequence[Evidence]) -> list[EvidencePair]:
     """The run against every run of its group above it."""
     for group in _groups(runs):
         if head in group:
-            return [Pair(run, head) for run in group[: group.index(head)]]
+            return [EvidencePair(run, head) for run in group[: group.index(head)]]
     return []
 
 
@@ -127,18 +127,18 @@ def devices_of(run: Evidence) -> int | None:
     return run.devices or (None if run.solution is None else run.solution.devices)
 
 
-def _ordered(base: Evidence, head: Evidence) -> Pair:
+def _ordered(base: Evidence, head: Evidence) -> EvidencePair:
     """`No X` is what is new where `X` stands below it."""
     taken = _TAKEN_AWAY.match(base.label)
     if taken is not None and head.label.lower().startswith(taken["what"].lower()[:20]):
-        return Pair(head, base)
-    return Pair(base, head)
+        return EvidencePair(head, base)
+    return EvidencePair(base, head)
 
 
 def _percent(fraction: float | None) -> float | None:
     return None if fraction is None else 100 * fraction
 
 
-def _mib(pair: Pair, value: Callable[[Evidence], float | None]) -> float | None:
+def _mib(pair: EvidencePair, value: Callable[[Evidence], float | None]) -> float | None:
     before, after = value(pair.base), value(pair.head)
     return None if before is None or after is None else (after - before) / 2**20

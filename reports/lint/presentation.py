@@ -7,8 +7,8 @@ from typing import Any
 from reports.gates.github import annotation
 from reports.lint.check import Linted
 from reports.lint.evidence import Evidence
-from reports.lint.pairs import Pair
-from reports.lint.rules import RULES, Finding
+from reports.lint.pairs import EvidencePair
+from reports.lint.rules import RULES, LintFinding
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.table import Table
 
@@ -67,7 +67,7 @@ def to_data(linted: Linted) -> dict[str, Any]:
     }
 
 
-def _finding(one: Finding) -> dict[str, Any]:
+def _finding(one: LintFinding) -> dict[str, Any]:
     return {
         "rule": one.rule,
         "run": one.run,
@@ -97,29 +97,29 @@ def _run(run: Evidence) -> dict[str, Any]:
     }
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
+def _pair(pair: EvidencePair) -> dict[str, Any]:
     return {"base": pair.base.name, "head": pair.head.name, **pair.values()}
 
 
-def _by_rule(linted: Linted) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+def _by_rule(linted: Linted) -> dict[str, list[LintFinding]]:
+    found: dict[str, list[LintFinding]] = {}
     for rule in RULES:
         if own := [one for one in linted.findings if one.rule == rule]:
             found[rule] = own
     return found
 
 
-def _where(one: Finding) -> str:
+def _where(one: LintFinding) -> str:
     return one.run + (f" (lines {_lines(one)})" if one.lines else "")
 
 
-def _lines(one: Finding) -> str:
+def _lines(one: LintFinding) -> str:
     more = len(one.lines) - _MOST_LINES
     shown = ", ".join(map(str, one.lines[:_MOST_LINES]))
     return shown + (f" and {more} more" if more > 0 else "")
 
 
-def _silence(one: Finding) -> str:
+def _silence(one: LintFinding) -> str:
     if one.silenced is not None:
         return f" [silenced: {one.silenced}]"
     return " [note]" if one.level == "note" else ""
@@ -158,7 +158,7 @@ def _tables(linted: Linted) -> list[tuple[str, Table]]:
     return found
 
 
-def _row(pair: Pair) -> tuple[str, ...]:
+def _row(pair: EvidencePair) -> tuple[str, ...]:
     return (
         pair.head.name,
         pair.base.name,

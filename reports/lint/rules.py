@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from bench.derive.peaks import PEAKS, Peak
+from bench.derive.peaks import PEAKS, DevicePeak
 from bench.spec import ModelShape
 from reports.comparisons.tradeoffs import SPEED_THRESHOLD
 from reports.lint.claims import Beside, Claim, beside
 from reports.lint.evidence import Evidence, Solution
-from reports.lint.pairs import Pair, all_above, pairs
+from reports.lint.pairs import EvidencePair, all_above, pairs
 
 _MEMORY = 0.005
 _LOSS = 0.005
@@ -28,7 +28,7 @@ _ONE_NODE = 8
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One thing that the evidence does not support.
 
     run: its name. lines: of its text, that the finding rests on. values: computed numbers by name.
@@ -57,19 +57,19 @@ class Subject:
         """What the text says about the run."""
         return beside(run, self.runs, self.lines)
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[EvidencePair]:
         """Runs that are compared."""
         return pairs(self.runs)
 
-    def first_pairs(self) -> list[Pair]:
+    def first_pairs(self) -> list[EvidencePair]:
         """Of every head the one with its base."""
         return list({pair.head.name: pair for pair in reversed(self.pairs())}.values())[::-1]
 
 
-Rule = Callable[[Subject], Iterator[Finding]]
+Rule = Callable[[Subject], Iterator[LintFinding]]
 
 
-def unstated_configuration(subject: Subject) -> Iterator[Finding]:
+def unstated_configuration(subject: Subject) -> Iterator[LintFinding]:
     """Model, sequence length, devices or links that a reader needs and nothing states."""
     for run in subject.runs:
         if run.measured or (run.milliseconds is None and run.teraflops is None):
@@ -131,7 +131,7 @@ def _implied(
     return [*text, *wrong] if wrong or values["unstated"] else []
 
 
-def tradeoff(subject: Subject) -> Iterator[Finding]:
+def tradeoff(subject: Subject) -> Iterator[LintFinding]:
     """Speed bought with memory, memory with time, or a loss that moved, without a word of it."""
     for pair in subject.pairs():
         said = subject.beside(pair.head)
@@ -158,12 +158,12 @@ def tradeoff(subject: Subject) -> Iterator[Finding]:
                 yield _of_pair("tradeoff", pair, f"the loss moved, {words}")
 
 
-def claim_mismatch(subject: Subject) -> Iterator[Finding]:
+def claim_mismatch(subject: Subject) -> Iterator[LintFinding]:
     """A number that is claimed and that the runs do not give, or give as something else.
 
     What stands above several runs is about one of them at least.
     """
-    answers: dict[Claim, list[Finding | None]] = {}
+    answers: dict[Claim, list[LintFinding | None]] = {}
     for run in subject.runs:
         candidates = all_above(run, subject.runs)
         if candidates:
@@ -175,13 +175,15 @@ def claim_mismatch(subject: Subject) -> Iterator[Finding]:
             yield min(wrong, key=lambda one: (one.level != "note", one.values["reading"] == "none"))
 
 
-def _mismatch(run: Evidence, claim: Claim, candidates: Sequence[Pair]) -> Finding | None:
+def _mismatch(
+    run: Evidence, claim: Claim, candidates: Sequence[EvidencePair]
+) -> LintFinding | None:
     alike = [pair for pair in candidates if not pair.devices_differ] or list(candidates)
     if claim.unit == "x":
         return _times(run, claim, candidates)
     if claim.kind == "memory":
         return None
-    measures: dict[str, Callable[[Pair], float | None]] = {
+    measures: dict[str, Callable[[EvidencePair], float | None]] = {
         "throughput": lambda pair: pair.throughput,
         "time": lambda pair: pair.time,
     }
@@ -207,7 +209,7 @@ def _mismatch(run: Evidence, claim: Claim, candidates: Sequence[Pair]) -> Findin
     return _of_claim(run, claim, text, values)
 
 
-def _times(run: Evidence, claim: Claim, candidates: Sequence[Pair]) -> Finding | None:
+def _times(run: Evidence, claim: Claim, candidates: Sequence[EvidencePair]) -> LintFinding | None:
     ratios = [round(pair.ratio, 4) for pair in candidates if pair.ratio is not None]
     if not ratios or any(map(claim.fits, ratios)):
         return None
@@ -216,7 +218,7 @@ def _times(run: Evidence, claim: Claim, candidates: Sequence[Pair]) -> Finding |
     return _of_claim(run, claim, text, {"reading": "none", "ratios": ratios})
 
 
-def unlike_iterations(subject: Subject) -> Iterator[Finding]:
+def unlike_iterations(subject: Subject) -> Iterator[LintFinding]:
     """Runs that are compared at different iterations."""
     for pair in subject.pairs():
         before, after = pair.base.iteration, pair.head.iteration
@@ -226,7 +228,7 @@ def unlike_iterations(subject: Subject) -> Iterator[Finding]:
             yield _of_pair("unlike_iterations", pair, text, values, words=False)
 
 
-def single_run(subject: Subject) -> Iterator[Finding]:
+def single_run(subject: Subject) -> Iterator[LintFinding]:
     """A comparison of single runs, which has no interval."""
     for pair in subject.first_pairs():
         if min(pair.base.n, pair.head.n) == 1 and pair.time is not None:
@@ -235,7 +237,7 @@ def single_run(subject: Subject) -> Iterator[Finding]:
             yield _of_pair("single_run", pair, text, values, words=False)
 
 
-def no_spread(subject: Subject) -> Iterator[Finding]:
+def no_spread(subject: Subject) -> Iterator[LintFinding]:
     """Parity that is claimed without how far runs of one configuration are apart."""
     for pair in subject.first_pairs():
         said = subject.beside(pair.head)
@@ -247,7 +249,7 @@ def no_spread(subject: Subject) -> Iterator[Finding]:
         yield replace(found, lines=tuple(sorted(lines)))
 
 
-def impossible_utilisation(subject: Subject) -> Iterator[Finding]:
+def impossible_utilisation(subject: Subject) -> Iterator[LintFinding]:
     """More than the peak, or FP8 arithmetic against the peak of BF16."""
     for run in subject.runs:
         fp8 = bool(_FP8.search(run.text)) or _text_has(subject, _FP8)
@@ -275,7 +277,7 @@ def impossible_utilisation(subject: Subject) -> Iterator[Finding]:
                     break
 
 
-def norm_scale(subject: Subject) -> Iterator[Finding]:
+def norm_scale(subject: Subject) -> Iterator[LintFinding]:
     """Gradient norms that differ by the number of devices, or by its root."""
     for pair in subject.pairs():
         before, after = pair.base.grad_norm, pair.head.grad_norm
@@ -295,7 +297,7 @@ def norm_scale(subject: Subject) -> Iterator[Finding]:
                 break
 
 
-def unlike_machines(subject: Subject) -> Iterator[Finding]:
+def unlike_machines(subject: Subject) -> Iterator[LintFinding]:
     """Base and head on different machines, or on different numbers of devices."""
     for pair in subject.pairs():
         devices = [
@@ -312,7 +314,7 @@ def unlike_machines(subject: Subject) -> Iterator[Finding]:
             yield _of_pair("unlike_machines", pair, text, values)
 
 
-def no_engagement(subject: Subject) -> Iterator[Finding]:
+def no_engagement(subject: Subject) -> Iterator[LintFinding]:
     """Symmetric kernels that are asked for, and no line that shows that they ran.
 
     Where one operation ran with them, they were asked for.
@@ -359,30 +361,35 @@ def _finding(
     text: str,
     values: Mapping[str, Any],
     lines: tuple[int, ...] | None = None,
-) -> Finding:
-    return Finding(
+) -> LintFinding:
+    return LintFinding(
         rule, run.name, text, run.lines if lines is None else lines, values, source=run.source
     )
 
 
 def _of_pair(
-    rule: str, pair: Pair, text: str, values: Mapping[str, Any] | None = None, *, words: bool = True
-) -> Finding:
+    rule: str,
+    pair: EvidencePair,
+    text: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    words: bool = True,
+) -> LintFinding:
     whole = f"{text}: {_in_words(pair)}" if words else text
     computed = {"base": pair.base.name, **(values or {}), **pair.values()}
     against = f" (against {pair.base.shown})"
-    return Finding(
+    return LintFinding(
         rule, pair.head.name, whole + against, pair.lines, computed, source=pair.head.source
     )
 
 
-def _of_claim(run: Evidence, claim: Claim, text: str, values: Mapping[str, Any]) -> Finding:
+def _of_claim(run: Evidence, claim: Claim, text: str, values: Mapping[str, Any]) -> LintFinding:
     computed = {"claimed": claim.number, "unit": claim.unit, **values}
     lines = tuple(sorted({*run.lines, claim.line} - {0}))
-    return Finding("claim_mismatch", run.name, text, lines, computed, source=run.source)
+    return LintFinding("claim_mismatch", run.name, text, lines, computed, source=run.source)
 
 
-def _in_words(pair: Pair) -> str:
+def _in_words(pair: EvidencePair) -> str:
     """Every change that is known, each by its name."""
     shown = pair.values()
     parts = []
@@ -401,7 +408,7 @@ def _in_words(pair: Pair) -> str:
     return ", ".join(parts)
 
 
-def _highest(peak: Peak | None, *, fp8: bool) -> float:
+def _highest(peak: DevicePeak | None, *, fp8: bool) -> float:
     known = [peak] if peak is not None else PEAKS.values()
     return max((fp8 and one.fp8_tflops) or one.bf16_tflops for one in known)
 

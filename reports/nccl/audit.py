@@ -14,10 +14,10 @@ from typing import Any
 from reports.nccl.calls import Calls, calls_of
 from reports.nccl.communicators import GroupKey, View
 from reports.nccl.hints import hints
-from reports.nccl.job import Job, make_job
+from reports.nccl.job import LoggedJob, make_job
 from reports.nccl.reader import Marks, read_source
-from reports.nccl.rows import Communicator, Row, narrowed, rows
-from reports.nccl.source import Source, find_sources
+from reports.nccl.rows import CommunicatorRow, VerdictRow, narrowed, rows
+from reports.nccl.source import LogSource, find_sources
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Groups:
 class Audit:
     """Rows and what surrounds them. boundaries_by: how iterations are told apart, "" if not."""
 
-    rows: tuple[Row, ...]
-    job: Job
+    rows: tuple[VerdictRow, ...]
+    job: LoggedJob
     made: Calls
     hints: tuple[str, ...]
     boundaries_by: str = ""
@@ -47,7 +47,7 @@ class Audit:
         """Versions of NCCL, as far as they are known."""
         return tuple(sorted({str(p.versions) for p in self.job.processes.values()}))
 
-    def rows_after(self, iteration: int) -> list[Row]:
+    def rows_after(self, iteration: int) -> list[VerdictRow]:
         """Rows of what was seen after so many iterations had ended."""
         made = narrowed(self.made, iteration) if iteration else self.made
         groups = self.groups or Groups({}, ())
@@ -64,7 +64,7 @@ def audit_paths(paths: Sequence[str | Path]) -> Audit:
 
 
 def audit_sources(
-    sources: Sequence[Source],
+    sources: Sequence[LogSource],
     remarks: Sequence[str] = (),
     *,
     boundaries: Mapping[str, Marks] | None = None,
@@ -83,7 +83,7 @@ def audit_sources(
     return replace(audit, rows=found, hints=tuple(hints(job, found)), boundaries_by=by)
 
 
-def _add_loss_remarks(job: Job) -> None:
+def _add_loss_remarks(job: LoggedJob) -> None:
     lost = sum(process.timeline.deduplicated for process in job.processes.values())
     if lost:
         job.remarks.append(
@@ -97,7 +97,7 @@ def _add_loss_remarks(job: Job) -> None:
         )
 
 
-def describe(key: GroupKey, views: list[View], job: Job, groups: Groups) -> Communicator:
+def describe(key: GroupKey, views: list[View], job: LoggedJob, groups: Groups) -> CommunicatorRow:
     """Name of a communicator: its role if the run recorded it, its identifiers in any case."""
     first = min(views, key=lambda view: (view.process, view.pointer))
     ranks = next((view.ranks for view in views if view.ranks), None)
@@ -111,10 +111,10 @@ def describe(key: GroupKey, views: list[View], job: Job, groups: Groups) -> Comm
         if first.begins:
             label += f" ({first.begins + 1}. with this pointer)"
     hosts = tuple(sorted({view.process.rpartition(":")[0] for view in views}))
-    return Communicator(label, _role(views, job, groups), ranks, nodes, hosts)
+    return CommunicatorRow(label, _role(views, job, groups), ranks, nodes, hosts)
 
 
-def _role(views: list[View], job: Job, groups: Groups) -> str:
+def _role(views: list[View], job: LoggedJob, groups: Groups) -> str:
     """The recorded groups with exactly these ranks; two roles may share their ranks."""
     members = set()
     for view in views:

@@ -13,18 +13,18 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from reports.nccl.communicators import GroupKey, Range, View, Views, registering_views
-from reports.nccl.job import Job, Process
+from reports.nccl.job import LoggedJob, Process
 from reports.nccl.model import (
     ANY,
     SCALED_BY_RANKS,
     Buffers,
     BytesAre,
-    Call,
     Choice,
-    Event,
+    CollectiveCall,
     Kind,
     Observation,
-    Seen,
+    Sightings,
+    StateChange,
     Versions,
     call_bytes,
 )
@@ -69,7 +69,7 @@ class CallGroup:
     kernels: Counter[tuple[Kind, str]] = field(default_factory=Counter)
     quotes: dict[Kind, str] = field(default_factory=dict)
     call_quotes: dict[Kind | None, str] = field(default_factory=dict)
-    calls: dict[Kind | None, set[Call]] = field(default_factory=dict)
+    calls: dict[Kind | None, set[CollectiveCall]] = field(default_factory=dict)
     grouped: int = 0
     grouped_quote: str = ""
     outside: list[str] = field(default_factory=list)
@@ -82,12 +82,12 @@ class CallGroup:
 class Calls:
     """All groups of calls, and all views by communicator."""
 
-    job: Job
+    job: LoggedJob
     by_key: dict[CallGroupKey, CallGroup] = field(default_factory=dict)
     views: dict[GroupKey, list[View]] = field(default_factory=dict)
 
 
-def calls_of(job: Job) -> Calls:
+def calls_of(job: LoggedJob) -> Calls:
     """Walk through every process in order."""
     found = Calls(job)
     for process in job.processes.values():
@@ -115,7 +115,7 @@ class _Walk:
 
     def run(self) -> None:
         for item in self._process.timeline.items:
-            if not isinstance(item, Event):
+            if not isinstance(item, StateChange):
                 for observation, seen in item.items():
                     self._observe(observation, seen)
             elif item.kind == "iteration":
@@ -126,7 +126,7 @@ class _Walk:
         for view in self._views.all:
             self._found.views.setdefault(view.key, []).append(view)
 
-    def _observe(self, observation: Observation, seen: Seen) -> None:
+    def _observe(self, observation: Observation, seen: Sightings) -> None:
         choice, call, grouped = observation
         view, eliminated = self._view_of(choice, call)
         if call is not None and (call.elements == 0 or call.ranks <= 1):
@@ -158,7 +158,9 @@ class _Walk:
             if outside not in group.outside:
                 group.outside.append(outside)
 
-    def _view_of(self, choice: Choice | None, call: Call | None) -> tuple[View | None, bool]:
+    def _view_of(
+        self, choice: Choice | None, call: CollectiveCall | None
+    ) -> tuple[View | None, bool]:
         """The communicator of an observation, and whether it was found by elimination."""
         if call is not None:
             return self._views.of(call.comm, call.ranks), False
@@ -172,7 +174,9 @@ class _Walk:
             view = self._views.of(next(iter(pointers))) if len(pointers) == 1 else None
         return view, view is not None
 
-    def _key(self, choice: Choice | None, call: Call | None, view: View | None) -> CallGroupKey:
+    def _key(
+        self, choice: Choice | None, call: CollectiveCall | None, view: View | None
+    ) -> CallGroupKey:
         operation = call.operation if call is not None else choice.operation if choice else None
         group: GroupKey = ("unknown", self._process.name) if view is None else view.key
         size_bytes, are = _size(choice, call, view)
@@ -188,7 +192,9 @@ class _Walk:
         return "before" if self._registering and later else ""
 
 
-def _size(choice: Choice | None, call: Call | None, view: View | None) -> tuple[int, BytesAre]:
+def _size(
+    choice: Choice | None, call: CollectiveCall | None, view: View | None
+) -> tuple[int, BytesAre]:
     size_bytes = None if call is None else call_bytes(call)
     if size_bytes is not None:
         return size_bytes, "per_rank"
@@ -204,7 +210,9 @@ def _size(choice: Choice | None, call: Call | None, view: View | None) -> tuple[
     return choice.size_bytes, "total"
 
 
-def buffer_outside(call: Call, seen: Seen, ranges: list[Range], process: Process) -> str:
+def buffer_outside(
+    call: CollectiveCall, seen: Sightings, ranges: list[Range], process: Process
+) -> str:
     """The address of a buffer that had to be registered and lay outside every registered range.
 
     Only what holds for all seen buffers of these calls is stated: with more distinct buffers than
@@ -225,7 +233,7 @@ def buffer_outside(call: Call, seen: Seen, ranges: list[Range], process: Process
     return first
 
 
-def _needed(call: Call, pair: Buffers, process: Process) -> Iterator[tuple[bytes, int]]:
+def _needed(call: CollectiveCall, pair: Buffers, process: Process) -> Iterator[tuple[bytes, int]]:
     """The buffers that must lie in a window, with their bytes.
 
     Since 2.29.2 the receive buffer of AllGather and the send buffer of ReduceScatter are enough.
@@ -259,7 +267,7 @@ class CallEvidence:
 
     group: CallGroup
     kind: Kind | None
-    job: Job
+    job: LoggedJob
     views: tuple[View, ...]
     symmetric_seen: bool = False
 
@@ -280,7 +288,7 @@ class CallEvidence:
         """Versions that all of the processes may be."""
         common = ANY
         for process in self.processes:
-            common = common.meet(process.versions) or common
+            common = common.intersection(process.versions) or common
         return common
 
     @property
@@ -299,7 +307,7 @@ class CallEvidence:
         return self.group.call_quotes.get(self.kind, "")
 
     @property
-    def calls(self) -> set[Call]:
+    def calls(self) -> set[CollectiveCall]:
         """The calls, where COLL lines tell."""
         return self.group.calls.get(self.kind, set())
 
@@ -308,15 +316,15 @@ class CallEvidence:
         """A view that knows the nodes."""
         return next((v for v in self.views if v.nodes is not None), None)
 
-    def lines(self, kind: str) -> Iterator[Event]:
+    def lines(self, kind: str) -> Iterator[StateChange]:
         """Lines of this kind about the processes as a whole."""
         return (event for process in self.processes for event in process.about(kind))
 
-    def about(self, kind: str) -> Event | None:
+    def about(self, kind: str) -> StateChange | None:
         """The first of them."""
         return next(self.lines(kind), None)
 
-    def setting(self, name: str) -> Event | None:
+    def setting(self, name: str) -> StateChange | None:
         """The ENV line of a variable."""
         return next((event for event in self.lines("env") if event.values[0] == name), None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reports.nccl.model import Event
+from reports.nccl.model import StateChange
 from reports.nccl.timeline import Timeline
 
 GroupKey = tuple[object, ...]
@@ -84,7 +84,7 @@ class Views:
         self.all.append(view)
         return view
 
-    def take(self, event: Event) -> None:
+    def take(self, event: StateChange) -> None:
         """One state change."""
         match event.kind:
             case "init":
@@ -105,7 +105,7 @@ class Views:
                 elif view is not None:
                     view.not_supported_line = event.text
 
-    def _init(self, event: Event) -> None:
+    def _init(self, event: StateChange) -> None:
         """Begin or complete a communicator."""
         pointer, rank, ranks, _, comm_id, parent, number, colour, stage = (
             value or "" for value in event.values
@@ -123,7 +123,7 @@ class Views:
         view.complete = stage == "COMPLETE"
         self._initialising[event.thread] = view
 
-    def _nodes(self, event: Event) -> None:
+    def _nodes(self, event: StateChange) -> None:
         """Ranks, nodes and local ranks of a communicator that is being initialised."""
         pointer, rank, ranks, nodes = (value or "0" for value in event.values[:4])
         view = self.of(pointer)
@@ -150,7 +150,7 @@ def registering_views(timeline: Timeline) -> set[tuple[str, int]]:
     """(pointer, begins) of the communicators of a process that register anything at any time."""
     views = Views("")
     for item in timeline.items:
-        if isinstance(item, Event):
+        if isinstance(item, StateChange):
             views.take(item)
             continue
         for observation in item:

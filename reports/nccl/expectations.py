@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.spec import ResolvedRun
 from reports.nccl.audit import Audit
-from reports.nccl.rows import Row, Verdict
+from reports.nccl.rows import Verdict, VerdictRow
 
 _WEIGHTS_AND_GRADIENTS = ("AllGather", "ReduceScatter")
 
@@ -23,7 +23,7 @@ class Expectation:
 
     text: str
     operations: tuple[str, ...]
-    is_met: Callable[[Row], bool]
+    is_met: Callable[[VerdictRow], bool]
 
 
 def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
@@ -95,7 +95,7 @@ def verdict_text(resolved: ResolvedRun, audit: Audit) -> str:
     return "; ".join(texts) or "no line about a kernel"
 
 
-def steady_rows(resolved: ResolvedRun, audit: Audit) -> list[Row]:
+def steady_rows(resolved: ResolvedRun, audit: Audit) -> list[VerdictRow]:
     """Rows behind a registration, where there was one, else all.
 
     Of a collective those of its operation and size: barriers and agreements are smaller.
@@ -115,24 +115,24 @@ def _named_by_nccl(resolved: ResolvedRun) -> str:
     return operation.title().replace("_", "")
 
 
-def _by(verdicts: tuple[Verdict, ...]) -> Callable[[Row], bool]:
-    def is_met(row: Row) -> bool:
+def _by(verdicts: tuple[Verdict, ...]) -> Callable[[VerdictRow], bool]:
+    def is_met(row: VerdictRow) -> bool:
         return row.verdict in verdicts
 
     return is_met
 
 
-def _uses_nvls(row: Row) -> bool:
+def _uses_nvls(row: VerdictRow) -> bool:
     names = [name.upper() for name in row.kernels]
     multicast = row.verdict is Verdict.SYMMETRIC and all("MC" in n.split("_", 1)[-1] for n in names)
     return bool(names) and (multicast or all("NVLS" in name for name in names))
 
 
-def _uses_collnet(row: Row) -> bool:
+def _uses_collnet(row: VerdictRow) -> bool:
     return bool(row.kernels) and all("COLLNET" in name.upper() for name in row.kernels)
 
 
-def _named(rows: list[Row]) -> str:
+def _named(rows: list[VerdictRow]) -> str:
     """Each kind of shortfall once, with NCCL's reason where the log has one."""
     texts: dict[str, None] = {}
     for row in rows:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from reports.nccl.model import NEWEST, Buffers, Call, Choice, Kind, Versions
+from reports.nccl.model import NEWEST, Buffers, Choice, CollectiveCall, Kind, Versions
 
 INFO: Final = b" NCCL INFO "
 WARN: Final = b" NCCL WARN "
@@ -278,7 +278,7 @@ _CALL: Final = re.compile(
 )
 
 
-def call(message: bytes) -> tuple[Call, Buffers] | None:
+def call(message: bytes) -> tuple[CollectiveCall, Buffers] | None:
     """The call that a COLL line states, and its buffers; None if the line is incomplete."""
     match = _CALL.match(message)
     if match is None:
@@ -288,9 +288,9 @@ def call(message: bytes) -> tuple[Call, Buffers] | None:
 
 
 @lru_cache(1 << 16)
-def _call(operation: bytes, *fields: bytes) -> Call:
+def _call(operation: bytes, *fields: bytes) -> CollectiveCall:
     count, datatype, reduction, comm, ranks = fields
-    return Call(
+    return CollectiveCall(
         operation.decode(), int(count), int(datatype), int(reduction), comm.decode(), int(ranks)
     )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reports.nccl.job import UNKNOWN_PROCESS, Job
+from reports.nccl.job import UNKNOWN_PROCESS, LoggedJob
 from reports.nccl.model import ANY
-from reports.nccl.rows import Row, Verdict
+from reports.nccl.rows import Verdict, VerdictRow
 
 _MOST_RATIO: Final = 64
 _SMALLEST_COMPARED_BYTES: Final = 4096
 _MOST_HINTS: Final = 8
 
 
-def hints(job: Job, rows: Sequence[Row]) -> list[str]:
+def hints(job: LoggedJob, rows: Sequence[VerdictRow]) -> list[str]:
     """Sentences, each with the observation that it rests on."""
     unknown = [row for row in rows if not row.communicator.attributed]
     if not unknown:
@@ -24,14 +24,14 @@ def hints(job: Job, rows: Sequence[Row]) -> list[str]:
     return [*found, *_no_multicast(unknown)][:_MOST_HINTS]
 
 
-def _version(job: Job) -> Iterator[str]:
+def _version(job: LoggedJob) -> Iterator[str]:
     stated = any(process.version_line for process in job.processes.values())
     versions = {process.versions for process in job.processes.values()}
     if not stated and len(versions) == 1 and versions != {ANY}:
         yield (f"No line states the version; the forms of the lines are those of {versions.pop()}.")
 
 
-def _brackets(rows: Sequence[Row]) -> Iterator[str]:
+def _brackets(rows: Sequence[VerdictRow]) -> Iterator[str]:
     if any(set(row.processes) != {UNKNOWN_PROCESS} for row in rows):
         yield (
             "The number in brackets is the local CUDA device, not a rank, and without COLL lines no"
@@ -45,7 +45,7 @@ def _brackets(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _roots(rows: Sequence[Row]) -> Iterator[str]:
+def _roots(rows: Sequence[VerdictRow]) -> Iterator[str]:
     """The same regular line from two processes comes from two communicators."""
     for row in rows:
         if row.verdict is Verdict.REGULAR and len(row.processes) > 1:
@@ -57,7 +57,7 @@ def _roots(rows: Sequence[Row]) -> Iterator[str]:
             return
 
 
-def _cascades(rows: Sequence[Row]) -> Iterator[str]:
+def _cascades(rows: Sequence[VerdictRow]) -> Iterator[str]:
     """Sizes that are an exact multiple of another process's, as in a reduction over two axes."""
     scatters = [row for row in rows if row.operation == "ReduceScatter"]
     scatters = [row for row in scatters if row.size_bytes > _SMALLEST_COMPARED_BYTES]
@@ -76,7 +76,7 @@ def _cascades(rows: Sequence[Row]) -> Iterator[str]:
                 return
 
 
-def _no_multicast(rows: Sequence[Row]) -> Iterator[str]:
+def _no_multicast(rows: Sequence[VerdictRow]) -> Iterator[str]:
     kernels = {k for row in rows if row.verdict is Verdict.SYMMETRIC for k in row.kernels}
     plain = sorted(k for k in kernels if "MC" not in k and not k.startswith("AllGather_Rail"))
     if plain and len(plain) == len(kernels):

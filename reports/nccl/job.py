@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from reports.nccl.model import ANY, Event, Unread, Versions, exactly
-from reports.nccl.reader import Reader
-from reports.nccl.source import Source
+from reports.nccl.model import ANY, StateChange, Unread, Versions, exactly
+from reports.nccl.reader import StreamReader
+from reports.nccl.source import LogSource
 from reports.nccl.timeline import Timeline
 
 # Of lines that were pasted without their prefix.
@@ -42,13 +42,13 @@ class Process:
         """Name with the local device, which is no rank."""
         return f"{self.name} [{self.timeline.device}]" if self.timeline.device else self.name
 
-    def about(self, kind: str) -> list[Event]:
+    def about(self, kind: str) -> list[StateChange]:
         """Lines of this kind about the process as a whole."""
         return [e for (k, _), e in self.timeline.about.items() if k == kind]
 
 
 @dataclass
-class Job:
+class LoggedJob:
     """Everything that was read, in an order that does not depend on how processes interleave."""
 
     processes: dict[str, Process]
@@ -68,9 +68,9 @@ class Job:
         return {process.host for process in self.processes.values()} - {""}
 
 
-def make_job(sources: Sequence[Source], found: Sequence[Reader]) -> Job:
+def make_job(sources: Sequence[LogSource], found: Sequence[StreamReader]) -> LoggedJob:
     """Join the streams in their order, and say what does not fit together."""
-    job = Job({})
+    job = LoggedJob({})
     for source, one in zip(sources, found, strict=True):
         _drop_glued(one)
         for key, timeline in sorted(one.timelines.items()):
@@ -87,7 +87,7 @@ def make_job(sources: Sequence[Source], found: Sequence[Reader]) -> Job:
     return job
 
 
-def _place_pasted(job: Job, timeline: Timeline, source: str) -> None:
+def _place_pasted(job: LoggedJob, timeline: Timeline, source: str) -> None:
     if not timeline.lines:
         return
     lines = f"{timeline.lines} lines" if timeline.lines > 1 else "1 line"
@@ -100,7 +100,7 @@ def _place_pasted(job: Job, timeline: Timeline, source: str) -> None:
         known.timeline.continue_with(timeline)
 
 
-def _drop_glued(found: Reader) -> None:
+def _drop_glued(found: StreamReader) -> None:
     """Remove processes whose host is another one's with a piece of a line in front."""
     by_pid: dict[bytes, list[bytes]] = {}
     for key in found.timelines:
@@ -117,7 +117,7 @@ def _drop_glued(found: Reader) -> None:
                     found.unread.damaged += found.timelines.pop(long).lines
 
 
-def _place(job: Job, name: str, timeline: Timeline, source: str) -> None:
+def _place(job: LoggedJob, name: str, timeline: Timeline, source: str) -> None:
     known = job.processes.get(name)
     if known is None:
         job.processes[name] = Process(name, timeline, source)
@@ -152,7 +152,7 @@ def _begins_anew(one: Timeline, other: Timeline) -> bool:
     return all(any(k == "version" for k, _ in timeline.about) for timeline in (one, other))
 
 
-def _stray_version(job: Job, found: Reader, source: str) -> None:
+def _stray_version(job: LoggedJob, found: StreamReader, source: str) -> None:
     """A bare version line speaks for the processes of its stream that state none themselves."""
     events = [e for (kind, _), e in found.stray.about.items() if kind == "version"]
     versions = {event.values[0] for event in events}
@@ -166,7 +166,7 @@ def _stray_version(job: Job, found: Reader, source: str) -> None:
             process.timeline.describe(events[0])
 
 
-def _settle_versions(job: Job) -> None:
+def _settle_versions(job: LoggedJob) -> None:
     """Exact versions where lines state them; else what the forms of lines leave possible."""
     stated: dict[Versions, str] = {}
     for process in job.processes.values():
@@ -182,10 +182,10 @@ def _settle_versions(job: Job) -> None:
     common: Versions | None = next(iter(stated)) if len(stated) == 1 else ANY
     forms = {name: _forms(process) for name, process in job.processes.items()}
     for form in forms.values():
-        common = None if common is None else common.meet(form)
+        common = None if common is None else common.intersection(form)
     for name, process in job.processes.items():
         if process.version_line:
-            if process.versions.meet(forms[name]) is None:
+            if process.versions.intersection(forms[name]) is None:
                 job.remarks.append(
                     f"{name} states version {process.versions}, which does not print lines of its"
                     " forms: a fork, or another library than the one that states it"
@@ -201,5 +201,5 @@ def _forms(process: Process) -> Versions:
     common: Versions | None = ANY
     for observation in process.timeline.observations():
         if common is not None and observation.choice is not None:
-            common = common.meet(observation.choice.versions)
+            common = common.intersection(observation.choice.versions)
     return ANY if common is None else common

@@ -23,7 +23,7 @@ class Versions(NamedTuple):
     low: Version = OLDEST
     high: Version = NEWEST
 
-    def meet(self, other: Versions) -> Versions | None:
+    def intersection(self, other: Versions) -> Versions | None:
         """Versions in both; None where there is no such version."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return Versions(low, high) if low <= high else None
@@ -38,7 +38,7 @@ class Versions(NamedTuple):
 
     def all_in(self, other: Versions) -> bool:
         """Whether every version of the interval is one of `other`."""
-        return self.meet(other) == self
+        return self.intersection(other) == self
 
     def __str__(self) -> str:
         low, high = (".".join(map(str, one)) for one in (self.low, self.high))
@@ -140,7 +140,7 @@ class Choice(NamedTuple):
         return self.kind == "symmetric" and self.works is None
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """What one COLL line says about a call, but for its buffers. `comm` is the printed pointer."""
 
     operation: str
@@ -151,7 +151,7 @@ class Call(NamedTuple):
     ranks: int
 
 
-class Event(NamedTuple):
+class StateChange(NamedTuple):
     """A line that changes or describes the state of its process.
 
     kind: a name of `grammar`. thread: id of the printing thread, "" if unknown. values: the fields
@@ -171,7 +171,7 @@ class Observation(NamedTuple):
     """
 
     choice: Choice | None
-    call: Call | None
+    call: CollectiveCall | None
     grouped: bool = False
 
 
@@ -179,7 +179,7 @@ Buffers = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
-class Seen:
+class Sightings:
     """How often something was observed, with the first line that says so.
 
     buffers: distinct (send, receive) pointers, at most MOST_BUFFERS; more_buffers says there were
@@ -200,7 +200,7 @@ class Seen:
             self.more_buffers = True
 
 
-Tally = dict[Observation, Seen]
+Tally = dict[Observation, Sightings]
 
 # Elements of ncclDataType_t in its order: name and bytes.
 DATATYPES: Final = (
@@ -221,14 +221,14 @@ REDUCTIONS: Final = ("sum", "prod", "max", "min", "avg")
 SCALED_BY_RANKS: Final = frozenset({"AllGather", "ReduceScatter"})
 
 
-def call_bytes(call: Call) -> int | None:
+def call_bytes(call: CollectiveCall) -> int | None:
     """Count times element size, as TUNING lines print since 2.24; None for an unknown type."""
     if call.datatype >= len(DATATYPES):
         return None
     return call.elements * DATATYPES[call.datatype][1]
 
 
-def expected_bytes(call: Call, choice: Choice) -> int | None:
+def expected_bytes(call: CollectiveCall, choice: Choice) -> int | None:
     """What the TUNING line of `call` would print in the version of `choice`."""
     size_bytes = call_bytes(call)
     if size_bytes is None or choice.bytes_are == "per_rank":

@@ -13,13 +13,12 @@ from typing import Any, Final
 from reports.nccl.audit import Audit
 from reports.nccl.job import UNKNOWN_PROCESS
 from reports.nccl.requirement import Result
-from reports.nccl.rows import Communicator, Row, Verdict
+from reports.nccl.rows import CommunicatorRow, Verdict, VerdictRow
 from reports.renderers import markdown, terminal
 from reports.renderers.markdown import escape
 from reports.renderers.printable import printable
 from reports.renderers.quantity import binary_bytes, counted
-from reports.renderers.table import Row as TableRow
-from reports.renderers.table import Table
+from reports.renderers.table import Row, Table
 
 _PHASES = {
     "before": "before registration",
@@ -39,7 +38,7 @@ class ReasonLine:
     details: tuple[str, ...]
 
 
-def communicator_text(one: Communicator) -> str:
+def communicator_text(one: CommunicatorRow) -> str:
     """Role, identifier and size of a communicator."""
     if not one.attributed:
         return "unknown"
@@ -59,7 +58,7 @@ def communicator_text(one: Communicator) -> str:
     return " ".join(words) + (f" ({', '.join(sizes)})" if sizes else "")
 
 
-def calls_text(row: Row) -> str:
+def calls_text(row: VerdictRow) -> str:
     """Calls by verdict; one number where there is one verdict."""
     least = ">= " if row.at_least else ""
     if len(row.calls) == 1:
@@ -73,7 +72,7 @@ def rows_table(audit: Audit) -> Table:
     return replace(Table.of(titles, map(_table_row, audit.rows), left=2), bad="not symmetric")
 
 
-def _table_row(row: Row) -> TableRow:
+def _table_row(row: VerdictRow) -> Row:
     size = f"{row.size_bytes:,}" + (" total" if row.bytes_are == "total" else "")
     kernels = ", ".join(row.kernels[:3]) + (", ..." if len(row.kernels) > 3 else "") or "-"  # noqa: PLR2004
     more = len(row.processes) - 1
@@ -94,12 +93,12 @@ def _table_row(row: Row) -> TableRow:
         Verdict.MIXED: "bad",
         Verdict.REGULAR: "bad",
     }.get(row.verdict, "plain")
-    return TableRow(texts, kind)  # type: ignore[arg-type]
+    return Row(texts, kind)  # type: ignore[arg-type]
 
 
 def reason_lines(audit: Audit) -> list[ReasonLine]:
     """Every reason once, with the rows it explains."""
-    grouped: dict[tuple[object, ...], list[Row]] = {}
+    grouped: dict[tuple[object, ...], list[VerdictRow]] = {}
     for row in audit.rows:
         if row.reason is not None:
             one = row.reason
@@ -108,7 +107,7 @@ def reason_lines(audit: Audit) -> list[ReasonLine]:
     return [_reason_line(members) for members in list(grouped.values())[:_MOST_REASONS]]
 
 
-def _reason_line(members: Sequence[Row]) -> ReasonLine:
+def _reason_line(members: Sequence[VerdictRow]) -> ReasonLine:
     first = members[0]
     reason = first.reason
     sizes = sorted({row.size_bytes for row in members})
@@ -154,7 +153,7 @@ def bytes_table(audit: Audit) -> Table:
 def results_table(results: Sequence[Result]) -> Table:
     """Requirements and their results."""
     rows = (
-        TableRow(
+        Row(
             (one.requirement.text, one.state.upper(), one.message),
             "plain" if one.state == "met" else "bad",
         )
@@ -295,7 +294,7 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: VerdictRow) -> dict[str, Any]:
     one, reason = row.communicator, row.reason
     return {
         "communicator": one.label,

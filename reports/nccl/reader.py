@@ -16,10 +16,10 @@ from typing import Final
 
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
-from reports.nccl.model import MAX_QUOTE_CHARACTERS, Event, Unread
+from reports.nccl.model import MAX_QUOTE_CHARACTERS, StateChange, Unread
 from reports.nccl.source import (
     LONGEST_LINE_BYTES,
-    Source,
+    LogSource,
     StoppedError,
     read_blocks,
     whole_lines,
@@ -58,7 +58,7 @@ class Known:
 
 
 @dataclass
-class Reader:
+class StreamReader:
     """Facts of one stream.
 
     timelines: by process, `host:pid`. stray: lines about every process of the stream. pasted:
@@ -110,7 +110,7 @@ class Reader:
             known.timeline.add_free(known.line, count)
         self._counted.clear()
 
-    def finish(self) -> Reader:
+    def finish(self) -> StreamReader:
         """End what is open, and decide what lines without a prefix are.
 
         In a log, one with damaged lines above all, such a line may be the end of another one.
@@ -138,7 +138,7 @@ class Reader:
         if iteration != self.iteration:
             self.iteration = iteration
             for timeline in self.timelines.values():
-                timeline.change(Event("iteration", "", (str(iteration),), ""))
+                timeline.change(StateChange("iteration", "", (str(iteration),), ""))
 
     def _read(self, text: bytes) -> None:
         """A line that was not seen before."""
@@ -209,7 +209,7 @@ class Reader:
         if timeline is None:
             timeline = self.timelines[key] = Timeline(device=header.device.decode())
             if self.iteration is not None:
-                timeline.change(Event("iteration", "", (str(self.iteration),), ""))
+                timeline.change(StateChange("iteration", "", (str(self.iteration),), ""))
         thread = timeline.threads.get(header.tid)
         if thread is None:
             thread = timeline.threads[header.tid] = Thread()
@@ -287,7 +287,7 @@ class Reader:
             shown = line.decode("utf-8", "replace")
             match = _BARE_VERSION.search(shown)
             if match is not None:
-                self.stray.describe(Event("version", "", match.groups(), _quoted(line)))
+                self.stray.describe(StateChange("version", "", match.groups(), _quoted(line)))
                 return
         iteration = _ITERATION.search(line)
         if iteration is not None:
@@ -304,7 +304,7 @@ class Reader:
         self.unread.ignored += 1
 
 
-def _statements(forms: tuple[bytes, ...], text: bytes, header: Header) -> Iterator[Event]:
+def _statements(forms: tuple[bytes, ...], text: bytes, header: Header) -> Iterator[StateChange]:
     """Lines about the state of the process."""
     tables = (grammar.STATE_EVENTS, grammar.PROCESS_EVENTS, grammar.WARNINGS)
     for form in forms:
@@ -312,21 +312,21 @@ def _statements(forms: tuple[bytes, ...], text: bytes, header: Header) -> Iterat
         for table in (tables[2], tables[1]) if header.warning else tables:
             found = grammar.find_event(shown, table)
             if found is not None:
-                yield Event(found[0], header.tid.decode(), found[1], _quoted(text))
+                yield StateChange(found[0], header.tid.decode(), found[1], _quoted(text))
 
 
 def _quoted(text: bytes) -> str:
     return text.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARACTERS]
 
 
-def read_source(source: Source, marks: Marks = ()) -> Reader:
+def read_source(source: LogSource, marks: Marks = ()) -> StreamReader:
     """Read a stream to its end, or to where it cannot be read on.
 
     Args:
         source: what to read.
         marks: (offset, iterations ended) as the run itself has noted them.
     """
-    reader = Reader()
+    reader = StreamReader()
 
     def skipped() -> None:
         reader.unread.overlong += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from reports.nccl.calls import UNKNOWN_OPERATION, CallEvidence
-from reports.nccl.model import DATATYPES, REDUCTIONS, Call, Version, Versions
+from reports.nccl.model import DATATYPES, REDUCTIONS, CollectiveCall, Version, Versions
 
 FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
 BATCHED: Final[Version] = (2, 28, 3)
@@ -162,7 +162,7 @@ def reduction(case: CallEvidence) -> ConditionOutcome:
     return _if_all_failed(outcomes)
 
 
-def _reduction_of(call: Call, case: CallEvidence) -> ConditionOutcome:
+def _reduction_of(call: CollectiveCall, case: CallEvidence) -> ConditionOutcome:
     if call.reduction == 0:
         return HOLDS
     if call.reduction == _AVERAGE:

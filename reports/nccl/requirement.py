@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from bench.errors import UsageError
 from reports.nccl.audit import Audit
-from reports.nccl.rows import Row, Verdict
+from reports.nccl.rows import Verdict, VerdictRow
 
 _OPERATIONS: Final = {
     "AG": "AllGather",
@@ -55,7 +55,7 @@ class Result:
     requirement: Requirement
     state: State
     message: str
-    failing: tuple[Row, ...] = ()
+    failing: tuple[VerdictRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def judge(
     return [_judge_one(one, counted, conditions, remark, refusal) for one in requirements]
 
 
-def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[Row], str, str]:
+def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow], str, str]:
     """Rows that count, how they were chosen, and why none can be chosen."""
     if after is None:
         return audit.rows, "", ""
@@ -151,7 +151,11 @@ def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[Row], str, 
 
 
 def _judge_one(
-    one: Requirement, counted: Sequence[Row], conditions: Conditions, remark: str, refusal: str
+    one: Requirement,
+    counted: Sequence[VerdictRow],
+    conditions: Conditions,
+    remark: str,
+    refusal: str,
 ) -> Result:
     where = f" {remark}" if remark else ""
     own = [
@@ -179,11 +183,11 @@ def _judge_one(
     return Result(one, "met", f"all {len(own)} rows{where}")
 
 
-def _satisfies(row: Row, one: Requirement) -> bool:
+def _satisfies(row: VerdictRow, one: Requirement) -> bool:
     return bool(row.calls) and set(row.calls) <= one.kinds
 
 
-def _wrong(wrong: Sequence[Row], count: int) -> str:
+def _wrong(wrong: Sequence[VerdictRow], count: int) -> str:
     first = wrong[0]
     reason = "" if first.reason is None else f": {first.reason.text}"
     where = first.communicator.role or first.communicator.label

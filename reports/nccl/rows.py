@@ -29,7 +29,7 @@ _PHASES = ("before", "after", "")
 
 
 @dataclass(frozen=True)
-class Communicator:
+class CommunicatorRow:
     """A communicator as a reader should see it. ranks, nodes: None if no line says.
 
     hosts: those whose ranks of it printed something, in alphabetical order.
@@ -44,14 +44,14 @@ class Communicator:
 
 
 @dataclass(frozen=True)
-class Row:
+class VerdictRow:
     """One verdict. calls: by verdict, each at least once, counted over the job.
 
     at_least: the number of calls is a lower bound, because every rank prints the line and the
     communicator is not known. processes: those that printed it. bytes_by_verdict: calls x bytes.
     """
 
-    communicator: Communicator
+    communicator: CommunicatorRow
     operation: str
     size_bytes: int
     bytes_are: str
@@ -68,11 +68,11 @@ class Row:
     remarks: tuple[str, ...] = ()
 
 
-def rows(made: Calls, name: Callable[[GroupKey, list[View]], Communicator]) -> list[Row]:
+def rows(made: Calls, name: Callable[[GroupKey, list[View]], CommunicatorRow]) -> list[VerdictRow]:
     """All rows; `name` describes a communicator."""
     symmetric_seen = any("symmetric" in group.quotes for group in made.by_key.values())
     communicators = {key: name(key, views) for key, views in made.views.items()}
-    unknown = Communicator("unknown", attributed=False)
+    unknown = CommunicatorRow("unknown", attributed=False)
     merged: dict[tuple[object, ...], list[CallGroup]] = {}
     for group in made.by_key.values():
         merged.setdefault(_merge_key(group), []).append(group)
@@ -91,7 +91,7 @@ def rows(made: Calls, name: Callable[[GroupKey, list[View]], Communicator]) -> l
     return sorted(found, key=_order)
 
 
-def _order(row: Row) -> tuple[object, ...]:
+def _order(row: VerdictRow) -> tuple[object, ...]:
     return (
         not row.communicator.attributed,
         row.communicator.label,
@@ -118,15 +118,18 @@ def verdict_of(kinds: Iterable[Kind]) -> Verdict:
 
 
 def _row(
-    groups: list[CallGroup], kinds: list[Kind], evidence: CallEvidence, communicator: Communicator
-) -> Row:
+    groups: list[CallGroup],
+    kinds: list[Kind],
+    evidence: CallEvidence,
+    communicator: CommunicatorRow,
+) -> VerdictRow:
     key, views = groups[0].key, evidence.views
     verdict = verdict_of(kinds)
     counted = {verdict_of([kind]): _counted(groups, kind, views) for kind in kinds}
     if verdict is Verdict.NO_EVIDENCE:
         silent = _of_one_rank(_per_process(group.silent for group in groups), views)
         counted[verdict] = (silent, silent * key.size_bytes)
-    return Row(
+    return VerdictRow(
         communicator=communicator,
         operation=key.operation,
         size_bytes=key.size_bytes,

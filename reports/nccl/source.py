@@ -139,7 +139,7 @@ _STANDARD_INPUT: Final = ("/dev/stdin", "/dev/fd/0", "/dev/null")
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """One stream. path: None for standard input. is_pipe: somebody may never write into it."""
 
     name: str
@@ -147,33 +147,33 @@ class Source:
     is_pipe: bool = False
 
 
-def find_sources(paths: Sequence[str | Path]) -> tuple[list[Source], list[str]]:
+def find_sources(paths: Sequence[str | Path]) -> tuple[list[LogSource], list[str]]:
     """The streams behind `paths`, folders searched in depth, and remarks about what was left out.
 
     Raises:
         UsageError: a path that does not exist, cannot be read, or is a device.
     """
-    found: dict[str, Source] = {}
+    found: dict[str, LogSource] = {}
     remarks: list[str] = []
     for path in paths:
         if str(path) == "-":
-            found.setdefault("-", Source("standard input", None))
+            found.setdefault("-", LogSource("standard input", None))
             continue
         for source in _sources_of(Path(path), remarks):
             found.setdefault(str(source.path), source)
     return list(found.values()), remarks
 
 
-def _sources_of(path: Path, remarks: list[str]) -> Iterator[Source]:
+def _sources_of(path: Path, remarks: list[str]) -> Iterator[LogSource]:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             yield from _in_folder(path, remarks)
         elif stat.S_ISREG(status.st_mode):
             _start_of(path)
-            yield Source(str(path), path)
+            yield LogSource(str(path), path)
         elif stat.S_ISFIFO(status.st_mode) or str(path) in _STANDARD_INPUT:
-            yield Source(str(path), path, is_pipe=True)
+            yield LogSource(str(path), path, is_pipe=True)
         else:
             raise UsageError(
                 f"{path} is a device; expected a log file, a folder of them, a pipe or '-'"
@@ -185,7 +185,7 @@ def _sources_of(path: Path, remarks: list[str]) -> Iterator[Source]:
         ) from error
 
 
-def _in_folder(folder: Path, remarks: list[str]) -> Iterator[Source]:
+def _in_folder(folder: Path, remarks: list[str]) -> Iterator[LogSource]:
     count = binary = 0
     for base, folders, names in os.walk(folder):
         folders[:] = sorted((f for f in folders if not f.startswith(".")), key=_natural)
@@ -205,7 +205,7 @@ def _in_folder(folder: Path, remarks: list[str]) -> Iterator[Source]:
             if not compression_of(start) and _looks_binary(start):
                 binary += 1
                 continue
-            yield Source(str(path), path)
+            yield LogSource(str(path), path)
     if binary:
         remarks.append(f"{folder}: {binary} binary file{'s' * (binary > 1)} left out")
     if not count:
@@ -229,7 +229,7 @@ def _looks_binary(start: bytes) -> bool:
     return control > _MOST_BINARY * max(len(visible), 1)
 
 
-def read_blocks(source: Source) -> Iterator[bytes]:
+def read_blocks(source: LogSource) -> Iterator[bytes]:
     """The bytes of a source, decompressed.
 
     Raises:
@@ -247,7 +247,7 @@ def read_blocks(source: Source) -> Iterator[bytes]:
         raise StoppedError(f"reading stopped: {error.strerror or error}") from error
 
 
-def _opened(source: Source) -> io.BufferedReader:
+def _opened(source: LogSource) -> io.BufferedReader:
     """The stream; a pipe without waiting for ever for someone to write into it."""
     if source.path is None:
         return os.fdopen(os.dup(sys.stdin.fileno()), "rb")

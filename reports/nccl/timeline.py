@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 from reports.nccl.model import (
     MAX_QUOTE_CHARACTERS,
     Buffers,
-    Call,
     Choice,
-    Event,
+    CollectiveCall,
     Observation,
-    Seen,
+    Sightings,
+    StateChange,
     Tally,
     expected_bytes,
 )
@@ -39,7 +39,9 @@ _QUOTED_BEFORE: Final = 60
 
 
 @lru_cache(1 << 16)
-def resolve_burst(calls: tuple[Call, ...], choices: tuple[Choice, ...]) -> tuple[Observation, ...]:
+def resolve_burst(
+    calls: tuple[CollectiveCall, ...], choices: tuple[Choice, ...]
+) -> tuple[Observation, ...]:
     """One observation per call and per TUNING line that no call explains, in that order."""
     chosen: dict[int, Choice] = {}
     free: list[Choice] = []
@@ -58,7 +60,7 @@ def resolve_burst(calls: tuple[Call, ...], choices: tuple[Choice, ...]) -> tuple
 
 
 def _members(
-    calls: tuple[Call, ...], choice: Choice, taken: dict[int, Choice]
+    calls: tuple[CollectiveCall, ...], choice: Choice, taken: dict[int, Choice]
 ) -> tuple[int, ...] | None:
     """Indices of the calls that `choice` is for; None if no calls fit, or several ways do.
 
@@ -79,7 +81,9 @@ def _members(
     return (exact[0],) if len({calls[i].comm for i in exact}) == 1 else None
 
 
-def _batch(calls: tuple[Call, ...], choice: Choice, fitting: list[int]) -> tuple[int, ...] | None:
+def _batch(
+    calls: tuple[CollectiveCall, ...], choice: Choice, fitting: list[int]
+) -> tuple[int, ...] | None:
     """`works` calls of one communicator whose bytes add up to those of the line."""
     works = choice.works or 1
     answers: list[tuple[int, ...]] = []
@@ -93,7 +97,7 @@ def _batch(calls: tuple[Call, ...], choice: Choice, fitting: list[int]) -> tuple
     return answers[0] if len(answers) == 1 else None
 
 
-def _part_of(choice: Choice, call: Call, members: int) -> Choice:
+def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
     """The choice as it counts for one of the `members` calls that it was made for."""
     own = expected_bytes(call, choice)
     return choice._replace(
@@ -106,7 +110,7 @@ def _part_of(choice: Choice, call: Call, members: int) -> Choice:
 class CallLine(NamedTuple):
     """A COLL line: the call, its buffers, its text."""
 
-    call: Call
+    call: CollectiveCall
     buffers: Buffers
     text: bytes
 
@@ -135,9 +139,9 @@ class Timeline:
     limits, which are not kept. deduplicated: lines that a collector left out and said so.
     """
 
-    items: list[Event | Tally] = field(default_factory=list)
+    items: list[StateChange | Tally] = field(default_factory=list)
     tally: Tally = field(default_factory=dict)
-    about: dict[tuple[str, tuple[str | None, ...]], Event] = field(default_factory=dict)
+    about: dict[tuple[str, tuple[str | None, ...]], StateChange] = field(default_factory=dict)
     threads: dict[bytes, Thread] = field(default_factory=dict)
     registered: set[tuple[str | None, ...]] = field(default_factory=set)
     device: str = ""
@@ -201,12 +205,12 @@ class Timeline:
         elif len(self.tally) >= MOST_OBSERVATIONS:
             self.dropped += count
         elif call is None:
-            self.tally[observation] = Seen(count, _shown(text))
+            self.tally[observation] = Sightings(count, _shown(text))
         else:
-            seen = Seen(count, _shown(text), _shown(call.text), {call.buffers})
+            seen = Sightings(count, _shown(text), _shown(call.text), {call.buffers})
             self.tally[observation] = seen
 
-    def change(self, event: Event) -> None:
+    def change(self, event: StateChange) -> None:
         """A state change: what is open belongs before it. A registration that stands is no change.
 
         Registrations of a communicator are forgotten where it begins or ends.
@@ -224,14 +228,14 @@ class Timeline:
             self.items.append(event)
             self.tally = {}
 
-    def describe(self, event: Event) -> None:
+    def describe(self, event: StateChange) -> None:
         """A line about the whole process; the first of its kind and values is kept."""
         if len(self.about) < MOST_ITEMS:
             self.about.setdefault((event.kind, event.values), event)
 
-    def events(self, kind: str) -> list[Event]:
+    def events(self, kind: str) -> list[StateChange]:
         """State changes of this kind, in order."""
-        return [item for item in self.items if isinstance(item, Event) and item.kind == kind]
+        return [item for item in self.items if isinstance(item, StateChange) and item.kind == kind]
 
     def observations(self) -> list[Observation]:
         """All distinct observations, those of each stretch between two state changes."""
@@ -247,7 +251,7 @@ class Timeline:
         """Append what `later`, the same process further on, has seen; both are closed."""
         self.about = {**later.about, **self.about}
         for item in later.items:
-            if isinstance(item, Event):
+            if isinstance(item, StateChange):
                 self.change(item)
                 continue
             for observation, seen in item.items():

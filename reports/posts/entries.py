@@ -30,7 +30,7 @@ _MIB = 2.0**20
 
 
 @dataclass(frozen=True)
-class Entry:
+class PostEntry:
     """title: the label with its configuration. lines: memory and iteration, as text.
 
     numbers: what a matrix shows, by title of the column; axes: settings by name. reproduce: how to
@@ -47,7 +47,7 @@ class Entry:
     kernels: str = ""
 
 
-def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> Entry:
+def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> PostEntry:
     """That of an imported run: its line as it stood, but for what stood before it."""
     last = run.steps[-1] if run.steps else None
     work, shown, origin = run.workload, shown_import(run), run.provenance
@@ -63,7 +63,7 @@ def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> Entry:
     config = ", ".join(one for one in facts if one and one.lower() not in named.lower())
     found = evidence.of_import(run, shapes)
     solved = found.solution
-    return Entry(
+    return PostEntry(
         run.id,
         printable(f"{named} ({config})" if config else named),
         tuple(map(printable, lines)),
@@ -86,7 +86,7 @@ def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> Entry:
     )
 
 
-def of_cell(cell: Cell, axes: Mapping[str, str]) -> Entry:
+def of_cell(cell: Cell, axes: Mapping[str, str]) -> PostEntry:
     """That of a measured cell: medians over its runs, losses and memory of its last step."""
     resolved, record = cell.resolved, cell.runs[0].record
     train = resolved.train
@@ -113,7 +113,7 @@ def of_cell(cell: Cell, axes: Mapping[str, str]) -> Entry:
     commit = code.get("commit") if isinstance(code, dict) else None
     argv = [str(word) for word in record.environment.get("argv") or ("run", "...")]
     command = " ".join(["mfsdp-bench", *argv[1:]]) if argv[1:] else "mfsdp-bench run"
-    return Entry(
+    return PostEntry(
         cell.name,
         printable(f"{cell.name} ({config})"),
         tuple(map(printable, (*lines, _iteration(step, record.workload)))),

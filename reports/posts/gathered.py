@@ -12,11 +12,10 @@ from reports.comparisons.change import Change
 from reports.findings import Findings, find
 from reports.gates.judgement import Judgement
 from reports.lint.check import lint
-from reports.lint.pairs import Pair
+from reports.lint.pairs import EvidencePair
 from reports.lint.rules import Subject
 from reports.posts import entries
-from reports.posts.entries import Entry
-from reports.sections.arms import judged_arms
+from reports.posts.entries import PostEntry
 from reports.sections.nccl import proofs
 from reports.views.cells import Cell
 from reports.views.matching import flat_settings
@@ -46,7 +45,7 @@ class Gathered:
     """title: of what. doubts: trade-offs and unlike things, in words. parity: in a sentence."""
 
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[PostEntry, ...]
     deltas: tuple[Delta, ...]
     doubts: tuple[str, ...]
     parity: str
@@ -83,7 +82,7 @@ def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, Model
             _with_kernels(entries.of_cell(cell, axes[cell.name]), kernels)
             for cell in measured.finished
         )
-        deltas += _measured(store, measured)
+        deltas += _measured(measured)
         doubts += (f"{flag.cell}: {flag.text}" for flag in measured.flags)
         parity += _measured_parity(measured)
     if not found:
@@ -115,11 +114,11 @@ def axes_of(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
 
 
 def _unsaid(text: str) -> str:
-    """Without the numbers, which the table has, and without blame: here it is said."""
+    """Without the numbers, which the table has, and without a cause: here it is said."""
     return text.partition(": time")[0].removesuffix(", which is not said")
 
 
-def _of_pair(pair: Pair) -> Delta:
+def _of_pair(pair: EvidencePair) -> Delta:
     return Delta(
         pair.head.name,
         pair.base.name,
@@ -133,11 +132,11 @@ def _of_pair(pair: Pair) -> Delta:
     )
 
 
-def _measured(store: ResultsStore, measured: Findings) -> list[Delta]:
+def _measured(measured: Findings) -> list[Delta]:
     """Arms by the gate, with intervals; everything else as cells against the reference."""
     judged = {
         (one.cell, result.sides.head): one
-        for result in judged_arms(store, measured.sweeps)
+        for result in measured.judged
         for one in result.judgements
         if one.metric == "step_time"
     }
@@ -170,7 +169,7 @@ def _of_change(change: Change, judged: Judgement | None) -> Delta:
     )
 
 
-def _parity_of(pairs: Sequence[Pair]) -> str:
+def _parity_of(pairs: Sequence[EvidencePair]) -> str:
     moved = [
         (abs(one), one, pair.head.name)
         for pair in pairs
@@ -196,6 +195,6 @@ def _measured_parity(measured: Findings) -> list[str]:
     return found
 
 
-def _with_kernels(entry: Entry, kernels: Mapping[str, str]) -> Entry:
+def _with_kernels(entry: PostEntry, kernels: Mapping[str, str]) -> PostEntry:
     text = kernels.get(entry.name)
     return entry if text is None else replace(entry, kernels=text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from reports.lint.pairs import devices_of, problem
-from reports.posts.entries import Entry
+from reports.posts.entries import PostEntry
 from reports.posts.gathered import Gathered
 from reports.renderers import markdown, quantity
 from reports.renderers.table import Row, Table, folded
@@ -58,7 +58,7 @@ def matrix(found: Gathered) -> str:
 
 
 def _told(
-    entries: Sequence[Entry], numbers: Sequence[str], best: Collection[tuple[str, int]]
+    entries: Sequence[PostEntry], numbers: Sequence[str], best: Collection[tuple[str, int]]
 ) -> list[str]:
     """A bullet per problem with its best cells."""
     found: dict[str, list[str]] = {}
@@ -71,7 +71,7 @@ def _told(
     return [f"- {markdown.escape(of)}: {', '.join(own)}" for of, own in found.items()]
 
 
-def _problem(entry: Entry) -> str:
+def _problem(entry: PostEntry) -> str:
     _, model, seq_len, batch = problem(entry.evidence)
     known = (
         model,
@@ -82,7 +82,7 @@ def _problem(entry: Entry) -> str:
     return ", ".join(str(one) for one in known if one) or "not stated"
 
 
-def _varying(entries: Sequence[Entry]) -> list[str]:
+def _varying(entries: Sequence[PostEntry]) -> list[str]:
     """Axes with several values; of those that always change together the first."""
     found: dict[tuple[int, ...], str] = {}
     for axis in dict.fromkeys(axis for entry in entries for axis in entry.axes):
@@ -103,7 +103,7 @@ def _titles(axes: Sequence[str]) -> list[str]:
     ]
 
 
-def _best(entries: Sequence[Entry], name: str) -> list[int]:
+def _best(entries: Sequence[PostEntry], name: str) -> list[int]:
     """Of every problem the one nobody beats; none where all are equal."""
     if name not in _OBJECTIVES:
         return []

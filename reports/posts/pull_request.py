@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.posts.entries import Entry
+from reports.posts.entries import PostEntry
 from reports.posts.gathered import Delta, Gathered
 from reports.renderers import markdown, quantity
 from reports.renderers.table import Table, folded
@@ -48,7 +48,7 @@ def pull_request(found: Gathered) -> str:
     return "\n\n".join([*parts, tail]) + "\n"
 
 
-def _evidence(entries: Sequence[Entry], room: int) -> str:
+def _evidence(entries: Sequence[PostEntry], room: int) -> str:
     lines: list[str] = []
     shown = 0
     for entry in entries:
@@ -63,7 +63,7 @@ def _evidence(entries: Sequence[Entry], room: int) -> str:
     return "**Evidence**\n\n" + markdown.code_block("\n".join(lines), "text")
 
 
-def _in_order(found: Gathered) -> list[Entry]:
+def _in_order(found: Gathered) -> list[PostEntry]:
     """What is compared first, then the rest."""
     compared = [name for delta in found.deltas for name in (delta.base, delta.head)]
     first = {name: at for at, name in enumerate(dict.fromkeys(compared))}

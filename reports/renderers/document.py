@@ -10,10 +10,10 @@ from reports.renderers.table import Table
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Prose; `tone` sets a remark or a warning off from the rest."""
+    """Prose; `tone` sets a remark, a warning or the sentence to take away off from the rest."""
 
     text: str
-    tone: Literal["plain", "note", "warning"] = "plain"
+    tone: Literal["plain", "note", "warning", "lead"] = "plain"
     kind: Literal["paragraph"] = "paragraph"
 
 

@@ -75,7 +75,8 @@ def render(document: Document) -> str:
 def _block(block: Block) -> str:
     match block:
         case Paragraph(text, tone):
-            shown = escape(text) if tone == "plain" else f"> {escape(text)}"
+            marks = {"plain": "{}", "lead": "**{}**"}
+            shown = marks.get(tone, "> {}").format(escape(text))
         case Heading(text):
             shown = f"### {escape(text)}"
         case Bullets(items):

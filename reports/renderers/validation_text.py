@@ -37,8 +37,9 @@ def headline(record: ValidationRecord) -> str:
     if record.bugs:
         counted = Counter(bug.outcome for bug in record.bugs)
         return (
-            f"{record.id}: {len(record.bugs)} bugs put back: {counted['caught']} caught, "
-            f"{counted['missed']} missed, {counted['not_applicable']} not applicable{ending}"
+            f"{record.id}: {len(record.bugs)} bugs injected: {counted['caught']} caught, "
+            f"{counted['missed']} missed, {counted['broken']} broken, "
+            f"{counted['not_applicable']} not applicable{ending}"
         )
     counts = record.counts()
     work = sum(case.cpu_seconds for case in record.cases)
@@ -119,7 +120,7 @@ def case_table(cases: Sequence[CaseVerdict]) -> Table:
 
 def bug_table(bugs: Sequence[BugVerdict]) -> Table:
     """One row per bug."""
-    kinds: dict[str, RowKind] = {"missed": "bad", "not_applicable": "unsteady"}
+    kinds: dict[str, RowKind] = {"missed": "bad", "broken": "bad", "not_applicable": "unsteady"}
     rows = [
         Row(
             (
@@ -170,6 +171,7 @@ def check_lines(check: CheckVerdict) -> list[str]:
     if check.measured:
         lines.append(f"            {check.measured}")
     lines += [f"  evidence  {line}" for line in finding.evidence]
+    lines += [f"  look at   {finding.look_at}"] if finding.look_at else []
     return lines
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
-from bench.errors import UsageError
-from bench.store import ResultsStore
-from reports.gates.gate import GateResult, gate
+from reports.findings import Findings
 from reports.gates.gate_table import other_table, time_table
 from reports.gates.gate_text import METHOD, remarks
-from reports.gates.noise import calibrations
-from reports.gates.pairing import Sides, sides_of_arms
-from reports.gates.policy import Policy
+from reports.gates.pairing import Sides
 from reports.gates.spread import spread_of, spread_text
 from reports.plots.block_spread import block_spread_figure
 from reports.renderers.document import (
@@ -25,13 +19,12 @@ from reports.renderers.document import (
     Section,
     TableBlock,
 )
-from reports.views.sweep_view import SweepView, base_arm
 
 
-def arms_section(store: ResultsStore, sweeps: Sequence[SweepView]) -> Section | None:
+def arms_section(findings: Findings) -> Section | None:
     """Every other arm against the first; None where no cell has a block that counts."""
     blocks: list[Block] = []
-    for judged in judged_arms(store, sweeps):
+    for judged in findings.judged:
         tables = [table(judged.judgements) for table in (time_table, other_table)]
         blocks.append(Heading(f"{judged.sides.head} against {judged.sides.base}"))
         blocks += [TableBlock(table) for table in tables if table.rows]
@@ -65,28 +58,3 @@ def _spreads(sides: Sides) -> list[tuple[str, str]]:
         for label, spread in found
         if spread is not None
     ]
-
-
-def judged_arms(store: ResultsStore, sweeps: Sequence[SweepView]) -> list[GateResult]:
-    """By the default policy, as `compare` does; not where nothing can be compared."""
-    found = []
-    for sweep in sweeps:
-        for head in sweep.arms:
-            base = base_arm(sweep.arms)
-            if head == base:
-                continue
-            try:
-                sides = sides_of_arms(store, sweep.id, base, head)
-            except UsageError:  # the plan cannot be read; the section on what is missing says so
-                continue
-            if sides.pairs:
-                found.append(_gate(store, sides))
-    return [judged for judged in found if not judged.nothing_comparable]
-
-
-def _gate(store: ResultsStore, sides: Sides) -> GateResult:
-    try:
-        return gate(sides, Policy(), calibrations(store))
-    except UsageError as error:  # a damaged calibration does not cost the report
-        judged = gate(sides, Policy(), lambda _: None)
-        return replace(judged, notes=(*judged.notes, f"the noise calibration: {error}"))

@@ -31,13 +31,13 @@ def comparison(findings: Findings) -> Section | None:
         blocks.append(Paragraph("No cell was measured, so there is nothing to compare."))
     else:
         blocks.append(Paragraph(_introduction(findings)))
-        if findings.changes:
-            table, constant = folded(change_table(findings.changes))
+        if findings.not_in_blocks:
+            table, constant = folded(change_table(findings.not_in_blocks))
             if constant:
                 blocks.append(Paragraph(f"In every row: {constant}."))
             blocks.append(TableBlock(table))
-            blocks.append(Paragraph(_sample_sizes(findings.changes), tone="note"))
-        else:
+            blocks.append(Paragraph(_sample_sizes(findings.not_in_blocks), tone="note"))
+        elif not findings.changes:
             blocks.append(Paragraph("There is no other cell to compare it with."))
     if findings.other_hardware:
         names = ", ".join(cell.name for cell in findings.other_hardware)
@@ -58,14 +58,17 @@ def _introduction(findings: Findings) -> str:
     arms = {c.base.arm: None for c in findings.changes if c.base is not findings.reference}
     if arms:
         names = ", ".join(str(arm) for arm in arms)
+        above = "" if findings.not_in_blocks else ", block by block: see above"
         references.append(
-            f"Arms are compared within their cell, each with the arm {names} of the same cell."
+            f"Arms are compared within their cell, with the arm {names} of the same cell{above}."
         )
-    return (
-        " ".join(references) + " Changes are of the cell against the reference: "
-        "time change is step time over the reference's minus 1, throughput change is tokens/s over "
-        "the reference's minus 1, throughput ratio is tokens/s over the reference's."
-    )
+    if findings.not_in_blocks:
+        references.append(
+            "Changes are of the cell against the reference: time change is step time over the "
+            "reference's minus 1, throughput change is tokens/s over the reference's minus 1, "
+            "throughput ratio is tokens/s over the reference's."
+        )
+    return " ".join(references)
 
 
 def _sample_sizes(changes: Sequence[Change]) -> str:
@@ -80,8 +83,6 @@ def _sample_sizes(changes: Sequence[Change]) -> str:
             f"n=1 on a side of {single} of {len(changes)} comparisons: no interval there. Medians "
             "of several runs elsewhere; verdicts need a noise floor and are not given here."
         )
-    if all(c.head.arm and c.base.arm for c in changes):
-        return "Medians over all runs; intervals and verdicts are given block by block, above."
     return "Medians over runs; verdicts need a noise floor and are not given here."
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from bench.derive.live_storage import LiveRow, LiveStorage, live_storage
-from bench.derive.timeline import Held, Peak, peak, read_timeline
+from bench.derive.timeline import Held, MemoryPeak, peak, read_timeline
 from bench.record import MemoryTimeline
 from bench.spec import BLOCK_LETTERS, ModelShape
 from reports.findings import Findings
@@ -22,7 +22,7 @@ from reports.views.cells import Cell
 from reports.views.pool_plan import PoolPlanDocument, alike, read_pool_plan, seated
 
 #: Buffers that come and go with their unit; everything else lasts.
-_PASSING = ("compute_weights", "grad_bucket", "outer_bucket", "grad_cast", "peer_slices")
+_TRANSIENT = ("compute_weights", "grad_bucket", "outer_bucket", "grad_cast", "peer_slices")
 _SHOWN_ROLES = {
     "compute_weights": "weights",
     "grad_bucket": "gradient bucket",
@@ -91,7 +91,7 @@ def _peak_table(drawn: Drawn) -> Table:
     categories = in_order(
         name for _, found in peaks for name, size in found.moment.by_category.items() if size
     )
-    titles = ("cell", "alive with their units", "peak", *(c.replace("_", " ") for c in categories))
+    titles = ("cell", "gathered at once", "peak", *(c.replace("_", " ") for c in categories))
     rows = (
         (
             cell.name,
@@ -104,10 +104,10 @@ def _peak_table(drawn: Drawn) -> Table:
     return Table.of(titles, rows, left=2)
 
 
-def _alive(found: Peak, shape: ModelShape | None) -> str:
+def _alive(found: MemoryPeak, shape: ModelShape | None) -> str:
     by_role: dict[str, list[Held]] = {}
     for held in found.alive:
-        if held.role in _PASSING and held.unit:
+        if held.role in _TRANSIENT and held.unit:
             by_role.setdefault(held.role, []).append(held)
     texts = []
     for role, buffers in by_role.items():

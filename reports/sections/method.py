@@ -6,7 +6,7 @@ from bench.derive.flops import FORMULA, HYBRID_FORMULA
 from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
-from reports.comparisons.tradeoffs import SPEED_THRESHOLD, memory_threshold
+from reports.comparisons.tradeoffs import SPEED_THRESHOLD, threshold
 from reports.findings import Findings
 from reports.renderers.document import Bullets, Section
 
@@ -18,7 +18,7 @@ def method(_: Findings) -> Section:
             "Steady state",
             f"the first {DROPPED_STEPS} steps never count; warm-up beyond them is cut by {METHOD}; "
             f"at least {MIN_WINDOW_STEPS} steps must remain, and a significant drift of the "
-            f"rolling median above {100 * DRIFT_TOLERANCE:.0f} % means that no number stands.",
+            f"rolling median above {100 * DRIFT_TOLERANCE:.0f} % means that no time is reported.",
         ),
         (
             "Replication",
@@ -51,8 +51,8 @@ def method(_: Findings) -> Section:
         (
             "Trade-offs",
             f"flagged from {100 * SPEED_THRESHOLD:.0f} % of throughput and "
-            f"{100 * memory_threshold(LEDGER_PEAK):.1f} % of allocator or ledger memory "
-            f"({100 * memory_threshold(RSS):.0f} % of a resident set).",
+            f"{100 * threshold(LEDGER_PEAK):.1f} % of allocator or ledger memory "
+            f"({100 * threshold(RSS):.0f} % of a resident set).",
         ),
     )
     return Section("method", "How to read the numbers", (Bullets(items),))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from reports.findings import Findings
-from reports.nccl.audit import RunAudit, audit_run
+from reports.nccl.audit import Audit, RunAudit, audit_run
 from reports.nccl.expectations import expectations_of, shortfalls, verdict_text
 from reports.nccl.presentation import (
     bytes_by_verdict,
@@ -46,20 +47,25 @@ def proofs(findings: Findings) -> dict[str, Proof]:
 
     Cells that asked NCCL for nothing and have no log are left out.
     """
-    if findings.store is None:
-        return {}
-    runs = findings.store.root / "runs"
-    logged = {_workload(one): one for one in findings.cells if one.resolved.measure.nccl != "none"}
     found: dict[str, Proof] = {}
-    for cell in findings.cells:
-        source = logged.get(_workload(cell))
+    for cell, source, audit in audits(findings):
         if source is None and not expectations_of(cell.resolved):
             continue
-        audits = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
-        audit = next((one.audit for one in audits if one.audit is not None), None)
         text = "no log" if audit is None else verdict_text(cell.resolved, audit)
         found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
     return found
+
+
+def audits(findings: Findings) -> Iterator[tuple[Cell, Cell | None, Audit | None]]:
+    """Every cell, the cell whose runs logged what it does, and the first log that can be read."""
+    if findings.store is None:
+        return
+    runs = findings.store.root / "runs"
+    logged = {_workload(one): one for one in findings.cells if one.resolved.measure.nccl != "none"}
+    for cell in findings.cells:
+        source = logged.get(_workload(cell))
+        read = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
+        yield cell, source, next((one.audit for one in read if one.audit is not None), None)
 
 
 def _workload(cell: Cell) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.derive.stragglers import Lag, Spread, spread
+from bench.derive.stragglers import Lag, RankSpread, spread
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Paragraph, Section, TableBlock
@@ -26,7 +26,7 @@ class _Seen:
 
     cell: Cell
     run: Run
-    spread: Spread
+    spread: RankSpread
 
 
 def nodes_section(findings: Findings) -> Section | None:

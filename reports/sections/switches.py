@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.comparisons.switches import Difference, SwitchGroup, setting_text, switch_groups
+from reports.comparisons.switches import SwitchDifference, SwitchGroup, setting_text, switch_groups
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Heading, Paragraph, Section, TableBlock
@@ -110,7 +110,7 @@ def _table(group: SwitchGroup) -> Table:
     )
 
 
-def _row(found: Difference, group: SwitchGroup) -> Row:
+def _row(found: SwitchDifference, group: SwitchGroup) -> Row:
     is_base = found is group.base
     verdict = "the same bits" if found.exact else "not the same bits"
     broken = not is_base and not found.exact and group.must_agree

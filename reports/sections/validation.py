@@ -24,7 +24,7 @@ def validation_section(store: ResultsStore) -> Section | None:
         blocks += _checked(checked)
     if injected is not None:
         blocks += [
-            Heading("Historical bugs, put back"),
+            Heading("Historical bugs, injected"),
             Paragraph(_dated(injected)),
             TableBlock(bug_table(injected.bugs)),
         ]

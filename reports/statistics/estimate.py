@@ -9,9 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from reports.statistics.bootstrap import paired_bootstrap, unpaired_bootstrap
 from reports.statistics.interval import Interval, p_above, subset_means, swap_means, trimmed
-from reports.statistics.permutation import sign_flip_p, two_sample_p
 from reports.statistics.sample_size import smallest_paired_p, smallest_unpaired_p
 from reports.statistics.sequential import ConfidenceSequence
 
@@ -23,7 +21,7 @@ class RatioEstimate:
     base, head: log samples, one per run; with `paired`, the i-th of both are of one block.
     typical: what the test inverts to, see `reports.statistics.interval`.
     log_ratio: mean difference (the ratio is a geometric mean). interval: exact, by inverting the
-    permutation test, None where so few runs can exclude nothing. bootstrap: BCa, for comparison.
+    permutation test, None where so few runs can exclude nothing.
     """
 
     paired: bool
@@ -31,8 +29,6 @@ class RatioEstimate:
     head: tuple[float, ...]
     log_ratio: float
     interval: Interval | None
-    bootstrap: Interval | None
-    p_no_change: float
     alpha: float
     typical: np.ndarray = field(compare=False, repr=False)
 
@@ -60,6 +56,11 @@ class RatioEstimate:
     def p_below(self, bound: float) -> float:
         """One-sided p-value of "the log ratio is at least `bound`"."""
         return p_above(-self.typical[::-1], -bound)
+
+    @property
+    def p_no_change(self) -> float:
+        """Two-sided p-value of "nothing has changed"."""
+        return self.p_beyond(0.0)
 
     def p_beyond(self, tolerance: float) -> float:
         """Two-sided p-value of "the change stays within the tolerance"; `tolerance` as a log."""
@@ -105,8 +106,6 @@ def estimate_sequential(
         head=after,
         log_ratio=fmean(differences),
         interval=sequence.interval(alpha),
-        bootstrap=None,
-        p_no_change=min(1.0, 2 * min(sequence.p_above(0.0), sequence.p_below(0.0))),
         alpha=alpha,
         typical=np.zeros(0),
         sequence=sequence,
@@ -114,7 +113,7 @@ def estimate_sequential(
 
 
 def estimate_paired(
-    base: Sequence[float], head: Sequence[float], alpha: float = 0.05, *, bootstrap: bool = True
+    base: Sequence[float], head: Sequence[float], alpha: float = 0.05
 ) -> RatioEstimate:
     """Blocks of interleaved runs: `base[i]` and `head[i]` (positive, same unit) are of block i.
 
@@ -130,15 +129,13 @@ def estimate_paired(
         head=after,
         log_ratio=fmean(differences),
         interval=trimmed(typical, alpha),
-        bootstrap=paired_bootstrap(differences, alpha) if bootstrap else None,
-        p_no_change=sign_flip_p(differences),
         alpha=alpha,
         typical=typical,
     )
 
 
 def estimate_unpaired(
-    base: Sequence[float], head: Sequence[float], alpha: float = 0.05, *, bootstrap: bool = True
+    base: Sequence[float], head: Sequence[float], alpha: float = 0.05
 ) -> RatioEstimate:
     """Two sides measured apart; one run on a side gives a ratio and nothing else.
 
@@ -149,15 +146,12 @@ def estimate_unpaired(
     if not before or not after:
         raise ValueError(f"both sides need a run: {len(before)} base, {len(after)} head")
     typical = swap_means(before, after)
-    several = min(len(before), len(after)) > 1
     return RatioEstimate(
         paired=False,
         base=before,
         head=after,
         log_ratio=fmean(after) - fmean(before),
         interval=trimmed(typical, alpha),
-        bootstrap=unpaired_bootstrap(before, after, alpha) if several and bootstrap else None,
-        p_no_change=two_sample_p(before, after) if several else 1.0,
         alpha=alpha,
         typical=typical,
     )

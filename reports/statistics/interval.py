@@ -1,5 +1,11 @@
 """Intervals that contain exactly the changes that the permutation test does not reject.
 
+*Paired* (blocks of interleaved runs): under "no change" which of a block's two runs was called head
+is a fair coin, so every difference could as well have the other sign. That holds whatever the
+noise looks like (drift, autocorrelation, heavy tails), because the order within a block is drawn.
+*Unpaired* (two sweeps made at different times): every split of all runs into the two sides is
+equally likely only if nothing but the change differs between them. Time passed is such a thing.
+
 Inverting the test needs no search. A sign flip of the blocks in a set S moves the mean of
 (differences - x) at least as far up as it was exactly when the mean over S is at most x. So x is
 rejected from below when few of the 2^n - 1 subset means are at most x, and the interval runs from
@@ -15,9 +21,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reports.statistics.permutation import MOST_EXACT, RANDOM_REARRANGEMENTS, SEED
-
 Interval = tuple[float, float]
+
+MOST_EXACT = 16_384
+"""Up to so many rearrangements all are made: 14 blocks, or 8 runs against 8."""
+
+RANDOM_REARRANGEMENTS = 9_999
+"""Beyond that, so many are drawn from a fixed seed; the p-value counts the observed one in."""
+
+SEED = 20_260_301
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:

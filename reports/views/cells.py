@@ -74,6 +74,11 @@ class Cell:
         """The configuration, the same in all runs."""
         return self.runs[0].record.resolved
 
+    def is_same(self, other: Cell) -> bool:
+        """Whether both are one configuration of one code and one arm, under whatever names."""
+        ours, theirs = self.runs[0].record, other.runs[0].record
+        return _identity(ours) == _identity(theirs) and self.arm == other.arm
+
     @property
     def arm(self) -> str | None:
         """The side of a comparison that its runs were made for; None without arms."""
@@ -83,6 +88,12 @@ class Cell:
     def name_without_arm(self) -> str:
         """The same for all arms of a cell."""
         return self.name.removesuffix(f" [{self.arm}]")
+
+    @property
+    def block_name(self) -> tuple[str, str]:
+        """The arm and the cell, as comparisons of arms call them."""
+        status = self.runs[0].record.status
+        return f"{status.sweep} [{status.arm}]", status.cell or self.name
 
     @property
     def measured(self) -> tuple[Run, ...]:
@@ -144,6 +155,8 @@ def dtype_policy(resolved: ResolvedRun) -> str:
         words.append(f"grads {dtypes.main_grads}")
     if dtypes.grad_comm != dtypes.main_grads:
         words.append(f"comm {dtypes.grad_comm}")
+    if dtypes.reduce not in (None, dtypes.grad_comm):
+        words.append(f"sums {dtypes.reduce}")
     recipe = resolved.engine.setting("recipe") or "none"
     if resolved.linear.kind != "torch":
         words.append(f"{resolved.linear.kind} {resolved.linear.recipe} layers")

@@ -14,8 +14,8 @@ ENGINE_PREFERENCE = tuple(row.name for row in sorted(TABLE, key=lambda row: not 
 RULE = (
     "the widest dtypes first, then weights that are not quantised, then the engines in the order "
     + ", ".join(ENGINE_PREFERENCE)
-    + ", "
-    "then the order of the sweep"
+    + ", then the fewest settings of the engine that are not its defaults, then the order of the "
+    "sweep"
 )
 
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -46,7 +46,14 @@ def choose_reference(
     return min(candidates, key=_rank, default=None)
 
 
-def _rank(cell: Cell) -> tuple[int, bool, int]:
+def unusual_settings(cell: Cell) -> int:
+    """How many of the engine's own settings are not its defaults."""
+    settings = cell.resolved.engine.settings
+    fields = type(settings).model_fields.items()
+    return sum(getattr(settings, name) != field.default for name, field in fields)
+
+
+def _rank(cell: Cell) -> tuple[int, bool, int, int]:
     """Small is preferred; `min` keeps the first of equals, which is the sweep's order."""
     dtypes = cell.resolved.dtypes
     names = (dtypes.compute, dtypes.main_grads, dtypes.grad_comm, dtypes.main_params)
@@ -55,4 +62,4 @@ def _rank(cell: Cell) -> tuple[int, bool, int]:
     known = engine in ENGINE_PREFERENCE
     quantised = (cell.resolved.engine.setting("recipe") or "none") != "none"
     place = ENGINE_PREFERENCE.index(engine) if known else len(ENGINE_PREFERENCE)
-    return -width, quantised, place
+    return -width, quantised, place, unusual_settings(cell)

@@ -158,8 +158,10 @@ class World:
         folder.write_environment({"machine": "test"})
         for rank in range(resolved.launch.ranks):
             (folder.logs_path / f"rank{rank}.log").write_text(f"I am rank {rank}\n")
-            for step in range(1, resolved.train.steps + 1):
-                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+            steps = range(1, resolved.train.steps + 1)
+            folder.append_steps(
+                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
+            )
         status = folder.status.model_copy(update={"state": state, "reason": "as the test wants"})
         folder.write_status(status)
         return status

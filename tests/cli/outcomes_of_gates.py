@@ -35,8 +35,10 @@ def timed(world: World, milliseconds: Any) -> Any:
         level = milliseconds(arm, block) * rng.gauss(1.0, 0.002)
         folder.write_environment({"cpu_name": "Example CPU", "cpu_count": 2})
         for rank in range(resolved.launch.ranks):
-            for step in range(1, resolved.train.steps + 1):
-                folder.append_step(rank, StepSample(step, level, 2.0, 1.0, 1e-3, 64, 8, 1))
+            steps = range(1, resolved.train.steps + 1)
+            folder.append_steps(
+                rank, *(StepSample(step, level, 2.0, 1.0, 1e-3, 64, 8, 1) for step in steps)
+            )
         status = folder.status.model_copy(update={"state": "ok"})
         folder.write_status(status)
         return status

@@ -34,6 +34,39 @@ def _(world: World) -> int:
     return world.run("export", "--out", "/proc/nowhere")
 
 
+# -- history -----------------------------------------------------------------------------------
+
+
+@scenario("history", "runs that have the metric")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed")
+    assert world.run("history", "loss", "--append", "kept.jsonl", "--out", "page") == 0
+    assert (world.folder / "kept.jsonl").read_text().count("\n") == 1
+    assert "<svg" in (world.folder / "page" / "report.html").read_text()
+    # Once more: nothing is added, and the file alone is enough.
+    assert world.run("history", "loss", "--append", "kept.jsonl") == 0
+    assert (world.folder / "kept.jsonl").read_text().count("\n") == 1
+    code = world.run("history", "loss", "--results", "none", "--archive", "kept.jsonl")
+    assert "1 point" in world.out
+    return code
+
+
+@scenario("history", "no run that has it")
+def _(world: World) -> int:
+    world.sweep(ddp="crashed", mfsdp="crashed")
+    return world.run("history", "step_time")
+
+
+@scenario("history", "an unknown metric, archive or policy, or a folder that cannot be written")
+def _(world: World) -> int:
+    world.sweep()
+    assert world.run("history", "step_tiem") == 2
+    assert "step_time" in world.err
+    assert world.run("history", "loss", "--archive", "nothing.jsonl") == 2
+    assert world.run("history", "loss", "--policy", "nothing.yaml") == 2
+    return world.run("history", "loss", "--out", "/proc/nowhere")
+
+
 # -- status, show, logs ------------------------------------------------------------------------
 
 

@@ -82,7 +82,14 @@ def _(world: World) -> int:
     return validated(world, "--inject", "all")
 
 
-@scenario("validate", "no historical bug can be put back here")
+@scenario("validate", "a patch whose core cannot be imported")
+def _(world: World) -> int:
+    code = validated(world, "--inject", "R1,R2", outcome="broken")
+    assert "0 caught, 0 missed, 2 broken" in world.out
+    return code
+
+
+@scenario("validate", "no historical bug can be injected here")
 def _(world: World) -> int:
     return validated(world, "--inject", "R16", outcome="not_applicable")
 

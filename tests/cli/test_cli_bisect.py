@@ -75,7 +75,7 @@ def started(repository, crashing, monkeypatch) -> list[int]:
             folder.write_environment({"cpu_name": "Example CPU", "cpu_count": 2})
             for step in range(1, resolved.train.steps + 1):
                 slower = 10.0 * (1.0 if sent == 100 else 1.5) + 0.001 * len(numbers)
-                folder.append_step(0, StepSample(step, slower, 2.0, 1.0, 1e-3, 64, sent, 1))
+                folder.append_steps(0, StepSample(step, slower, 2.0, 1.0, 1e-3, 64, sent, 1))
             state = "crashed" if number in crashing else "ok"
             status = folder.status.model_copy(update={"state": state, "reason": ""})
             folder.write_status(status)

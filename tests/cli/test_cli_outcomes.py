@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -133,6 +134,33 @@ def _(world: World) -> int:
 @scenario("plan", "a batch that the ranks do not divide")
 def _(world: World) -> int:
     return world.run("plan", world.file("name: a\nbase: {train.global_batch: 7}\n"))
+
+
+@scenario("fit", "it fits, or no device was named")
+def _(world: World) -> int:
+    model = ("--model", "debug", "--set", "train.seq_len=16")
+    assert world.run("fit", *model, "--device", "H100", "--gpus", "2", "--plot", "fit.svg") == 0
+    assert "fits NVIDIA H100" in world.out
+    assert (world.folder / "fit.svg").stat().st_size > 0
+    code = world.run("fit", world.file(TWO_CELLS), "--json")
+    assert json.loads(world.out)["cells"]
+    return code
+
+
+@scenario("fit", "it does not fit")
+def _(world: World) -> int:
+    long = ("--set", "train.seq_len=8192", "--set", "train.micro_batch=64")
+    code = world.run("fit", "--model", "tiny", "--device", "L40S", "--gpus", "2", *long)
+    assert "does not fit NVIDIA L40S" in world.out
+    return code
+
+
+@scenario("fit", "neither a sweep nor a model, a model without devices, or an unknown model")
+def _(world: World) -> int:
+    assert world.run("fit") == 2
+    assert world.run("fit", "--model", "debug") == 2
+    assert world.run("fit", "quickstart", "--search") == 2
+    return world.run("fit", "--model", "debgu", "--device", "H100", "--gpus", "8")
 
 
 @scenario("plan", "a sweep file that does not exist")

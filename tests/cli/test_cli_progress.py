@@ -13,9 +13,9 @@ from pathlib import Path, PosixPath
 
 import pytest
 
+from bench.cli.duration import duration
 from bench.cli.live_display import PlainLines, progress_display
 from bench.cli.live_run import LiveRun, read_live_run
-from bench.cli.remaining_time import RemainingTime, duration
 from bench.record import StepSample
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
 
@@ -171,23 +171,6 @@ def test_a_starting_run_says_what_it_waits_for(tmp_path):
     assert waits_for() == "the first step"
 
 
-def test_the_rest_of_a_sweep_is_estimated_from_the_current_run_then_from_those_that_ended():
-    remaining = RemainingTime()
-    remaining.run_started("a", steps=10, later_runs=2)
-    assert remaining.of_sweep(5.0, 0, None) is None
-    assert remaining.of_run(6.0, 4, 1000.0) == 6.0
-    # The two later runs are expected to take as long as this one promises to: 12 s.
-    assert remaining.of_sweep(6.0, 4, 1000.0) == 6.0 + 2 * 12.0
-    remaining.run_ended(20.0)
-    remaining.run_started("b", steps=10, later_runs=1)
-    assert remaining.of_run(5.0, 0, None) == 15.0
-    assert remaining.of_sweep(5.0, 0, None) == 15.0 + 20.0
-    assert remaining.of_run(50.0, 0, None) == 0.0  # late, but not negative
-    remaining.run_ended(100.0)
-    remaining.run_started("a", steps=10, later_runs=0)
-    assert remaining.of_run(0.0, 0, None) == 20.0  # as the run of the same cell
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
@@ -207,7 +190,6 @@ def test_a_terminal_shows_the_numbers_of_the_current_run_and_keeps_them(cli, tmp
     ]
     shown = on_a_terminal(cli, events)
     assert "step 2/4" in shown
-    assert "0 s left" in shown
     assert "  100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB" in shown
     assert "[1/2] ddp  ok in 3.2 s: 100 ms per step, 640.0 tokens/s" in shown
 
@@ -222,6 +204,5 @@ def test_a_log_gets_a_line_with_numbers_now_and_then(tmp_path, monkeypatch):
     show(StepReached("ddp", 2, 4))
     assert stream.getvalue().splitlines() == [
         "[1/1] ddp ...",
-        "[1/1] ddp  step 2 of 4, 100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB,"
-        " about 0 s left",
+        "[1/1] ddp  step 2 of 4, 100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB",
     ]

@@ -61,6 +61,11 @@ def test_a_sweep_from_file_to_report(cli, fast):
         assert re.search(row, done.stdout), done.stdout
     assert "<svg" in Path(done.stdout.splitlines()[-1]).read_text()
 
+    history = cli.run("history", "loss", "--append", "kept.jsonl")
+    assert history.returncode == 0, history.stderr
+    assert re.search(r"good +1 point, 1 start ", history.stdout), history.stdout
+    assert "<svg" in Path(history.stdout.splitlines()[-1]).read_text()
+
     again = cli.run("run", path, "--only", "what=good")
     assert again.returncode == (0 if states["good"] == "ok" else 3)
     assert "(0 now, 1 before)" in again.stderr

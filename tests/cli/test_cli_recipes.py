@@ -34,7 +34,7 @@ def launch(resolved, folder, **_):
         for step in range(1, resolved.train.steps + 1):
             level = 11.0 if arm == {slow!r} else 10.0
             level *= 1 + 0.001 * ((block * 7 + len(arm or "")) % 5)
-            folder.append_step(rank, StepSample(step, level, 2.0, 1.0, 1e-3, 128, 64, 1))
+            folder.append_steps(rank, StepSample(step, level, 2.0, 1.0, 1e-3, 128, 64, 1))
     status = folder.status.model_copy(update={{"state": "ok"}})
     folder.write_status(status)
     return status
@@ -102,8 +102,8 @@ def document(name: str) -> Any:
     return YAML(typ="safe", pure=True).load((RECIPES / name).read_text())
 
 
-def github_commands(name: str = "github-actions.yml") -> list[str]:
-    steps = document(name)["jobs"]["gate"]["steps"]
+def github_commands(name: str = "github-actions.yml", job: str = "gate") -> list[str]:
+    steps = document(name)["jobs"][job]["steps"]
     return [step["run"] for step in steps if "run" in step]
 
 
@@ -150,6 +150,21 @@ def test_the_nightly_gate_fails_where_head_is_slower(tmp_path, recipe):
         place = "file=docs/recipes/three_cells.yaml,title=step_time regressed"
         assert done.stdout.count(f"::error {place}::") == 3
         assert "REGRESSED" in clone.summary.read_text()
+
+
+def test_every_night_adds_a_point_to_the_history_on_its_branch(clone):
+    commands = without_installation(github_commands("github-history.yml", "point"))
+    for night in (1, 2):
+        for command in commands:
+            done = clone.shell(command)
+            assert done.returncode == 0, done.stderr
+        starts = clone.shell("git show origin/performance-history:starts.jsonl").stdout
+        assert starts.count("\n") == night * 12
+        assert "<svg" in clone.shell("git show origin/performance-history:report.html").stdout
+        # The next night is a fresh checkout.
+        clone.shell(
+            "rm -rf tonight; git worktree remove -f kept; git branch -D performance-history"
+        )
 
 
 @pytest.mark.nightly

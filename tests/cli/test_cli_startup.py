@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-VERBS = ["plan", "run", "status", "show", "logs", "compare", "gate", "noise", "baseline"]
-VERBS += ["report", "export", "nccl", "doctor", "schema"]
+VERBS = ["plan", "fit", "run", "status", "show", "logs", "compare", "gate", "noise", "baseline"]
+VERBS += ["report", "history", "export", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 
 LOADED_BY = """

@@ -158,6 +158,8 @@ def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
     assert not sweep.left()
 
 
+# Daily where a command cannot reach its host, below.
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh: str) -> None:
@@ -175,6 +177,8 @@ def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh:
     assert not sweep.left()
 
 
+# Daily on this machine: tests/cli/test_cli_real_runs.py.
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
@@ -188,6 +192,8 @@ def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
     assert not list((run / "logs").glob("launcher.*"))
 
 
+# Daily on this machine: tests/run/faults/test_faults_ranks.py.
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_rank_that_is_killed_on_one_host_is_named_as_on_this_machine(sweep: Sweep) -> None:

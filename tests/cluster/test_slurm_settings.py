@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bench.errors import UsageError
+from bench.launch.code import own_code
 from bench.launch.protocol import Order, QueuedJob
-from bench.launch.rank_code import own_code
 from bench.launch.rendezvous import Rendezvous, node_number
 from bench.launch.slurm.controller import ControllerSilentError, look_at, why_this_job_ends
 from bench.launch.slurm.launcher import StepJob
@@ -216,20 +216,20 @@ def test_agents_meet_on_the_first_node_also_when_started_from_a_login_node(
     command: SCRIPTS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("scontrol", 'test "$4" = n1 && echo "NodeName=n1 NodeAddr=10.0.0.7 Port=6818"')
-    command("srun", f'echo "$MFSDP_BENCH_RENDEZVOUS" > {tmp_path}/meeting')
+    command("srun", f'echo "$MFSDP_BENCH_RENDEZVOUS" > {tmp_path}/rendezvous')
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     (tmp_path / "logs").mkdir()
     run = resolve_anywhere(RunSpec(launch=LaunchSpec(ranks=2, nodes=2)))
     job = StepJob(Order(run, tmp_path, own_code(), "worker"), SlurmSettings(), ["n1", "n2"])
     assert job.wait(20.0).exit_code == 0
-    assert (tmp_path / "meeting").read_text().startswith("10.0.0.7:")
+    assert (tmp_path / "rendezvous").read_text().startswith("10.0.0.7:")
 
 
 def test_agents_meet_where_their_environment_says() -> None:
-    meeting = Rendezvous("fe80::1", 29500, 3)
-    assert Rendezvous.from_environment(meeting.variables()) == meeting
+    rendezvous = Rendezvous("fe80::1", 29500, 3)
+    assert Rendezvous.from_environment(rendezvous.variables()) == rendezvous
     assert Rendezvous.from_environment({}) is None
-    assert "--node-rank=2" in meeting.torchrun_arguments(2)
+    assert "--node-rank=2" in rendezvous.torchrun_arguments(2)
     assert node_number({"SLURM_PROCID": "5"}) == 5
     assert node_number({"MFSDP_BENCH_NODE": "1", "SLURM_PROCID": "5"}) == 1
     assert Rendezvous("127.0.0.1", 1, 2).interface() == "lo"

@@ -42,7 +42,7 @@ def regression_tests(bug: Bug) -> list[Path]:
 
 
 def bugs_with_tests() -> list[Bug]:
-    """The bugs that can be put back and have a regression test."""
+    """The bugs that can be injected and have a regression test."""
     return [bug for bug in BUGS if regression_tests(bug)]
 
 

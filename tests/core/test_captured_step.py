@@ -13,7 +13,6 @@ import threading
 import types
 import weakref
 from contextlib import contextmanager
-from itertools import product
 
 import pytest
 import torch
@@ -79,20 +78,17 @@ def run(step, calls=5, microbatches=2):
     return [step(*[torch.full((2, 8), 1.0 + i)] * microbatches) for i in range(calls)]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
-    ("strategy", "options"),
-    list(
-        product(
-            STRATEGIES,
-            [
-                {},
-                {"mixed_precision_policy": BF16, "allocator": "max_pool"},
-                {"enable_fine_grained_param_gather": True},
-            ],
-        )
-    ),
+    "options",
+    [
+        {},
+        {"mixed_precision_policy": BF16, "allocator": "max_pool"},
+        {"enable_fine_grained_param_gather": True},
+    ],
     ids=str,
 )
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_step_of_every_strategy_can_be_replayed(strategy, options):
     step = captured(sharded(zero_dp_strategy=strategy, **options))
     losses = run(step)

@@ -17,8 +17,9 @@ from bench.resolve.resolution import resolve_anywhere
 from bench.spec import CollectiveName, DtypeSpec, EngineSpec, LaunchSpec, RunSpec, TrainSpec
 from bench.store.samples import read_samples
 from bench.worker.collective import OperationClock, measure_collective
-from bench.worker.place import Place
+from bench.worker.rank_process import RankProcess
 from mfsdp_core.comm.protocol import Done, Summed
+from mfsdp_core.stream_order import StreamOrder
 from mfsdp_core.streams import Streams
 from oracle.ranks import RankPool, mesh
 from test_user_buffers import Twin
@@ -40,7 +41,7 @@ def resolved(ranks: int = 2, dtype: str = "fp32", steps: int = 8, **settings: An
 
 
 def group_of(ranks: int) -> Any:
-    return dist.new_group([0, 1, 2]) if ranks == 3 else mesh(ranks)["dp"].get_group()
+    return dist.new_group([0, 1, 2]) if ranks == 3 else mesh(ranks).get_group("dp")
 
 
 def look_at_parts_of(elements: int) -> None:
@@ -154,8 +155,8 @@ def own_values_twice() -> str:
     """A sum that takes this rank's values for the other's."""
     engine = CollectiveEngine(resolved(operation="all_reduce", size_bytes=4096), CPU, group_of(2))
 
-    def wrong(full: torch.Tensor, bucket: str, *, average: bool) -> Any:
-        del bucket, average
+    def wrong(full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype) -> Any:
+        del bucket, average, total
         return Summed(full.mul_(2), Done())
 
     engine._communicator.all_reduce = wrong  # type: ignore[method-assign]
@@ -206,8 +207,8 @@ def timed(folder: str) -> None:
     """All four ranks: the barrier of a step is one of the world."""
     run = resolved(4, operation="reduce_scatter", size_bytes=65536, operations=3)
     assert run.collective is not None
-    place = Place(dist.get_rank(), 4, CPU)
-    measure_collective(run, run.collective, place, Path(folder))
+    process = RankProcess(dist.get_rank(), 4, CPU)
+    measure_collective(run, run.collective, process, Path(folder))
 
 
 def test_a_run_leaves_a_sample_per_step_and_rank_without_a_loss(
@@ -229,6 +230,42 @@ def test_a_run_leaves_a_sample_per_step_and_rank_without_a_loss(
     assert runtime["buffer_registration"] is None
 
 
+class _Order(StreamOrder):
+    """Also in words: what is issued, and what the current stream waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def issued(self, name: str, group: object, reads: Any, writes: Any) -> int:
+        self.words.append("issued")
+        return super().issued(name, group, reads, writes)
+
+    def waited(self, number: int) -> None:
+        self.words.append(f"waited for {number}")
+        super().waited(number)
+
+
+def order_of_three(transport: str) -> tuple[list[str], list[str]]:
+    run = resolved(2, operation="reduce_scatter", size_bytes=65536, transport=transport)
+    engine, order = CollectiveEngine(run, CPU, group_of(2)), _Order()
+    with engine._streams.observed(order):
+        engine.enqueue(3)
+    engine.check()
+    return order.words, order.unwaited
+
+
+def test_nothing_waits_between_operations_that_are_timed_on_their_groups_stream(
+    ranks: RankPool,
+) -> None:
+    waits = [f"waited for {number}" for number in (1, 2, 3)]
+    for found in ranks.run(order_of_three, "native")[:2]:
+        assert found == (["issued"] * 3 + waits, [])
+    each = [word for wait in waits for word in ("issued", wait)]
+    for found in ranks.run(order_of_three, "point_to_point")[:2]:
+        assert found == (each, [])
+
+
 def test_on_a_device_operations_are_enqueued_between_two_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,6 +278,9 @@ def test_on_a_device_operations_are_enqueued_between_two_events(
         def start(self) -> Logged:
             log.append("start")
             return self
+
+        def enqueue(self, operations: int) -> None:
+            log.append(f"{operations} enqueued")
 
         def wait(self) -> None:
             log.append("wait")
@@ -256,9 +296,9 @@ def test_on_a_device_operations_are_enqueued_between_two_events(
 
     monkeypatch.setattr(dist, "barrier", lambda: log.append("barrier"))
     monkeypatch.setattr(torch.cuda, "Event", Logged)
-    place = Place(0, 2, torch.device("cuda", 0))
-    times = OperationClock(Logged(), 4, place).step()  # type: ignore[arg-type]
+    process = RankProcess(0, 2, torch.device("cuda", 0))
+    times = OperationClock(Logged(), 4, process).step()  # type: ignore[arg-type]
     assert log[:13] == ["barrier", *["start", "wait", "synchronize"] * 4]
-    assert log[13:] == ["barrier", "event", *["start", "wait"] * 4, "event", "synchronize"]
+    assert log[13:] == ["barrier", "event", "4 enqueued", "event", "synchronize"]
     assert times.milliseconds == 10.0
     assert times.host_milliseconds is not None

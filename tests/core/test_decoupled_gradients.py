@@ -64,6 +64,7 @@ def handed_over(strategy: str, main_grads: torch.dtype) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("main_grads", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_gradient_arrives_in_its_own_dtype_and_without_a_copy(

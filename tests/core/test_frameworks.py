@@ -59,7 +59,7 @@ def saved_by_transformers(folder: Path, tied: bool) -> tuple[bool, bool, str, st
     if is_first:
         model.module.save_pretrained(folder / "theirs", state_dict=state)
         model.module.config.save_pretrained(folder / "core")
-    dist.barrier(mesh(2)["dp"].get_group())
+    dist.barrier(mesh(2).get_group("dp"))
     back = [type(plain).from_pretrained(folder / name) for name in ("theirs", "core")]
     wanted = plain.state_dict()
     same = [all(torch.equal(v, wanted[k]) for k, v in b.state_dict().items()) for b in back]

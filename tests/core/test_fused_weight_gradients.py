@@ -126,6 +126,7 @@ def refused(strategy: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_layers_write_are_those_of_plain_layers(

@@ -53,7 +53,8 @@ def differences_from_one_process(inner: str, outer: str, dtype: torch.dtype) -> 
 def emulated(
     inner: str, outer: str, compute: torch.dtype, main: torch.dtype, comm: torch.dtype, native: bool
 ) -> Named:
-    """In one process. Direct exchange hands FP32 sums on; an all-reduced sum travels once more."""
+    """In one process. Direct exchange adds up in `main`; an all-reduced sum travels once more."""
+    total = comm if native else torch.promote_types(main, comm)
     raw = raw_gradients(build(NAME, compute), NAME, WORLD, MICROBATCHES, compute)
     whole = inner in {"no_shard", "optim"}
     stage = accumulate_then_reduce if whole else reduce_then_accumulate
@@ -62,12 +63,13 @@ def emulated(
             raw[first : first + INNER],
             main,
             comm,
-            rounds_sum=native or inner == "no_shard",
+            total=total,
+            travels=inner == "no_shard",
             divisor=WORLD,
         )
         for first in range(0, WORLD, INNER)
     ]
-    return outer_stage(per_outer_rank, main, comm, rounds_sum=native or outer == "no_shard")
+    return outer_stage(per_outer_rank, main, comm, total=total, travels=outer == "no_shard")
 
 
 def distances(
@@ -79,7 +81,8 @@ def distances(
     transport: str,
 ) -> dict[str, float]:
     """In a rank: distance from the emulation in ulps of the communication dtype, by parameter."""
-    policy = MixedPrecisionPolicy(F32, main, comm)
+    reduce = comm if transport == "native" else None
+    policy = MixedPrecisionPolicy(F32, main, comm, reduce_dtype=reduce)
     toy = hybrid(
         inner, outer, OUTER, compute, NAME, mixed_precision_policy=policy, transport=transport
     )

@@ -50,11 +50,11 @@ def test_weights_are_the_oracles(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", ["native", "messages", "fixed_pool"])
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_weights_under_two_axes_are_the_oracles(
-    ranks: RankPool, pair: tuple[str, str], way: str, seed: int
+    ranks: RankPool, inner: str, outer: str, way: str, seed: int
 ) -> None:
-    case = Case(*pair, toy="aligned_stack", options=WAYS[way])
+    case = Case(inner, outer, toy="aligned_stack", options=WAYS[way])
     assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
 
 

@@ -88,6 +88,7 @@ def test_gradients_agree_with_the_reference_for_one_to_four_microbatches(
         assert max(errors.values()) <= TOLERANCE[dtype], errors
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "no_sync"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_way_to_mark_the_last_microbatch_gives_the_same_gradient(
@@ -97,6 +98,7 @@ def test_every_way_to_mark_the_last_microbatch_gives_the_same_gradient(
         assert max(errors.values()) <= 1e-12, errors
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("group_size", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["tied_embedding", "root_owned"])
@@ -107,6 +109,7 @@ def test_cycles_separated_by_zero_grad_are_independent(
         assert max(errors) <= 1e-12, errors
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("switch", "value", "divisor"),
     [

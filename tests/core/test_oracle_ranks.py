@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 def sum_of_ranks(group_size: int) -> tuple[int, float]:
     total = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(total, group=mesh(group_size)["dp"].get_group())
+    dist.all_reduce(total, group=mesh(group_size).get_group("dp"))
     return os.getpid(), total.item()
 
 

@@ -118,7 +118,8 @@ def test_the_policy_has_upstreams_fields_and_defaults() -> None:
         "main_params_dtype": torch.float32,
         "main_grads_dtype": None,
         "grad_comm_dtype": None,
-        "weight_codec": None,  # ours, keyword-only, behind theirs
+        "reduce_dtype": None,  # ours, keyword-only, behind theirs, as the next one
+        "weight_codec": None,
     }
 
 

@@ -38,6 +38,7 @@ def counts_of_second_cycle(
     return counts
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_collectives_of_a_cycle_are_counted_exactly(
@@ -56,6 +57,7 @@ def test_collectives_of_a_cycle_are_counted_exactly(
         assert counts == {(operation, "float32"): n for operation, n in expected.items()}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("comm", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gradients_travel_in_the_communication_dtype_and_weights_in_the_compute_dtype(

@@ -73,7 +73,7 @@ def cases(draw: st.DrawFn) -> Case:
     layout = build_layout(shapes, slices)
     unit, trainable = draw(st.sampled_from([ROOT, "layers.0"])), draw(st.booleans())
     compute = draw(DTYPE)
-    dtypes = GroupDtypes(compute, draw(DTYPE), draw(DTYPE), draw(DTYPE))
+    dtypes = GroupDtypes(compute, draw(DTYPE), draw(DTYPE), draw(DTYPE), draw(DTYPE))
     payloads = draw(
         st.sampled_from(
             [
@@ -215,7 +215,7 @@ def test_a_mixed_precision_unit_has_the_buffers_of_its_strategy(
 ) -> None:
     layout = build_layout([(4, 3)], 2)
     plan = BucketPlan("u/0", "u", "bfloat16", True, (0,), layout)
-    dtypes = GroupDtypes("bfloat16", "float32", "float32", "bfloat16")
+    dtypes = GroupDtypes("bfloat16", "float32", "float32", "bfloat16", "float32")
     table = plan_buffers(plan, parse_strategy(*names), Coordinate(1, 2), dtypes)
     assert {row.role: row.slices for row in table.rows} == expected
     comes = [row.role for row in table.rows if row.lifetime == "use"]
@@ -225,7 +225,7 @@ def test_a_mixed_precision_unit_has_the_buffers_of_its_strategy(
 def test_hfsdp_collects_outer_sub_shards_in_a_compute_shard() -> None:
     layout = build_layout([(8, 3)], 4)
     plan = BucketPlan("u/0", "u", "float32", True, (0,), layout)
-    same = GroupDtypes("float32", "float32", "float32", "float32")
+    same = GroupDtypes(*["float32"] * 5)
     table = plan_buffers(
         plan, parse_strategy(3, 1), Coordinate(1, 2, 0, 2, has_outer_axis=True), same
     )

@@ -58,11 +58,11 @@ def test_every_bucket_of_a_max_pool_has_an_area_of_its_own_that_is_large_enough(
     assert plan.outside == ()
     assert plan.slots == min(slots, len(units))
     for u, buckets in enumerate(units):
-        seats = [plan.seats[f"u{u}/{b}"] for b in range(len(buckets))]
-        assert len(set(seats)) == len(seats)
-        for (dtype, elements), seat in zip(buckets, seats, strict=True):
-            assert plan.areas[seat].dtype == dtype
-            assert plan.areas[seat].elements >= elements
+        areas = [plan.area_of[f"u{u}/{b}"] for b in range(len(buckets))]
+        assert len(set(areas)) == len(areas)
+        for (dtype, elements), area in zip(buckets, areas, strict=True):
+            assert plan.areas[area].dtype == dtype
+            assert plan.areas[area].elements >= elements
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,7 +98,7 @@ def test_a_fixed_pool_serves_the_most_frequent_signature_without_waste(units, sl
     assert len(served) == max(signatures.count(s) for s in signatures)
     assert len({signatures[int(unit[1:])] for unit in served}) == 1
     for request in plan.served:
-        assert plan.areas[plan.seats[request.bucket]].elements == request.elements
+        assert plan.areas[plan.area_of[request.bucket]].elements == request.elements
 
 
 @settings(max_examples=40, deadline=None)

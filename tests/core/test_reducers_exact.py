@@ -62,7 +62,7 @@ def reduced(strategy: str, size: int, transport: str) -> dict[str, torch.Tensor]
         fsdp_unit_modules=list(TOYS[TOY].units),
         zero_dp_strategy=strategy,
         mixed_precision_policy=MixedPrecisionPolicy(
-            main_params_dtype=torch.float32, main_grads_dtype=torch.float32, grad_comm_dtype=LOW
+            torch.float32, torch.float32, LOW, reduce_dtype=LOW if transport == "native" else None
         ),
         transport=transport,
     )

@@ -47,6 +47,7 @@ def expert_gradient(strategy: str, sharers: int, average: bool) -> list[float]:
     return sorted(set(gather_full(parameter.grad).flatten().tolist()))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("average", [False, True], ids=["scaled", "in-collective"])
 @pytest.mark.parametrize("sharers", [1, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -74,6 +74,7 @@ def test_r3_a_group_of_one_accumulates_without_growing(ranks: RankPool, strategy
     assert ranks.run(gradients, strategy, 1, 4) == [[11.0 + 21.0 + 31.0 + 41.0]] * 4
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("strategy", ["no_shard", "optim"])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_r21_finish_reduces_what_nobody_marked_as_last(

@@ -1,4 +1,4 @@
-"""The regression tests fail when their bug is put back; the daily suite checks that it can be."""
+"""The regression tests fail when their bug is injected; the daily suite checks that it can be."""
 
 from __future__ import annotations
 

@@ -300,6 +300,28 @@ def test_the_next_module_is_gathered_ahead_and_no_further(ranks: RankPool) -> No
         ]
 
 
+def backward_by_surprise() -> list[str]:
+    """Weights of units that a backward pass gathers, and nothing had gathered ahead."""
+    _, model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
+    names = {b.name: b.parameters[0].removeprefix("units.") for b in model.buckets()}
+    model(inputs(0, 0)).sum().backward()  # the order is recorded
+    model.zero_grad_buffer()
+    loss = model(inputs(0, 1)).sum()
+    gathered: list[str] = []
+    ahead: set[str] = set()
+    model.events.subscribe(lambda e: gathered.append(names[e.bucket]), kinds=("materialise",))
+    model.events.subscribe(lambda e: ahead.add(names[e.bucket]), kinds=("prefetch",))
+    loss.backward()
+    assert len(gathered) == len(set(gathered)) == 15
+    return [name for name in gathered if name not in ahead]
+
+
+@pytest.mark.processes
+def test_a_backward_pass_gathers_by_surprise_only_where_it_begins(ranks: RankPool) -> None:
+    for surprises in ranks.run(backward_by_surprise):
+        assert surprises == []
+
+
 @pytest.mark.processes
 def test_a_module_called_without_its_unit_is_gathered_alone_and_released_after(
     ranks: RankPool,

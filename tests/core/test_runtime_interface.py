@@ -220,6 +220,7 @@ def warned_double_reduction() -> list[str]:
     return sorted({str(w.message) for w in caught if w.category is RuntimeWarning})
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("per_token", "in_collective"), [(True, False), (False, True)])
 def test_gradients_are_averaged_as_asked_and_scaled_once(
@@ -229,6 +230,7 @@ def test_gradients_are_averaged_as_asked_and_scaled_once(
     assert max(errors) < 1e-12
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_loading_whole_tensors_sets_main_and_compute_weights(

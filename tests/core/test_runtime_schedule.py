@@ -144,6 +144,34 @@ def test_the_next_unit_is_gathered_while_one_computes(ranks: RankPool) -> None:
         assert gathers[0] < events.index(("release", first))
 
 
+def waits_of_a_forward_pass() -> list[str]:
+    """Gathers of units as they begin, and as somebody waits for them."""
+    toy = shard(NAME, 3, 2)
+    said: list[str] = []
+    for unit in toy.model._context.units:
+        weights = unit.groups[0].weights
+
+        def issue(*arguments: Any, begin: Any = weights.issue, name: str = unit.name) -> bool:
+            started: bool = begin(*arguments)
+            said.extend([f"begin {name}"] if started else [])
+            return started
+
+        def complete(wait: Any = weights.complete, name: str = unit.name) -> None:
+            said.append(f"wait {name}")
+            wait()
+
+        weights.issue, weights.complete = issue, complete
+    with torch.no_grad():
+        toy.forward()
+    return list(dict.fromkeys(said))
+
+
+def test_the_next_gather_begins_before_this_one_is_waited_for(ranks: RankPool) -> None:
+    for said in ranks.run(waits_of_a_forward_pass):
+        assert said.index("begin blocks.1") < said.index("wait blocks.0")
+        assert said.index("begin blocks.2") < said.index("wait blocks.1")
+
+
 def test_prefetching_changes_the_order_only(ranks: RankPool) -> None:
     with_it = ranks.run(events_of_a_step, True)
     without = ranks.run(events_of_a_step, False)
@@ -152,6 +180,7 @@ def test_prefetching_changes_the_order_only(ranks: RankPool) -> None:
         assert sorted(e for e in ahead if e[0] != "prefetch") == sorted(plain)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_recomputed_activations_change_no_gradient_and_leave_no_weight_behind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -161,23 +162,16 @@ def collectives_of(case: str) -> tuple[Counter[str], int]:
     return counts, most
 
 
-#: Kinds of recomputation and prefetching that are tried daily.
-RECOMPUTED = {("reentrant", True), ("non-reentrant", False)}
+DAILY = (("optim_grads", "reentrant", True), ("optim_grads_params", "non-reentrant", False))
 
 
 def combinations() -> list[Any]:
-    """Daily the kinds of recomputation under optim_grads_params, and none under optim_grads."""
+    """Daily two strategies with the two kinds of recomputation."""
     return [
-        pytest.param(
-            *(strategy, recompute, prefetch),
-            marks=()
-            if (strategy, recompute, prefetch) == ("optim_grads", "none", True)
-            or (strategy == STRATEGIES[-1] and (recompute, prefetch) in RECOMPUTED)
-            else pytest.mark.nightly,
+        pytest.param(*way, marks=() if way in DAILY else pytest.mark.nightly)
+        for way in itertools.product(
+            STRATEGIES, ("none", "reentrant", "non-reentrant"), (True, False)
         )
-        for strategy in STRATEGIES
-        for recompute in ("none", "reentrant", "non-reentrant")
-        for prefetch in (True, False)
     ]
 
 

@@ -248,6 +248,7 @@ def test_what_the_caller_did_to_a_cast_gradient_survives_the_step(
         assert max(errors) < 1e-2
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case",
     [

@@ -75,6 +75,7 @@ def error_of(strategy: str, uses: list[str], fails: bool) -> float:
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("strategy", WHOLE)
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("uses", [["lr"], ["l", "lr"], ["l", "r"], ["lr", "l"], ["l", "r", "lr"]])

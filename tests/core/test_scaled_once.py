@@ -1,8 +1,8 @@
-"""The mean over ranks is taken while a gradient is copied into its bucket, a wider one too."""
+"""The mean over ranks is taken while a gradient is copied into a bucket of another dtype."""
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -13,40 +13,64 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 
-FP32 = MixedPrecisionPolicy(main_grads_dtype=torch.float32)
+F32, B16 = torch.float32, torch.bfloat16
+WHOLE = ("no_shard", "optim")
+SLICED = ("optim_grads", "optim_grads_params")
 
 
 @pytest.fixture(autouse=True)
 def fake_group():
-    """Three ranks: a third has no exact FP32 value."""
+    """Three ranks: a third has no exact value."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=3)
     yield
     dist.destroy_process_group()
 
 
-class Multiplications(TorchDispatchMode):
-    def __init__(self):
+class Passes(TorchDispatchMode):
+    """Operations that write tensors of `elements` elements, and what the first wrote."""
+
+    def __init__(self, elements):
         super().__init__()
-        self.found = Counter()
+        self.elements, self.found, self.written = elements, [], None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func._schema.name in ("aten::mul_", "aten::mul") and result.dtype == torch.float32:
-            self.found[func._schema.name + "." + func._schema.overload_name] += 1
+        writes = any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
+        if writes and isinstance(result, torch.Tensor) and result.numel() == self.elements:
+            self.found.append(func._schema.name)
+            self.written = result.clone() if self.written is None else self.written
         return result
 
 
-@pytest.mark.parametrize("strategy", ["optim_grads", "optim_grads_params"])
-def test_a_bf16_gradient_is_scaled_on_its_way_into_an_fp32_bucket(strategy):
+def sharded(strategy, compute, wire):
     torch.manual_seed(0)
-    plain = nn.Linear(4, 3, bias=False).bfloat16()
+    plain = nn.Linear(4, 3, bias=False).to(compute)
+    policy = MixedPrecisionPolicy(main_grads_dtype=F32, grad_comm_dtype=wire)
     model = fully_shard_model(
-        nn.Sequential(plain), zero_dp_strategy=strategy, mixed_precision_policy=FP32
+        nn.Sequential(plain), zero_dp_strategy=strategy, mixed_precision_policy=policy
     )
     (group,) = model._groups()
-    gradient = torch.randn(3, 4).bfloat16()
-    with Multiplications() as seen:
-        group.gradients.accumulate(0, gradient)
-    bucket = group.gradients._open_bucket().tensor(0)
-    assert torch.equal(bucket, gradient.float().mul_(1 / 3))
-    assert seen.found == {"aten::mul.out": 1}
+    return group.gradients
+
+
+@pytest.mark.parametrize(("strategy", "dtypes"), [*product(SLICED, [(B16, F32), (F32, B16)])])
+def test_a_gradient_is_scaled_on_its_way_into_a_bucket_of_another_dtype(strategy, dtypes):
+    compute, wire = dtypes
+    gradients = sharded(strategy, compute, wire)
+    gradient = torch.randn(3, 4).to(compute)
+    with Passes(gradient.numel()) as seen:
+        gradients.accumulate(0, gradient)
+    bucket = gradients._open_bucket().tensor(0)
+    assert torch.equal(bucket, (gradient.float() * (1 / 3)).to(wire))
+    assert seen.found == ["aten::mul"]
+
+
+@pytest.mark.parametrize("strategy", WHOLE)
+def test_a_whole_accumulator_is_scaled_on_its_way_into_a_narrower_bucket(strategy):
+    gradients = sharded(strategy, F32, B16)
+    gradient = torch.randn(3, 4)
+    gradients.accumulate(0, gradient)
+    with Passes(gradient.numel()) as seen:
+        gradients.issue()
+    assert torch.equal(seen.written.view(3, 4), (gradient * (1 / 3)).to(B16))
+    assert seen.found == ["aten::mul"]

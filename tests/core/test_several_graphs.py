@@ -87,6 +87,7 @@ def worst_gradient(strategy: str, outer_strategy: int, is_tied: bool) -> float:
     return worst
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize(
     ("strategy", "outer_strategy"),

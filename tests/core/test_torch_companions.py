@@ -113,7 +113,7 @@ def with_closure(strategy: str, hooked: bool, auto_sync: bool) -> tuple[float, l
             return value
 
         own = optimizer.step(closure).detach()
-        torch.distributed.all_reduce(own, group=mesh(RANKS)["dp"].get_group())
+        torch.distributed.all_reduce(own, group=mesh(RANKS).get_group("dp"))
         theirs = reference.step(reference_closure).detach()
         losses.append([float(own) / RANKS, float(theirs)])
     return relative_difference(toy.full_parameters(), parameters_of(model)), losses

@@ -210,9 +210,7 @@ CASES = [
     pytest.param(
         recipe,
         *case,
-        marks=()
-        if recipe == "mxfp8" or case in (("fsdp", FLAT), ("hfsdp", FLAT))
-        else pytest.mark.nightly,
+        marks=() if recipe == "mxfp8" or case == ("hfsdp", FLAT) else pytest.mark.nightly,
     )
     for recipe in RECIPES
     for case in ALL

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.host_links import HostLinks
-from mfsdp_core.comm.host_meeting import links_of
+from mfsdp_core.comm.host_connections import HostConnections
+from mfsdp_core.comm.host_rendezvous import connections_of
 from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.same_host import UNREAD_REDUCTIONS, SameHostCommunicator
@@ -41,9 +41,9 @@ def direct(
     scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
     common = (group, "inner", events, streams, scratch)
     if by_reading and group.size() > 1:
-        links = links_of(group)
-        assert isinstance(links, HostLinks), links
-        return SameHostCommunicator(*common, links=links), ledger, log
+        connections = connections_of(group)
+        assert isinstance(connections, HostConnections), connections
+        return SameHostCommunicator(*common, connections=connections), ledger, log
     return PointToPointCommunicator(*common), ledger, log
 
 
@@ -57,7 +57,7 @@ def three_ranks() -> Any:
 
 def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
     """Gather, reduce-scatter and all-reduce of one group against local arithmetic."""
-    group = three_ranks() if size == 3 else mesh(size)["dp"].get_group()
+    group = three_ranks() if size == 3 else mesh(size).get_group("dp")
     if dist.get_rank() >= 3 and size == 3:
         return []
     communicator, ledger, _ = direct(group, by_reading=by_reading)
@@ -77,12 +77,14 @@ def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
 
     data = inputs[rank].clone()
     part = data.tensor_split(size)[rank]
-    reduced = communicator.reduce_scatter(part, data, "bucket", average=False).wait()
+    as_sum = {"average": False, "total": wide}
+    reduced = communicator.reduce_scatter(part, data, "bucket", **as_sum).wait()
     apart = torch.empty(part.numel(), dtype=wide)
-    assert communicator.reduces_into(dtype, wide)
-    mean = communicator.reduce_scatter(apart, inputs[rank].clone(), "bucket", average=True).wait()
+    assert communicator.reduces_into(wide, wide)
+    as_mean = {"average": True, "total": wide}
+    mean = communicator.reduce_scatter(apart, inputs[rank].clone(), "bucket", **as_mean).wait()
     everywhere = inputs[rank].clone()
-    communicator.all_reduce(everywhere, "bucket", average=False).wait()
+    communicator.all_reduce(everywhere, "bucket", **as_sum).wait()
     return [
         torch.equal(full, gathered),
         torch.equal(reduced.to(wide), total.tensor_split(size)[rank]),
@@ -95,11 +97,12 @@ def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
 
 def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
     """Even ranks send tensors as they are, odd ones a flat buffer that is scaled; a gap between."""
-    group = three_ranks() if size == 3 else mesh(size)["dp"].get_group()
+    group = three_ranks() if size == 3 else mesh(size).get_group("dp")
     if dist.get_rank() >= 3 and size == 3:
         return []
     communicator, ledger, _ = direct(group, by_reading=True)
     rank, first, scale = communicator.rank, dist.get_global_rank(group, 0), 1 / size
+    wide = torch.promote_types(dtype, torch.float32)
     offsets, sizes, elements = (0, 70_000, 70_008), (70_000, 3, 50_000), 60_010 * size
     every = [contribution(first + r, elements, dtype) for r in range(size)]
     for value in every:
@@ -107,23 +110,24 @@ def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
         value[120_008:] = 0
     scaled = [value * scale for value in every]
     expected = direct(group)[0].reduce_scatter(
-        torch.empty(elements // size, dtype=torch.promote_types(dtype, torch.float32)),
+        torch.empty(elements // size, dtype=wide),
         scaled[rank].clone(),
         "flat",
         average=False,
+        total=wide,
     )
     total = expected.wait().clone()
     source = scaled[rank] if rank % 2 else every[rank]
     tensors = [source[o : o + s].clone() for o, s in zip(offsets, sizes, strict=True)]
     parts = Parts(tensors, offsets, elements, scale, is_scaled=bool(rank % 2))
     out = torch.zeros_like(total)
-    found = communicator.reduce_parts(parts, out, "parts", average=False).wait()
+    found = communicator.reduce_parts(parts, out, "parts", average=False, total=wide).wait()
     uneven = every[rank][: elements - 1].clone()
     alike = uneven.clone()
-    communicator.all_reduce(uneven, "uneven", average=True).wait()
-    direct(group)[0].all_reduce(alike, "uneven", average=True).wait()
+    communicator.all_reduce(uneven, "uneven", average=True, total=wide).wait()
+    direct(group)[0].all_reduce(alike, "uneven", average=True, total=wide).wait()
     whole = torch.zeros(elements, dtype=dtype)
-    communicator.all_reduce_parts(parts, whole, "parts", average=False).wait()
+    communicator.all_reduce_parts(parts, whole, "parts", average=False, total=wide).wait()
     own = whole.tensor_split(size)[rank]
     return [
         found is out,
@@ -137,7 +141,7 @@ def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
 
 def held_while_nobody_reads() -> int:
     """How many of six gradients are alive while the other rank sleeps and has read none."""
-    group = mesh(2)["dp"].get_group()
+    group = mesh(2).get_group("dp")
     communicator, _, _ = direct(group, by_reading=True)
     full, alive, works = torch.zeros(8), [], []
     if communicator.rank:
@@ -148,7 +152,11 @@ def held_while_nobody_reads() -> int:
         alive.append(weakref.ref(gradient))
         parts = Parts([gradient], (0,), 8, 0.5, is_scaled=False)
         del gradient
-        works.append(communicator.all_reduce_parts(parts, full.clone(), "held", average=False))
+        works.append(
+            communicator.all_reduce_parts(
+                parts, full.clone(), "held", average=False, total=full.dtype
+            )
+        )
         del parts
         most = max(most, sum(one() is not None for one in alive))
     for work in works:
@@ -171,7 +179,7 @@ def same_bits(strategy: str) -> bool:
 def overlapping(by_reading: bool) -> list[bool]:
     """Several operations under way at once, waited for in another order, gathers interleaved
     differently with reductions on every rank."""
-    group = mesh(4)["dp"].get_group()
+    group = mesh(4).get_group("dp")
     communicator, _, _ = direct(group, by_reading=by_reading)
     rank = communicator.rank
     fulls = [torch.empty(8) for _ in range(3)]
@@ -188,7 +196,9 @@ def overlapping(by_reading: bool) -> list[bool]:
 
     def reduce() -> list[Any]:
         return [
-            communicator.reduce_scatter(own(buckets[i]), buckets[i], f"r{i}", average=False)
+            communicator.reduce_scatter(
+                own(buckets[i]), buckets[i], f"r{i}", average=False, total=torch.float32
+            )
             for i in range(3)
         ]
 
@@ -251,7 +261,7 @@ def test_parts_are_summed_as_flat_buffers_are(
 
 
 def test_few_gradients_are_held_while_a_rank_is_behind(ranks: RankPool) -> None:
-    # Those that were not read yet, and the one that is being posted.
+    # Those that were not read yet, and the one that is being sent.
     assert max(ranks.run(held_while_nobody_reads)) <= UNREAD_REDUCTIONS + 1
 
 
@@ -289,7 +299,7 @@ def test_an_unknown_transport_is_refused(ranks: RankPool) -> None:
 
 def two_models_on_one_group(by_reading: bool) -> list[bool]:
     """Ranks issue the gathers of two communicators in opposite orders, then wait for both."""
-    group = mesh(2)["dp"].get_group()
+    group = mesh(2).get_group("dp")
     communicators = [direct(group, by_reading=by_reading)[0] for _ in range(2)]
     rank = communicators[0].rank
     first = dist.get_global_rank(group, 0)

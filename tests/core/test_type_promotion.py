@@ -62,7 +62,9 @@ def gradient(value: Tensor, strategy: str, transport: str, *policy: torch.dtype)
         dp_shard_dim="dp",
         zero_dp_strategy=strategy,
         sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(F32, main, comm),
+        mixed_precision_policy=MixedPrecisionPolicy(
+            F32, main, comm, reduce_dtype=comm if transport == "native" else None
+        ),
         transport=transport,  # type: ignore[arg-type]
         **arguments,
     )

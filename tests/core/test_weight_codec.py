@@ -297,6 +297,7 @@ def largest_bookings(recipe: str, strategy: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("recipe", ["current", "mxfp8"])
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_no_whole_fp32_copy_of_a_quantised_weight_is_alive(

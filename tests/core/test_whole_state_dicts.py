@@ -132,6 +132,7 @@ def written_by_torch() -> list[str]:
     return [*said, refusal(lambda: model.load_state_dict(own), StateDictError)]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_whole_state_is_taken_and_set(ranks: RankPool, strategy: str, size: int) -> None:

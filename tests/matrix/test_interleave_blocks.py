@@ -53,8 +53,10 @@ class Stand:
     def __call__(self, resolved, folder, *, stop, on_step) -> RunStatus:
         folder.write_environment({})
         for rank in range(resolved.launch.ranks):
-            for step in range(1, resolved.train.steps + 1):
-                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+            steps = range(1, resolved.train.steps + 1)
+            folder.append_steps(
+                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
+            )
         run = (folder.status.cell, folder.status.repeat, folder.status.arm)
         self.seen.append(run)
         self.during(run, stop)

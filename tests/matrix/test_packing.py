@@ -15,14 +15,14 @@ from bench.store import ResultsStore, StoreFullError
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
-from sweeps.packing import Parts
+from sweeps.packing import Resources
 from sweeps.plan import Plan
 from sweeps.planning import make_plan
 from sweeps.progress import SweepStopped
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome, run_sides
 
-FOUR = Parts(("0", "1", "2", "3"), (), 2**40)
+FOUR = Resources(("0", "1", "2", "3"), (), 2**40)
 SWEEP = """\
 name: p
 pack: true
@@ -52,7 +52,7 @@ class StandIn:
             self.together.append(frozenset(self.going))
         folder.write_environment({})
         for rank in range(resolved.launch.ranks):
-            folder.append_step(rank, StepSample(1, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+            folder.append_steps(rank, StepSample(1, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
         try:
             self.during(cell, stop)
         finally:
@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> ResultsStore:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    monkeypatch.setattr(Parts, "of_this_machine", lambda: FOUR)
+    monkeypatch.setattr(Resources, "of_this_machine", lambda: FOUR)
     return StandIn()
 
 
@@ -196,8 +196,8 @@ def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyP
     two = Machine(2, 1, (CudaDevice("a"), CudaDevice("b")))
     monkeypatch.setattr(Machine, "detect", lambda: two)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,9")
-    assert Parts.of_this_machine().devices == ("4", "6")
+    assert Resources.of_this_machine().devices == ("4", "6")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert Parts.of_this_machine().devices == ("0", "1")
+    assert Resources.of_this_machine().devices == ("0", "1")
     assert Share("devices", ("4",)).variables() == {"CUDA_VISIBLE_DEVICES": "4"}
     assert Share("cores", ("0", "3")).variables() == {CORES_VARIABLE: "0,3"}

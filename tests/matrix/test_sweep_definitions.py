@@ -150,6 +150,10 @@ def test_reducers_differ_in_transport_alone_within_each_strategy_and_dtype():
         "native",
         "point_to_point",
     }
+    sums = {c.id: c.resolved.dtypes.reduce for c in plan.cells}
+    assert {cell for cell, dtype in sums.items() if dtype == "bf16"} == {
+        cell for cell in sums if "bf16" in cell and "native" in cell
+    }
     assert plan.runs == 8
 
 

@@ -16,14 +16,13 @@ from bench.spec import LaunchSpec
 from bench.store import ResultsStore
 from sweeps.definition import parse_sweep
 from sweeps.execution import Side
-from sweeps.jobs import read_arrays, see_jobs, settle, without_secrets
+from sweeps.jobs import Submission, read_arrays, see_jobs, settle, without_secrets
 from sweeps.plan import Plan
 from sweeps.planning import make_plan
 from sweeps.progress import Progress, Remark
 from sweeps.queued import run_queued
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome
-from sweeps.submitting import Submission
 
 TWO = "name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n"
 LAPTOP = Machine(cpu_count=8, memory_bytes=16 * 2**30, nodes=4)

@@ -42,8 +42,10 @@ class StandIn:
     def __call__(self, resolved, folder, *, stop, on_step=None) -> RunStatus:
         folder.write_environment({})
         for rank in range(resolved.launch.ranks):
-            for step in range(1, resolved.train.steps + 1):
-                folder.append_step(rank, StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
+            steps = range(1, resolved.train.steps + 1)
+            folder.append_steps(
+                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
+            )
         cell = folder.status.cell
         self.seen.append((cell, folder.status.repeat))
         if on_step is not None:

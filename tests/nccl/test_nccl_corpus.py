@@ -6,10 +6,10 @@ import pytest
 
 import corpus_cases as cases
 from reports.nccl.audit import audit_paths
-from reports.nccl.rows import Row
+from reports.nccl.rows import VerdictRow
 
 
-def shown(row: Row, expected: str) -> str:
+def shown(row: VerdictRow, expected: str) -> str:
     """The row in the words of the table, with the details that the expectation names."""
     words = [row.operation, str(row.size_bytes), row.phase or "-", str(row.verdict)]
     if "condition=" in expected:

@@ -96,14 +96,14 @@ def _record(
         if arm.cpu_noise is not None:
             cpu = {"main": 60 * arm.slower * rng.gauss(1, arm.cpu_noise), "transport": 5.0}
         for rank in range(resolved.launch.ranks):
+            samples = []
             for step in range(1, resolved.train.steps + 1):
                 slow = {1: 4.0, 2: 1.5}.get(step, 1.0)
                 drift = 1.0 if arm.steady else 1.0 + 0.1 * step
                 turn = (step - 1) * len(arm.machine) // resolved.train.steps
                 drift *= arm.machine[turn] if arm.machine else 1.0
                 loss = (2.0 + 3.0 * 0.9**step) * (1 + arm.loss_shift)
-                folder.append_step(
-                    rank,
+                samples.append(
                     StepSample(
                         step=step,
                         milliseconds=level * slow * drift * rng.gauss(1.0, 0.004),
@@ -115,8 +115,9 @@ def _record(
                         rss_bytes=400_000_000,
                         cpu_milliseconds=cpu,
                         turn=turn if arm.machine else None,
-                    ),
+                    )
                 )
+            folder.append_steps(rank, *samples)
         sizes = {k: int(v * arm.more_memory) for k, v in ledger(resolved).items()}
         folder.write_memory({"rank": 0, "by_category_bytes": sizes, "live": arm.live})
         if arm.counts is not None:

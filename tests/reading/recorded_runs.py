@@ -133,6 +133,7 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
     base = 210.0 * SPEED.get(resolved.engine.name, 1.0) * run.speed
     base *= 0.8 if resolved.dtypes.compute == "bf16" else 1.0
     share = MEMORY[resolved.strategy]
+    samples = []
     for step in range(1, count + 1):
         slow = {1: 4.0, 2: 1.6, 3: 1.3}.get(step, 1.0)
         outlier = 2.2 if noise.random() < 0.06 else 1.0
@@ -149,7 +150,8 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
             wire_bytes=None if resolved.engine.name == "single" else int(60e6 * (2.0 - share)),
             rss_bytes=int(420e6 + 160e6 * share),
         )
-        folder.append_step(rank, sample)
+        samples.append(sample)
+    folder.append_steps(rank, *samples)
 
 
 def ledger(resolved: ResolvedRun) -> dict[str, int]:

@@ -28,8 +28,8 @@ from reports.renderers.document import Bullets, Paragraph, TableBlock
 from reports.sections.cell_table import cells_section
 from reports.sections.collectives import collectives_section
 from reports.sections.comparison import comparison
-from reports.sections.headline import headline
 from reports.sections.parity import parity_section
+from reports.sections.what_ran import what_ran
 from reports.views.cells import Run
 from reports.views.published_collectives import published_microseconds
 from reports.views.sweep_view import load_sweeps
@@ -70,16 +70,17 @@ def record(store, resolved, cell, milliseconds=2.0, *, arm=None, block=0, sweep=
     ) as folder:
         folder.write_environment(environment())
         for rank in range(resolved.launch.ranks):
+            samples = []
             for step in range(1, resolved.train.steps + 1):
                 # Rank 1 is the slowest in time, rank 2 in latency.
                 own = milliseconds * (1 + 0.001 * (step % 3)) * (1.0 if rank == 1 else 0.5)
                 late = 3 * milliseconds if rank == 2 else milliseconds
-                folder.append_step(
-                    rank,
+                samples.append(
                     StepSample(
                         step, own, None, None, 0.0, 0, None, 1, None, latency_milliseconds=late
-                    ),
+                    )
                 )
+            folder.append_steps(rank, *samples)
         folder.write_memory({"rank": 0, "by_category_bytes": {"communication_buffers": 8}})
         folder.write_status(folder.status.model_copy(update={"state": "ok"}))
     return folder
@@ -141,7 +142,7 @@ def test_a_report_of_collectives_shows_them_and_speaks_of_no_training(store):
     assert cells_section(found) is None
     assert parity_section(found) is None
     assert comparison(found) is None
-    sentences = next(b.items for b in headline(found).blocks if isinstance(b, Bullets))
+    sentences = next(b.items for b in what_ran(found).blocks if isinstance(b, Bullets))
     assert ("", "Highest bus bandwidth: all_gather 2.997 GB/s (gather).") in sentences
 
 
@@ -188,7 +189,7 @@ def test_the_kernel_of_its_own_operation_and_size_stands_beside_the_time(store):
     (table,) = (block.table for block in section.blocks if isinstance(block, TableBlock))
     row = dict(zip([c.title for c in table.columns], table.rows[0].cells, strict=True))
     assert row["NCCL kernel"] == "SYMMETRIC AllReduce_AGxLL_R"
-    warned = [b.text for b in headline(found).blocks if isinstance(b, Paragraph)]
+    warned = [b.text for b in what_ran(found).blocks if isinstance(b, Paragraph)]
     assert not [text for text in warned if "did not get" in text]
 
 

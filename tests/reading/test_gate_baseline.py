@@ -8,7 +8,7 @@ import pytest
 from gate_runs import CELLS, Arm, on_nodes, record_arms
 from recorded_runs import resolved_run
 
-from bench.derive.metrics import Rule, default_rules
+from bench.derive.metrics import MetricRule, default_rules
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.spec import TrainSpec
 from reports.gates.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
@@ -63,7 +63,7 @@ def test_a_thinned_curve_still_tells_bitwise_equality(store):
     )
     record_arms(store, {None: Arm()}, blocks=2, cells={"long": long})
     kept = reread(saved(store))
-    bitwise = Policy({**default_rules(), "loss": Rule("required", None, "both", "bitwise")})
+    bitwise = Policy({**default_rules(), "loss": MetricRule("required", None, "both", "bitwise")})
     same = gate(sides_of_baseline(store, "main", kept.cells, "gate"), bitwise, lambda _: None)
     assert not same.of("regressed")
     record_arms(store, {None: Arm(loss_shift=1e-12)}, sweep="moved", blocks=2, cells={"long": long})

@@ -11,35 +11,37 @@ import pytest
 from gate_runs import CELLS, Arm, record_arms
 
 from bench.derive.metrics import STEP_TIME, default_rules
-from reports.gates.budget import Standing, forecast, next_cell, standings, standings_of
+from reports.gates.budget import ComparisonStatus, forecast, next_cell, statuses, statuses_of
 from reports.gates.cell_samples import RunTiming, step_error
 from reports.gates.gate import gate
-from reports.gates.judgement import Case, judge_intervals
+from reports.gates.judgement import MetricSamples, judge_intervals
 from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
-from reports.gates.spread import Spread, spread_of, spread_text
+from reports.gates.spread import BlockSpread, spread_of, spread_text
 
 RULE = default_rules()["step_time"]
 
 
-def standing(cell: str, more: float, starts: int = 6, verdict: str = "inconclusive") -> Standing:
-    return Standing(cell, "step_time", verdict, starts, more)
+def status(
+    cell: str, more: float, starts: int = 6, verdict: str = "inconclusive"
+) -> ComparisonStatus:
+    return ComparisonStatus(cell, "step_time", verdict, starts, more)
 
 
-def case(differences, *, tolerance=0.02, cell="cell") -> Case:
+def case(differences, *, tolerance=0.02, cell="cell") -> MetricSamples:
     base = dict.fromkeys(range(len(differences)), 100.0)
     head = {block: 100.0 * math.exp(d) for block, d in enumerate(differences)}
-    return Case(cell, base, head, True, tolerance, sequential=True)
+    return MetricSamples(cell, base, head, True, tolerance, sequential=True)
 
 
 def test_every_cell_gets_a_block_before_any_gets_a_second():
-    asked = [standing("a", 1.0)]
+    asked = [status("a", 1.0)]
     assert next_cell(asked, {"a": 1.0}, 99.0, without_block=["b", "c"]) == "b"
     assert next_cell(asked, {"a": 1.0}, 99.0, without_block=["b"], given_up=["b"]) == "a"
 
 
 def test_cells_that_can_be_decided_in_the_time_left_come_first():
-    asked = [standing("far", 40.0, 6), standing("near", 3.0, 9)]
+    asked = [status("far", 40.0, 6), status("near", 3.0, 9)]
     seconds = {"far": 10.0, "near": 10.0}
     assert next_cell(asked, seconds, 100.0) == "near"
     # With time for both, the one that was seen less often.
@@ -47,37 +49,37 @@ def test_cells_that_can_be_decided_in_the_time_left_come_first():
 
 
 def test_a_cheap_block_helps_more_than_an_expensive_one():
-    asked = [standing("large", 3.0), standing("small", 6.0)]
+    asked = [status("large", 3.0), status("small", 6.0)]
     assert next_cell(asked, {"large": 60.0, "small": 5.0}, 60.0) == "small"
 
 
 def test_nothing_is_started_that_does_not_fit_or_is_decided_or_given_up():
-    asked = [standing("a", 3.0), standing("b", 0.0, verdict="equivalent")]
+    asked = [status("a", 3.0), status("b", 0.0, verdict="equivalent")]
     assert next_cell(asked, {"a": 10.0}, 9.0) is None
     assert next_cell(asked, {"a": 10.0}, 11.0, given_up=["a"]) is None
     assert next_cell(asked, {"a": 10.0}, 11.0) == "a"
 
 
 def test_a_change_on_the_tolerance_itself_waits_for_all_others():
-    asked = [standing("on it", math.inf, 3), standing("near", 5.0, 9)]
+    asked = [status("on it", math.inf, 3), status("near", 5.0, 9)]
     assert next_cell(asked, {"on it": 1.0, "near": 1.0}, 99.0) == "near"
     assert next_cell(asked[:1], {"on it": 1.0}, 99.0) == "on it"
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.01, 0.05, 0.2, -0.1])
-def test_a_standing_is_the_verdict_that_the_gate_gives(effect):
+def test_a_status_is_the_verdict_that_the_gate_gives(effect):
     rng = np.random.default_rng(1)
     cases = [case(effect + 0.01 * rng.standard_normal(n), cell=str(n)) for n in (4, 8, 12, 20)]
     judged = judge_intervals(cases, STEP_TIME, RULE, 0.05)
-    found = standings_of(cases, "step_time", RULE, 0.05, len(cases))
+    found = statuses_of(cases, "step_time", RULE, 0.05, len(cases))
     assert [one.verdict for one in found] == [one.verdict for one in judged]
     assert all((one.more_starts == 0) == (not one.open) for one in found)
 
 
 def test_cells_without_a_block_count_among_those_that_are_judged_together():
     differences = [0.1] * 7
-    alone = standings_of([case(differences)], "step_time", RULE, 0.05, 1)
-    among = standings_of([case(differences)], "step_time", RULE, 0.05, 8)
+    alone = statuses_of([case(differences)], "step_time", RULE, 0.05, 1)
+    among = statuses_of([case(differences)], "step_time", RULE, 0.05, 8)
     assert alone[0].verdict == "regressed"
     assert among[0].open
 
@@ -97,7 +99,7 @@ def test_what_the_forecast_promises_is_found_that_often():
     rng = np.random.default_rng(77)
     effect = math.log1p(promised)
     found = [
-        standings_of([case(effect + 0.02 * rng.standard_normal(15))], "step_time", RULE, 0.05, 1)
+        statuses_of([case(effect + 0.02 * rng.standard_normal(15))], "step_time", RULE, 0.05, 1)
         for _ in range(200)
     ]
     assert np.mean([one[0].verdict == "regressed" for one in found]) == pytest.approx(0.8, abs=0.1)
@@ -113,7 +115,7 @@ def test_a_sweep_whose_blocks_were_looked_at_is_judged_so_ever_after(store):
     assert [j.sequential for j in times[0]] == [False]
     assert [j.sequential for j in times[1]] == [True]
     assert all(two.interval[0] < one.interval[0] for one, two in zip(*times, strict=True))
-    found = standings(sides_of_arms(store, "gate", None, None).pairs, Policy(), lambda _: None, 1)
+    found = statuses(sides_of_arms(store, "gate", None, None).pairs, Policy(), lambda _: None, 1)
     assert [one.verdict for one in found] == [one.verdict for one in times[1]]
 
 
@@ -136,10 +138,10 @@ def test_the_spread_is_told_apart_into_starts_and_steps():
 
 
 def test_other_steps_are_advised_where_steps_are_the_noise_and_start_up_the_price():
-    steps = Spread(4e-4, 3e-4, startup_seconds=7.0, stepping_seconds=2.0)
+    steps = BlockSpread(4e-4, 3e-4, startup_seconds=7.0, stepping_seconds=2.0)
     assert steps.step_factor == pytest.approx(math.sqrt(3 * 3.5))
     assert "train.steps = 97 instead of 30" in spread_text(steps, 30)
-    launches = Spread(4e-4, 1e-6, startup_seconds=7.0, stepping_seconds=0.1)
+    launches = BlockSpread(4e-4, 1e-6, startup_seconds=7.0, stepping_seconds=0.1)
     assert launches.gain < 1.15
     assert "train.steps" not in spread_text(launches, 30)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from gate_runs import Arm, record_arms
 
-from bench.derive.metrics import Rule, default_rules
+from bench.derive.metrics import MetricRule, default_rules
 from reports.gates.gate import gate
 from reports.gates.gate_text import headline
 from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
 
-ADVISORY = Policy(rules={**default_rules(), "step_time": Rule("advisory", 0.02, "lower_is_better")})
+ADVISORY = Policy(
+    rules={**default_rules(), "step_time": MetricRule("advisory", 0.02, "lower_is_better")}
+)
 
 
 def first_line(store, policy: Policy, blocks: int, **arm) -> str:
@@ -28,7 +30,7 @@ def test_a_gate_whose_times_are_decided_passes_plainly(store):
 
 
 def test_a_gate_without_times_says_nothing_of_them(store):
-    rules = {**default_rules(), "step_time": Rule("off", None, "lower_is_better")}
+    rules = {**default_rules(), "step_time": MetricRule("off", None, "lower_is_better")}
     assert first_line(store, Policy(rules=rules), 1).startswith("PASSED: ")
 
 

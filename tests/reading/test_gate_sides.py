@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from gate_runs import CELLS, Arm, on_nodes, record_arms
 
-from bench.derive.metrics import Rule, default_rules
+from bench.derive.metrics import MetricRule, default_rules
 from bench.errors import UsageError
 from reports.gates import github
 from reports.gates.gate import GateResult, gate
@@ -23,7 +23,7 @@ NOW = datetime(2026, 3, 4, tzinfo=UTC)
 OTHER = {"cpu_name": "Another CPU"}
 
 
-def judged(sides, **rules: Rule) -> GateResult:
+def judged(sides, **rules: MetricRule) -> GateResult:
     return gate(sides, Policy({**default_rules(), **rules}), lambda _: None)
 
 
@@ -151,7 +151,7 @@ def test_bytes_that_one_engine_does_not_count_are_passed_over_unless_they_are_as
         file.write_text(re.sub(r'"wire_bytes": \d+', '"wire_bytes": null', file.read_text()))
     sides = sides_of_arms(store, "gate", None, None)
     assert not judged(sides).failed
-    asked = judged(sides, wire_bytes=Rule("required", 0.0, "lower_is_better", named=True))
+    asked = judged(sides, wire_bytes=MetricRule("required", 0.0, "lower_is_better", named=True))
     assert asked.failed
     assert "FAILED TO MEASURE: 1 unmeasured" in headline(asked)
 
@@ -226,7 +226,7 @@ def test_undecided_and_advisory_findings_are_warnings(store):
     record_arms(store, {"base": Arm(), "head": Arm(more_memory=1.1)}, blocks=3)
     sides = sides_of_arms(store, "gate", None, None)
     lines = github.annotation_lines(
-        judged(sides, memory=Rule("advisory", 0.005, "lower_is_better"))
+        judged(sides, memory=MetricRule("advisory", 0.005, "lower_is_better"))
     )
     assert {line.split(" ")[0] for line in lines} == {"::warning"}
     assert any("memory regressed (advisory)" in line for line in lines)

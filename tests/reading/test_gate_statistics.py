@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
@@ -12,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reports.statistics.bootstrap import paired_bootstrap, unpaired_bootstrap
 from reports.statistics.estimate import estimate_paired, estimate_unpaired
-from reports.statistics.interval import p_above, subset_means, swap_means, trimmed
+from reports.statistics.interval import MOST_EXACT, p_above, subset_means, swap_means, trimmed
 from reports.statistics.multiplicity import adjusted
-from reports.statistics.permutation import MOST_EXACT, sign_flip_p, two_sample_p
 from reports.statistics.sample_size import (
     smallest_deciding_n,
     smallest_paired_p,
@@ -47,6 +46,24 @@ def one_sided(differences: list[float], bound: float) -> float:
     return float(np.mean(signs @ shifted >= shifted.sum() - 1e-12))
 
 
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p by scipy's permutation test."""
+    test = stats.permutation_test(
+        (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=10**6
+    )
+    return float(test.pvalue)
+
+
+def two_sample_p(base: Sequence[float], head: Sequence[float]) -> float:
+    """The same of two samples, head less base."""
+
+    def apart(one: np.ndarray, other: np.ndarray, axis: int) -> np.ndarray:
+        return np.mean(one, axis=axis) - np.mean(other, axis=axis)
+
+    data = np.asarray(head), np.asarray(base)
+    return float(stats.permutation_test(data, apart, n_resamples=10**6).pvalue)
+
+
 def paired_interval(differences):
     return trimmed(subset_means(differences), 0.05)
 
@@ -54,12 +71,25 @@ def paired_interval(differences):
 @settings(max_examples=40, deadline=None)
 @given(DIFFERENCES)
 def test_the_sign_flip_test_counts_every_flip(differences):
-    assert sign_flip_p(differences) == pytest.approx(flips(differences))
+    head = [math.exp(one) for one in differences]
+    assert estimate_paired([1.0] * len(head), head).p_no_change == pytest.approx(flips(differences))
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (4, 4), (3, 6), (5, 7)])
+def test_the_p_value_is_that_of_the_permutation_test(n, m):
+    rng = np.random.default_rng(n + m)
+    base, head = rng.normal(size=n), rng.normal(size=m) + 0.5
+    found = estimate_unpaired(np.exp(base), np.exp(head)).p_no_change
+    assert found == pytest.approx(two_sample_p(base, head))
+    both = list(rng.normal(0.3, 1.0, n))
+    found = estimate_paired([1.0] * n, np.exp(both)).p_no_change
+    assert found == pytest.approx(sign_flip_p(both))
 
 
 def test_the_unpaired_test_counts_every_split():
     base, head = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
-    assert two_sample_p(base, head) == pytest.approx(2 / math.comb(6, 3))
+    found = estimate_unpaired(np.exp(base), np.exp(head)).p_no_change
+    assert found == pytest.approx(2 / math.comb(6, 3))
 
 
 @pytest.mark.parametrize("n", [6, 8, 10])
@@ -100,22 +130,6 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     covered = sum(low <= 0.03 <= high for low, high in (paired_interval(d) for d in draws))
     exact = 1 - 12 / 256
     assert covered / 2000 == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 2000))
-
-
-def test_bca_is_too_narrow_at_eight_blocks_and_therefore_decides_nothing():
-    rng = np.random.default_rng(5)
-    draws = rng.normal(0.0, 0.01, (300, 8))
-    missed = sum(not low <= 0 <= high for low, high in (paired_bootstrap(d, 0.05) for d in draws))
-    assert missed / 300 > 0.07
-
-
-def test_bootstrap_intervals_lie_around_the_estimate():
-    rng = np.random.default_rng(6)
-    base, head = rng.normal(0, 0.01, 20), rng.normal(0.05, 0.01, 20)
-    low, high = unpaired_bootstrap(base, head, 0.05)
-    assert low < fmean(head) - fmean(base) < high
-    assert unpaired_bootstrap([1.0], [1.0, 2.0], 0.05) is None
-    assert paired_bootstrap([0.1, 0.1, 0.1], 0.05) is None
 
 
 def test_three_against_three_can_never_be_significant():

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from bench.derive.metrics import MEMORY, STEP_TIME, THROUGHPUT, Rule, default_rules
-from reports.gates.judgement import Case, judge_intervals, judge_values
+from bench.derive.metrics import MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
+from reports.gates.judgement import MetricSamples, judge_intervals, judge_values
 
 TIME = default_rules()["step_time"]
 
@@ -16,10 +16,12 @@ def case(effect: float, *, blocks: int = 8, noise: float = 0.005, paired: bool =
     rng = random.Random(blocks + round(1000 * effect))
     base = {block: 100 * rng.gauss(1, noise) for block in range(blocks)}
     head = {block: 100 * effect * rng.gauss(1, noise) for block in range(blocks)}
-    return Case("cell", base, head, paired, **{"tolerance": 0.02, **changes})
+    return MetricSamples("cell", base, head, paired, **{"tolerance": 0.02, **changes})
 
 
-def verdict(*cases: Case, rule: Rule = TIME, metric=STEP_TIME, alpha: float = 0.05) -> str:
+def verdict(
+    *cases: MetricSamples, rule: MetricRule = TIME, metric=STEP_TIME, alpha: float = 0.05
+) -> str:
     return judge_intervals(list(cases), metric, rule, alpha)[0].verdict
 
 
@@ -52,7 +54,7 @@ def test_time_change_throughput_change_and_ratio_go_together_also_where_batches_
 
 
 def test_a_direction_of_both_calls_every_change_a_regression():
-    assert verdict(case(0.9), rule=Rule("required", 0.02, "both")) == "regressed"
+    assert verdict(case(0.9), rule=MetricRule("required", 0.02, "both")) == "regressed"
 
 
 def test_the_noise_floor_as_tolerance_hides_a_change_below_it():
@@ -80,7 +82,9 @@ def test_unpaired_runs_are_judged_as_such():
 def test_only_blocks_that_both_sides_have_are_paired():
     one = case(1.1)
     head = {block: time for block, time in one.head.items() if block != 3}
-    found = judge_intervals([Case("cell", one.base, head, True, 0.02)], STEP_TIME, TIME, 0.05)[0]
+    found = judge_intervals(
+        [MetricSamples("cell", one.base, head, True, 0.02)], STEP_TIME, TIME, 0.05
+    )[0]
     assert found.n_base == found.n_head == 7
 
 

@@ -9,7 +9,7 @@ from bench.derive.gathers import broken_promise
 from bench.spec import EngineSpec
 from reports.findings import find
 from reports.renderers.document import Paragraph
-from reports.sections.headline import headline
+from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 
 CODES = {"uint8": 9000, "bfloat16": 100}
@@ -30,7 +30,7 @@ def recorded(store, gathered, **engine):
 
 
 def warnings(view) -> list[str]:
-    blocks = headline(find([view])).blocks
+    blocks = what_ran(find([view])).blocks
     return [b.text for b in blocks if isinstance(b, Paragraph) and b.tone == "warning"]
 
 

@@ -10,8 +10,8 @@ from bench.spec import EngineSpec, LaunchSpec, MeasureSpec
 from reports.findings import find
 from reports.renderers.document import Paragraph, TableBlock
 from reports.sections.cell_table import cell_table
-from reports.sections.headline import headline
 from reports.sections.phases import phases_section
+from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 
 UB = EngineSpec(
@@ -51,7 +51,7 @@ def filled(store, *, with_log=True):
 def warnings(findings):
     return [
         block.text
-        for block in headline(findings).blocks
+        for block in what_ran(findings).blocks
         if isinstance(block, Paragraph) and block.tone == "warning"
     ]
 

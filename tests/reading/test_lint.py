@@ -15,7 +15,7 @@ from bench.store.imports import ImportedRun
 from reports.comparisons.compare import load_side
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.presentation import to_data, to_github, to_markdown, to_terminal
-from reports.lint.rules import RULES, Finding
+from reports.lint.rules import RULES, LintFinding
 
 LOGS = Path(__file__).parents[1] / "run" / "logs"
 LINE = (
@@ -40,7 +40,7 @@ def line(step: int = 100, ms: float = 1000.0, tflops: float = 100.0, loss: float
     return LINE.format(step=step, ms=ms, tflops=tflops, loss=loss, norm=norm)
 
 
-def found(linted: Linted, rule: str) -> list[Finding]:
+def found(linted: Linted, rule: str) -> list[LintFinding]:
     return [one for one in linted.findings if one.rule == rule]
 
 
@@ -54,7 +54,7 @@ def pr4133() -> Linted:
     return document("pr4133")
 
 
-def of(linted: Linted, rule: str, run: str) -> Finding:
+def of(linted: Linted, rule: str, run: str) -> LintFinding:
     (one,) = (one for one in found(linted, rule) if one.run == run)
     return one
 

@@ -179,7 +179,7 @@ def test_the_report_draws_the_step_and_says_what_was_alive_at_the_peak(store):
     section = memory_section(store)
     (figure,) = [b for b in section.blocks if isinstance(b, Figure)]
     ET.fromstring(figure.svg)
-    (row,) = rows_of(section, "alive with their units")
+    (row,) = rows_of(section, "gathered at once")
     assert row[0] == "plain"
     assert "layers.0 (Mamba-2) 4.0 MiB, layers.1 (experts) 2.0 MiB" in row[1]
     assert row[2] == "16.0 MiB"

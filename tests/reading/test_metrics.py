@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gate_runs import CELLS, Arm, record_arms
 
-from bench.derive.metrics import METRICS, Metric, Rule
+from bench.derive.metrics import METRICS, Metric, MetricRule
 from reports.build import write_report
 from reports.comparisons.compare import compare
 from reports.comparisons.comparison_text import to_data, to_terminal
@@ -39,7 +39,7 @@ def energy():
         "",
         lambda _, summary: 2 * summary.rss_peak_bytes if summary.rss_peak_bytes else None,
         judge="ratio",
-        rule=Rule("required", 0.01, "lower_is_better"),
+        rule=MetricRule("required", 0.01, "lower_is_better"),
     )
     METRICS.append(toy)
     yield toy

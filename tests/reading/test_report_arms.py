@@ -20,8 +20,8 @@ from reports.gates.target_verdicts import judge_targets, targets_of
 from reports.plots.block_spread import block_spread_figure
 from reports.renderers.document import Bullets, Facts, Figure, Section, TableBlock
 from reports.sections.arms import arms_section
-from reports.sections.headline import headline
 from reports.sections.target_table import targets_section
+from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 
 TWO = {name: CELLS[name] for name in ("ddp", "zero3")}
@@ -44,7 +44,7 @@ def raced(store: ResultsStore) -> ResultsStore:
 
 def found_in(store: ResultsStore, *sweeps: str, reference: str | None = None):
     views = load_sweeps(store, sweeps or ["gate"])
-    return find(views, reference, targets_of(store, views))
+    return find(views, reference, targets_of(store, views), store)
 
 
 def tables(section: Section | None) -> list[list[tuple[str, ...]]]:
@@ -65,7 +65,7 @@ def test_every_target_stands_in_the_report_with_verdict_ratio_interval_and_block
 
 
 def test_the_headline_counts_targets_and_names_the_missed_ones(raced):
-    lists = [b for b in headline(found_in(raced)).blocks if isinstance(b, Bullets)]
+    lists = [b for b in what_ran(found_in(raced)).blocks if isinstance(b, Bullets)]
     sentence = lists[0].items[0][1]
     assert sentence.startswith("Targets of the sweep: 2 met, 1 missed; missed: step_time of zero3 ")
     assert sentence.endswith(", at most 0.40).")
@@ -85,15 +85,15 @@ def test_html_and_markdown_hold_what_compare_prints(raced, tmp_path):
 
 
 def test_blocks_are_compared_with_intervals_and_verdicts(raced):
-    section = arms_section(raced, load_sweeps(raced, ["gate"]))
+    section = arms_section(found_in(raced))
     times, others = tables(section)
     assert [(row[0], row[2]) for row in times] == [("ddp", "improved"), ("zero3", "improved")]
-    assert all(" to " in row[6] for row in times)
+    assert all(" to " in row[4] for row in times)
     assert ("zero3", "memory (ledger peak)", "regressed") in [row[:3] for row in others]
 
 
 def test_the_runs_of_both_arms_are_drawn_block_by_block(raced):
-    section = arms_section(raced, load_sweeps(raced, ["gate"]))
+    section = arms_section(found_in(raced))
     (figure,) = [b for b in section.blocks if isinstance(b, Figure)]
     assert figure.svg.startswith("<svg")
     sides = sides_of_arms(raced, "gate", "torch", "ours")
@@ -106,7 +106,7 @@ def test_the_runs_of_both_arms_are_drawn_block_by_block(raced):
 def test_a_damaged_calibration_does_not_cost_the_report(raced):
     record = load_sweeps(raced, ["gate"])[0].cells[0].runs[0].record
     raced.noise.write(hardware_key(record).slug, '{"noise_version": 1}')
-    section = arms_section(raced, load_sweeps(raced, ["gate"]))
+    section = arms_section(found_in(raced))
     assert len(tables(section)) == 2
     (remarks,) = [b for b in section.blocks if isinstance(b, Bullets)]
     assert any("calibration" in text for name, text in remarks.items if name == "left out")
@@ -143,7 +143,7 @@ def test_arms_are_counted_and_one_that_never_ran_is_named(store):
     (view,) = load_sweeps(store, ["gate"])
     assert view.arms == ("torch", "ours")
     assert view.not_run == ("ddp [ours]", "zero3 [ours]")
-    (facts,) = [b for b in headline(find([view])).blocks if isinstance(b, Facts)]
+    (facts,) = [b for b in what_ran(find([view])).blocks if isinstance(b, Facts)]
     assert facts.items[0] == ("Measured", "2 of 4 arms of cells, 1 pruned")
 
 

@@ -11,7 +11,7 @@ from reports.build import build_document
 from reports.comparisons.switches import switch_groups
 from reports.findings import find
 from reports.renderers.document import Bullets, TableBlock
-from reports.sections.headline import headline
+from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 
 
@@ -83,9 +83,9 @@ def test_the_headline_says_how_far_reducers_are_apart(store):
     found = findings(
         store, {"p2p": (engine(transport="point_to_point"), 0.0), "native": (engine(), 1e-6)}
     )
-    (sentences,) = [b for b in headline(found).blocks if isinstance(b, Bullets)]
+    (sentences,) = [b for b in what_ran(found).blocks if isinstance(b, Bullets)]
     assert sentences.items[-1][1] == (
-        "Reducers with fp32 gradients on the wire: auto against point_to_point: gradient norm of "
+        "Reducers with fp32 gradients on the wire: point_to_point against auto: gradient norm of "
         "the first step up to 0 apart, losses up to 1.0e-06 (relative)."
     )
 
@@ -104,7 +104,7 @@ def test_two_cells_of_one_configuration_are_no_group(store):
 )
 def test_the_headline_says_whether_allocators_agree(store, shift, text):
     found = findings(store, {"resize": (engine(), 0.0), "pool": (engine(**POOL), shift)})
-    (sentences,) = [b for b in headline(found).blocks if isinstance(b, Bullets)]
+    (sentences,) = [b for b in what_ran(found).blocks if isinstance(b, Bullets)]
     assert ("", f"Allocators: losses and gradient norms have {text}") in sentences.items
 
 

@@ -83,7 +83,7 @@ def test_bugs_put_back_are_a_table_of_outcomes() -> None:
         BugVerdict(bug="R16", title="raced", outcome="not_applicable", reason="needs a GPU"),
     )
     text = to_terminal(RECORD.model_copy(update={"bugs": bugs}))
-    assert "1 caught, 1 missed, 1 not applicable" in text
+    assert "1 caught, 1 missed, 0 broken, 1 not applicable" in text
     assert "R1 showed in mfsdp/a" in text
 
 

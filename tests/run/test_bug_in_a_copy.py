@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from tools.bug_in_a_copy import main, put_back
+from tools.bug_in_a_copy import inject, main
 
 
 def test_the_copy_has_the_bug_and_nothing_else_in_it(tmp_path: Path) -> None:
-    copy = put_back("R1", tmp_path / "new" / "with_r1")
+    copy = inject("R1", tmp_path / "new" / "with_r1")
     source = Path(__file__).parents[2] / "mfsdp_core"
     assert copy == tmp_path / "new" / "with_r1" / "mfsdp_core"
     differing = {
@@ -27,7 +27,7 @@ def test_a_bug_that_cannot_be_put_back_is_refused_in_words(
     tmp_path: Path, bug: str, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        put_back(bug, tmp_path / "copy")
+        inject(bug, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 

@@ -40,6 +40,7 @@ def fake_group() -> Iterator[None]:
     ],
     ids=str,
 )
+@pytest.mark.sample
 def test_a_step_with_experts_recompute_and_prediction_can_be_replayed(
     model: dict[str, str], recompute: Recompute, dtype: torch.dtype
 ) -> None:

@@ -113,8 +113,15 @@ NIGHTLY_CELLS = {
     "mfsdp-optim-one_microbatch",
     "fsdp1-recompute",
     "fsdp2-recompute",
+    "mfsdp-recompute_selective",
     "ddp-fp64",
     "fsdp1-fp64",
+    "mfsdp-optim-fp64",
+    "fsdp1-no_shard",
+    "fsdp1-optim_grads",
+    "fsdp2-optim_grads",
+    "fsdp1-bf16",
+    "fsdp2-tied",
 }
 TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | FP64_CELLS | TIED_CELLS
 SINGLE_CELLS = {
@@ -223,7 +230,7 @@ def test_bytes_sent_follow_from_the_schedule(cells, name):
 
 
 @pytest.mark.parametrize(
-    ("half", "whole"),
+    ("name", "whole"),
     [
         ("ddp-bf16", "ddp"),
         ("fsdp1-bf16", "fsdp1-optim_grads_params"),
@@ -232,8 +239,8 @@ def test_bytes_sent_follow_from_the_schedule(cells, name):
         ("mfsdp-no_shard-bf16", "mfsdp-no_shard"),
     ],
 )
-def test_bf16_compute_and_communication_halve_the_bytes_sent(cells, half, whole):
-    assert cells[half].samples()[-1].wire_bytes * 2 == cells[whole].samples()[-1].wire_bytes
+def test_bf16_compute_and_communication_halve_the_bytes_sent(cells, name, whole):
+    assert cells[name].samples()[-1].wire_bytes * 2 == cells[whole].samples()[-1].wire_bytes
 
 
 def test_a_single_process_sends_nothing(cells):

@@ -57,7 +57,10 @@ FP64_CELLS = {f"{name}-fp64": cell(name, dtypes=FP64) for name in ("fsdp2", "mfs
 }
 BF16_CELLS = {f"{name}-bf16": cell(name, dtypes=BF16) for name in ("ddp", "fsdp2", "mfsdp")}
 #: Strategies and recomputation, which daily the other family varies.
-NIGHTLY_CELLS = {"mfsdp-optim", "mfsdp-optim_grads", "mfsdp-recompute", "ddp-bf16"}
+NIGHTLY_CELLS = {
+    *("mfsdp-no_shard", "mfsdp-optim", "mfsdp-optim_grads", "mfsdp-recompute"),
+    *("ddp-bf16", "fsdp2-bf16"),
+}
 TWO_RANK_CELLS = FP32_CELLS | FP64_CELLS | BF16_CELLS
 SINGLE_CELLS = {"single": cell("single"), "single-fp64": cell("single", dtypes=FP64)}
 

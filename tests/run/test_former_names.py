@@ -91,3 +91,31 @@ def test_a_former_plan_names_its_runs_as_today() -> None:
     assert plan["cells"][0]["config_hash"] == run.config_hash
     assert plan["cells"][0]["by_arm"]["base"]["config_hash"] == run.config_hash
     assert plan["cells"][1:] == [damaged, "junk"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "reduce"),
+    [
+        ({"name": "mfsdp", "strategy": "optim"}, "cpu", "fp32"),
+        ({"name": "mfsdp", "strategy": "no_shard"}, "cpu", "bf16"),
+        ({"name": "mfsdp", "strategy": "optim"}, "cuda", "bf16"),
+        ({"name": "mfsdp", "strategy": "optim", "transport": "point_to_point"}, "cuda", "fp32"),
+        ({"name": "mfsdp", "strategy": "optim", "transport": "native"}, "cpu", "bf16"),
+        ({"name": "mfsdp", "strategy": "no_shard", "transport": "same_host"}, "cpu", "fp32"),
+        ({"name": "mfsdp", "strategy": "optim", "outer_size": 2}, "cpu", None),
+        (
+            {"name": "mfsdp", "strategy": "optim", "outer_size": 2, "outer_strategy": "optim"},
+            "cpu",
+            "fp32",
+        ),
+        ({"name": "fsdp2", "strategy": "optim_grads_params"}, "cpu", "bf16"),
+    ],
+)
+def test_a_record_that_says_nothing_of_sums_reads_as_what_was(
+    engine: dict[str, object], device: str, reduce: str | None
+) -> None:
+    dtypes = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32", "grad_comm": "bf16"}
+    former = {"engine": engine, "dtypes": dtypes, "launch": {"device": device}}
+    assert upgraded_spec(former)["dtypes"] == dtypes | {"reduce": reduce}
+    today = former | {"dtypes": dtypes | {"reduce": "fp32"}}
+    assert upgraded_spec(today)["dtypes"]["reduce"] == "fp32"

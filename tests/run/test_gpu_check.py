@@ -15,7 +15,7 @@ from tools.gpu_check.__main__ import PARTS, main, run_part
 from tools.gpu_check.communication import judge as judge_collective
 from tools.gpu_check.core import device_tests, note_tests
 from tools.gpu_check.memory import judge as judge_memory
-from tools.gpu_check.record import Check, Findings, state_of
+from tools.gpu_check.record import Check, PartFindings, state_of
 from tools.gpu_check.speed import judge as judge_speed
 from tools.gpu_check.timed import Timed
 from tools.gpu_check.trained import Trained
@@ -30,7 +30,7 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def states(findings: Findings) -> dict[str, str]:
+def states(findings: PartFindings) -> dict[str, str]:
     return {check.name: check.state for check in findings.checks}
 
 
@@ -95,7 +95,7 @@ def test_ranks_share_one_device_only_where_nccl_lets_them(monkeypatch, nccl, dev
     monkeypatch.setattr(training, "nccl_version", lambda _which: nccl)
     monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
     assert training.rank_count("cuda") == wanted
-    findings = Findings()
+    findings = PartFindings()
     training.note_ranks("cuda", findings)
     assert bool(findings.checks) == (wanted == 1)
     shared = training.small_run("cuda", {"name": "mfsdp"})["launch"]["ranks_per_device"]
@@ -110,7 +110,7 @@ def test_without_a_device_the_check_says_so_and_ends(tmp_path, capsys, monkeypat
 
 def test_tests_of_a_device_are_counted_one_by_one_with_the_reason_of_those_left_out(tmp_path):
     (tmp_path / "junit.xml").write_text(JUNIT)
-    findings = Findings()
+    findings = PartFindings()
     note_tests(tmp_path / "junit.xml", findings)
     wanted = {"good": "passed", "bad": "failed", "broken": "failed", "left_out": "skipped"}
     assert states(findings) == {f"a::{name}": state for name, state in wanted.items()}
@@ -128,7 +128,7 @@ def test_cases_of_the_validator_that_cannot_run_are_counted_by_their_reason():
         {"case": "c", "state": "not_applicable", "reason": "needs 2 ranks"},
         {"case": "d", "state": "not_applicable", "reason": "needs 2 ranks"},
     ]
-    findings = Findings()
+    findings = PartFindings()
     note_verdicts({"cases": cases, "device": "cuda"}, findings)
     assert states(findings) == {"a": "passed", "b": "failed", "2 cases": "skipped"}
 
@@ -139,7 +139,7 @@ def test_a_target_is_met_missed_or_unmeasured_and_never_judged_on_a_cpu():
         ("1b", "single"): {"milliseconds": 100.0, "peak_bytes": 5.0},
         ("1b", "fsdp2"): {"milliseconds": 110.0},
     }
-    on_cuda, on_cpu = Findings(), Findings()
+    on_cuda, on_cpu = PartFindings(), PartFindings()
     judge_speed(numbers, on_cuda, "cuda")
     judge_speed(numbers, on_cpu, "cpu")
     assert list(states(on_cuda).values()) == ["failed", "passed", "skipped"]
@@ -147,7 +147,7 @@ def test_a_target_is_met_missed_or_unmeasured_and_never_judged_on_a_cpu():
 
 
 def test_memory_that_grows_at_rest_and_retries_of_the_allocator_fail():
-    quiet, growing, retried = Findings(), Findings(), Findings()
+    quiet, growing, retried = PartFindings(), PartFindings(), PartFindings()
     judge_memory("pool", trained(), quiet)
     assert state_of(quiet.checks) == "passed"
     judge_memory("pool", trained(reserved_bytes=[(100 + 2 * i) << 20 for i in range(8)]), growing)
@@ -159,7 +159,7 @@ def test_memory_that_grows_at_rest_and_retries_of_the_allocator_fail():
 def test_a_collective_with_a_wrong_value_or_without_its_registration_fails():
     report = {"wanted": "symmetric", "groups": {"world": {"got": "plain", "reason": "no windows"}}}
     engine = {"name": "collective", "operation": "all_reduce", "size_bytes": 1 << 20}
-    good, bad, plain = Findings(), Findings(), Findings()
+    good, bad, plain = PartFindings(), PartFindings(), PartFindings()
     judge_collective("sum", engine, [Timed(1.0, "", None), Timed(2.0, "", None)], good)
     assert good.checks[0].said == "2000.0 us, bus bandwidth 0.524 GB/s"
     judge_collective("sum", engine, [Timed(1.0, "", None), Timed(2.0, "rank 1", None)], bad)
@@ -171,13 +171,13 @@ def test_a_collective_with_a_wrong_value_or_without_its_registration_fails():
 
 @pytest.mark.parametrize(("ranks", "wanted"), [(2, "failed"), (3, "passed")])
 def test_losses_of_registered_buffers_are_bit_equal_where_every_sum_has_two_terms(ranks, wanted):
-    findings = Findings()
+    findings = PartFindings()
     symmetric.compare([2.0, 1.0], [2.0, 1.0000001], ranks, findings)
     assert [check.state for check in findings.checks] == [wanted]
 
 
 def test_registration_on_one_rank_says_that_no_collective_ran():
-    findings = Findings()
+    findings = PartFindings()
     symmetric.compare([2.0], [2.0], 1, findings)
     assert findings.checks[-1].said == "one rank: no collective ran"
 
@@ -190,7 +190,7 @@ def test_runs_that_take_too_long_leave_the_records_of_those_that_have_ended(monk
     monkeypatch.setattr(
         speed.subprocess, "Popen", lambda _, **_options: start([sys.executable, "-c", program])
     )
-    findings = Findings()
+    findings = PartFindings()
     assert speed._measured("cpu", "folder", findings) == 130
     assert "left out" in findings.checks[0].said
 

@@ -9,7 +9,14 @@ import pytest
 
 from bench.validate.bugs import BUG_BY_ID
 from bench.validate.patched_core import CORE, copy_of_core
-from tools.kill_matrix import answers, changed_statements, is_in_functions, patched, table
+from tools.kill_matrix import (
+    answers,
+    changed_statements,
+    changes,
+    is_in_functions,
+    patched,
+    table,
+)
 
 OLD = """import os
 
@@ -47,6 +54,12 @@ def test_a_change_is_on_every_line_of_its_statement(
 def test_what_an_import_executes_is_in_no_function() -> None:
     assert is_in_functions(OLD, {11})
     assert not is_in_functions(OLD, {1})
+
+
+def test_patches_of_a_folder_are_asked_about_alone(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}-no.patch").write_text(BUG_BY_ID[f"R{number}"].patch.read_text())
+    assert [change.id for change in changes(28, 40, tmp_path)] == ["1-no", "2-no"]
 
 
 def test_a_patch_of_several_files_is_a_change_of_all_of_them(tmp_path: Path) -> None:

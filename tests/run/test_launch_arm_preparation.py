@@ -17,7 +17,7 @@ from bench.launch import code_identity
 from bench.launch.arm.prepare import PreparedArm, prepare_arms
 from bench.launch.arm.request import ArmRequest
 from bench.launch.arm.unknown_settings import unknown_settings
-from bench.launch.rank_code import checkout_root, expected_code
+from bench.launch.code import checkout_root, expected_code
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec
 

@@ -18,7 +18,7 @@ from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.launch import Limits, code_identity, launch
 from bench.launch.arm.prepare import prepare_arms
 from bench.launch.arm.request import ArmRequest
-from bench.launch.rank_code import RankCode, checkout_root
+from bench.launch.code import RankCode, checkout_root
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
@@ -42,8 +42,8 @@ def git(folder: Path, *arguments: str) -> None:
 
 def copy_of_this_checkout(root: Path) -> Path:
     for package in ("bench", "mfsdp_core", "sweeps", "reports"):
-        skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(checkout_root() / package, root / package, ignore=skip)
+        # With what Python has compiled: files keep their times.
+        shutil.copytree(checkout_root() / package, root / package)
     return root
 
 
@@ -88,6 +88,8 @@ def test_a_file_that_changed_after_the_arm_was_prepared_fails_the_run(tmp_path: 
     assert record.environment["runtime"]["code_proof"]["0"]["problems"]
 
 
+# Daily with a changed file, above, and in one process: test_launch_code.py.
+@pytest.mark.nightly
 def test_a_rank_that_would_import_another_checkout_fails_the_run(tmp_path: Path) -> None:
     code = arm_of(tmp_path, checkout=copy_of_this_checkout(tmp_path / "copy"))
     record = run_in(tmp_path, replace(code, paths=(checkout_root(),)))

@@ -105,7 +105,7 @@ def test_another_version_of_torch_is_other_code(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = code_identity(run_of("ddp"), checkout)
-    monkeypatch.setattr("bench.launch.rank_code.metadata.version", lambda _: "2.99.0")
+    monkeypatch.setattr("bench.launch.code.metadata.version", lambda _: "2.99.0")
     assert code_identity(run_of("ddp"), checkout) != before
 
 

@@ -14,7 +14,7 @@ from bench.launch.git_state import git_state
 from bench.launch.heartbeat import Heartbeat
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec
-from bench.worker.place import Place
+from bench.worker.rank_process import RankProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = resolve_anywhere(RunSpec(launch=LaunchSpec(threads_per_rank=3, env={"NCCL_ALGO": "Ring"})))
@@ -97,7 +97,7 @@ def test_local_ranks_go_round_the_devices_of_the_launch(
     run = run.model_copy(update={"launch": run.launch.model_copy(update={"ranks": ranks})})
     for local in range(ranks):
         monkeypatch.setenv("LOCAL_RANK", str(local))
-        Place.from_environment(run)
+        RankProcess.from_environment(run)
     assert chosen == wanted
 
 

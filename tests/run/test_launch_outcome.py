@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.launch.local.kernel_memory import out_of_memory_kills
-from bench.launch.outcome import Evidence, Outcome, classify, gather_evidence, signal_name
+from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence, signal_name
 from bench.launch.protocol import JobState
 from bench.resolve import Machine, resolve
 from bench.spec import RunSpec
@@ -30,7 +30,7 @@ def outcome(
     agent_place: str = "",
 ) -> Outcome:
     return classify(
-        Evidence(
+        EndEvidence(
             agent_exit_code=agent,
             failures=failures or {},
             exit_codes=exit_codes or {},

@@ -134,7 +134,7 @@ def test_turns_of_a_loop_on_one_line_are_counted():
 
 
 def test_lines_that_wait_for_other_ranks_and_what_runs_below_them_are_left_out():
-    file = Path(mfsdp_core.__file__).parent / "comm" / "host_links.py"
+    file = Path(mfsdp_core.__file__).parent / "comm" / "host_connections.py"
     names: dict[str, Any] = {"turn": turn}
     source = "def wait(times):\n    while times:\n        times -= 1\n    turn(1000)"
     exec(compile(source, str(file), "exec"), names)  # noqa: S102 - source of this test

@@ -78,6 +78,8 @@ def test_every_allocator_can_be_an_axis_by_itself(allocator: str) -> None:
         ("ddp", {"compute": "fp64", "main_grads": "fp32"}, "by autocast"),
         ("ddp", {"grad_comm": "fp64"}, "found grad_comm fp64"),
         ("single", {"grad_comm": "bf16"}, "dtypes.grad_comm to fp32 in its cells"),
+        ("ddp", {"grad_comm": "bf16", "reduce": "fp32"}, "set dtypes.reduce to bf16"),
+        ("mfsdp", {"reduce": "bf16"}, "hold at least what is sent, fp32"),
     ],
 )
 def test_a_dtype_policy_that_an_engine_cannot_follow_is_named(
@@ -90,6 +92,44 @@ def test_a_dtype_policy_that_an_engine_cannot_follow_is_named(
     with pytest.raises(UnsupportedError, match=says) as caught:
         resolve(spec, LAPTOP)
     assert caught.value.rule == "dtypes-not-in-engine"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"transport": "native"}, "set dtypes.reduce to bf16, or engine.transport to auto"),
+        ({"nccl_ub": True}, "with nccl_ub or cuda_graph adds up in the dtype of the wire, bf16"),
+    ],
+)
+def test_sums_that_a_backend_cannot_take_are_refused_with_the_setting_that_it_can(
+    settings: dict, says: str
+) -> None:
+    engine = EngineSpec(name="mfsdp", **settings)
+    wide = {"main_grads": "fp32", "grad_comm": "bf16", "reduce": "fp32"}
+    run = resolve_anywhere(RunSpec(engine=engine, dtypes=DtypeSpec(**wide)))
+    assert says in dict(broken_rules(run, SERVER))["dtypes-not-in-engine"]
+    as_sent = DtypeSpec(**wide | {"reduce": "bf16"})
+    run = resolve_anywhere(RunSpec(engine=engine, dtypes=as_sent))
+    assert "dtypes-not-in-engine" not in dict(broken_rules(run, SERVER))
+
+
+@pytest.mark.parametrize(
+    ("engine", "reduce"),
+    [
+        ({"name": "mfsdp"}, "fp32"),
+        ({"name": "mfsdp", "transport": "native"}, "fp32"),
+        ({"name": "mfsdp", "nccl_ub": True}, "bf16"),
+        ({"name": "fsdp2"}, "bf16"),
+        ({"name": "ddp"}, "bf16"),
+    ],
+)
+def test_sums_are_as_the_gradients_where_the_engine_can_and_shown(
+    engine: dict, reduce: str
+) -> None:
+    dtypes = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
+    run = resolve_anywhere(RunSpec(engine=EngineSpec(**engine), dtypes=dtypes))
+    assert run.dtypes.reduce == reduce
+    assert ("sum_fp32" in run.slug) == (reduce == "fp32")
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "mfsdp"])

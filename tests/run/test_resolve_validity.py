@@ -184,17 +184,19 @@ def test_a_secret_may_not_be_set_because_it_would_be_stored() -> None:
 @pytest.mark.parametrize(
     ("asked", "resolved"),
     [
-        # compute, main_params, main_grads, grad_comm (fsdp.md section 1.4)
-        (("bf16", "fp32", None, None), ("bf16", "fp32", "bf16", "bf16")),
-        (("bf16", "fp32", "fp32", None), ("bf16", "fp32", "fp32", "fp32")),
-        (("bf16", "fp32", "fp32", "bf16"), ("bf16", "fp32", "fp32", "bf16")),
-        (("bf16", None, None, None), ("bf16", None, "bf16", "bf16")),
-        (("fp32", "fp32", None, "bf16"), ("fp32", "fp32", "fp32", "bf16")),
+        # compute, main_params, main_grads, grad_comm, reduce (fsdp.md section 1.4)
+        (("bf16", "fp32", None, None), ("bf16", "fp32", "bf16", "bf16", "bf16")),
+        (("bf16", "fp32", "fp32", None), ("bf16", "fp32", "fp32", "fp32", "fp32")),
+        (("bf16", "fp32", "fp32", "bf16"), ("bf16", "fp32", "fp32", "bf16", "fp32")),
+        (("bf16", "fp32", "fp32", "bf16", "bf16"), ("bf16", "fp32", "fp32", "bf16", "bf16")),
+        (("bf16", None, None, None), ("bf16", None, "bf16", "bf16", "bf16")),
+        (("fp32", "fp32", None, "bf16"), ("fp32", "fp32", "fp32", "bf16", "fp32")),
+        (("fp32", "fp32", "bf16", "fp32"), ("fp32", "fp32", "bf16", "fp32", "fp32")),
     ],
 )
 def test_open_dtypes_follow_the_policy(asked: tuple, resolved: tuple) -> None:
-    names = ("compute", "main_params", "main_grads", "grad_comm")
-    run = resolve(RunSpec(dtypes=DtypeSpec(**dict(zip(names, asked, strict=True)))), MACHINE)
+    names = ("compute", "main_params", "main_grads", "grad_comm", "reduce")
+    run = resolve(RunSpec(dtypes=DtypeSpec(**dict(zip(names, asked, strict=False)))), MACHINE)
     assert run.dtypes == ResolvedDtypes(**dict(zip(names, resolved, strict=True)))
 
 

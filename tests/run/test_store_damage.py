@@ -19,7 +19,7 @@ def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
     folder = store.new_run(RUN, sweep="s", cell="c", repeat=0, arm=None, code="x")
     for rank in range(RUN.launch.ranks):
         for step in range(1, steps + 1):
-            folder.append_step(
+            folder.append_steps(
                 rank,
                 StepSample(
                     step=step,

@@ -66,7 +66,7 @@ def test_an_import_that_is_not_there_is_refused(store: ResultsStore) -> None:
         store.imports.read("x")
 
 
-def test_lines_of_nccl_are_kept_beside_the_steps_and_sealed(store: ResultsStore) -> None:
+def test_lines_of_nccl_are_kept_beside_the_steps_with_a_checksum(store: ResultsStore) -> None:
     run = store.imports.write("theirs", THEIRS, LOG, STEPS, ["a line", "another"])
     assert store.imports.read("theirs").nccl == ("a line", "another")
     (store.imports.folder / run.id / "nccl.log").write_text("edited\n")

@@ -64,8 +64,8 @@ def test_what_is_written_is_read_back(store: ResultsStore) -> None:
     run = resolved()
     with new_run(store, run) as folder:
         for rank in (1, 0):
-            folder.append_step(rank, sample(1))
-            folder.append_step(rank, sample(2))
+            folder.append_steps(rank, sample(1))
+            folder.append_steps(rank, sample(2))
         folder.write_memory({"rank": 0, "by_category_bytes": {"gradients": 42}})
         folder.write_environment({"hostname": "here"})
         folder.write_summary(RunSummary(formula="f"))

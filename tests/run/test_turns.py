@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from bench.launch.stop_request import PartialStop, StopRequest
-from bench.launch.turns import TURNS_VARIABLE, Barrier, BarrierGoneError, Slot, Turns
+from bench.launch.turns import TURNS_VARIABLE, Barrier, BarrierGoneError, BarrierSlot, Turns
 
 Trained = tuple[float, float, str, int | None]
 
@@ -18,7 +18,9 @@ Trained = tuple[float, float, str, int | None]
 class Rank(threading.Thread):
     """Trains `steps` steps of a few milliseconds, in the place of a process."""
 
-    def __init__(self, slot: Slot, name: str, steps: int, ends_at: int | None = None) -> None:
+    def __init__(
+        self, slot: BarrierSlot, name: str, steps: int, ends_at: int | None = None
+    ) -> None:
         super().__init__(daemon=True)
         count, _, path = slot.variables()[TURNS_VARIABLE].partition(":")
         self.turns = Turns.at(path, int(count), steps)

@@ -1,9 +1,10 @@
-"""The validator notices bugs that are put back into the core, on the list or not."""
+"""The validator notices bugs that are injected into the core, on the list or not."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUGS, UNLISTED, Bug
-from bench.validate.injection import first_failure, parse_bugs
+from bench.validate.injection import first_failure, inject, parse_bugs
 from bench.validate.matrix import cases
 from bench.validate.patched_core import CORE, copy_of_core
 from bench.validate.session import WorkerSettings
@@ -79,6 +80,35 @@ def test_a_patch_of_something_else_is_refused(tmp_path: Path, text: str) -> None
     patch.write_text(text)
     with pytest.raises(UsageError, match="does not fit mfsdp_core: expected a unified diff"):
         parse_bugs(str(patch))
+
+
+BROKEN = {
+    "a syntax error": ("IN_FLIGHT = 1\n", "IN_FLIGHT = = 1\n", "SyntaxError"),
+    "an import that fails": ("IN_FLIGHT = 1\n", "IN_FLIGHT = ONE\n", "NameError: name 'ONE'"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_patch_that_leaves_no_core_to_ask_is_broken_and_not_caught(
+    fork_server: ForkServer, tmp_path: Path, kind: str
+) -> None:
+    old, new, said = BROKEN[kind]
+    patch = harmless(tmp_path)
+    patch.write_text(patch.read_text().replace(old.replace("1", "2"), new))
+    (verdict,) = inject(
+        fork_server, parse_bugs(str(patch)), QUICK, WorkerSettings(), threading.Event()
+    )
+    assert (verdict.outcome, verdict.cases_run) == ("broken", 0)
+    assert said in verdict.reason
+
+
+def test_a_patch_that_no_longer_fits_is_broken(fork_server: ForkServer, tmp_path: Path) -> None:
+    patch = harmless(tmp_path)
+    patch.write_text(patch.read_text().replace("-IN_FLIGHT", "-NO_SUCH"))
+    bugs = [Bug("stale", "stale", patch)]
+    (verdict,) = inject(fork_server, bugs, QUICK, WorkerSettings(), threading.Event())
+    assert verdict.outcome == "broken"
+    assert "does not fit mfsdp_core" in verdict.reason
 
 
 def test_a_change_that_changes_nothing_is_not_noticed(

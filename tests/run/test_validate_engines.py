@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.testing.workers import ForkServer
-from bench.validate import applicability, session
+from bench.validate import applicability, ranks, session
 from bench.validate.cases import Case
 from bench.validate.matrix import cases
 from bench.validate.session import WorkerSettings, verdicts
@@ -171,6 +171,43 @@ def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkS
     assert "no answer (limit 4 s)" in finding.found
     assert any("validate_engines.py" in line for line in finding.evidence)
     assert after.state == "passed"
+
+
+def test_a_poisoned_step_is_told_where_it_begins_and_no_reference_is_poisoned(
+    fork_server: ForkServer,
+) -> None:
+    (verdict,) = judged(fork_server, outside("Poisoned"))
+    checks, finding = found(verdict)
+    assert (checks[0], finding.step, finding.parameter) == ("gradients", 2, "embedding.weight")
+    said = [check.finding.expected for check in verdict.failures if check.finding]
+    assert "nan" not in " ".join(said)
+
+
+def test_an_exception_is_told_without_its_advice(fork_server: ForkServer) -> None:
+    (verdict,) = judged(fork_server, outside("Advising"))
+    _, finding = found(verdict)
+    assert finding.found == "RuntimeError: expected a norm, found none"
+    frames = [line for line in finding.evidence if line.startswith("at ")]
+    assert len(frames) == 1
+    assert "validate_engines.py" in frames[0]
+
+
+def test_a_rank_that_spins_ends_by_its_processor_time(
+    fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "MOST_CPU_SECONDS", 1.5)
+    (verdict,) = judged(fork_server, outside("Spinning"))
+    _, finding = found(verdict)
+    assert finding.found == "no answer (limit 1.5 s of processor time)"
+
+
+def test_a_mistake_after_the_scenario_is_seen_by_the_steps_that_close_it(
+    fork_server: ForkServer,
+) -> None:
+    for scenario in ("train", "again"):
+        (verdict,) = judged(fork_server, outside("LateForgetting", scenario=scenario))
+        checks, finding = found(verdict)
+        assert (checks[0], finding.step) == ("optimizer step", 3)
 
 
 @pytest.mark.nightly

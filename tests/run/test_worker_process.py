@@ -22,7 +22,7 @@ from bench.loop import NonFiniteLossError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
 from bench.store.reading import read_spec
-from bench.worker.place import Place
+from bench.worker.rank_process import RankProcess
 from bench.worker.runtime_report import nccl_version
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 
@@ -112,12 +112,10 @@ def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
 
 
 @pytest.mark.processes
-def test_a_run_leaves_the_plan_of_its_buffer_pools(tmp_path, free_port):
+def test_a_run_leaves_the_plan_of_its_buffer_pools(tmp_path, run_cells):
     switches = {"allocator": "max_pool", "strategy": "optim_grads_params"}
-    run = spec(tmp_path / "run", engine="mfsdp", switches=switches)
-    done = run_worker(run, MASTER_PORT=str(free_port))
-    assert done.returncode == 0, done.stderr
-    plan = json.loads((run / "memory.json").read_text())["pool_plan"]
+    asked = read_spec(spec(tmp_path / "asked", engine="mfsdp", switches=switches))
+    plan = run_cells(tmp_path, {"run": asked})["run"].document("memory.json")["pool_plan"]
     assert plan["allocator"] == "max_pool"
     assert {pool["role"]: pool["slots"] for pool in plan["pools"]} == {
         "compute_weights": 2,
@@ -148,7 +146,7 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, monkeypatch
     run = spec(tmp_path / "run", engine="ddp", ranks=2)
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(UsageError, match=r"asks for 2 ranks, found WORLD_SIZE=1"):
-        Place.from_environment(read_spec(run))
+        RankProcess.from_environment(read_spec(run))
 
 
 def test_code_of_another_checkout_is_refused(tmp_path):

@@ -167,3 +167,52 @@ class Waiting(Replicating):
     ) -> Tensor:
         takes_part = is_last and torch.distributed.get_rank() == 0
         return super().forward_backward(tokens, targets, scale, takes_part)
+
+
+class Poisoned(Replicating):
+    """A gradient of the second step is NaN on the second rank, and so is everything after it."""
+
+    _step = 0
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        loss = super().forward_backward(tokens, targets, scale, is_last)
+        if self._step == 1 and self.parameters[0].grad is not None:
+            self.parameters[0].grad.view(-1)[0] = float("nan")
+        return loss
+
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        self._step += 1
+
+
+class Advising(Replicating):
+    """Raises, with advice below what is wrong."""
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        raise RuntimeError(f"expected a norm, found none\nLook at {max_norm} first.")
+
+
+class Spinning(Replicating):
+    """The second rank does the same for ever."""
+
+    def zero_grad(self) -> None:
+        while torch.distributed.get_rank() == 1:
+            torch.ones(100).sum()
+        super().zero_grad()
+
+
+class LateForgetting(Replicating):
+    """Right up to the last step, whose gradients it loses."""
+
+    _step = 0
+
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        self._step += 1
+
+    def optimizer_step(self) -> None:
+        if self._step == 2:
+            self.zero_grad()
+        super().optimizer_step()

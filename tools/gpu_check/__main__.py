@@ -30,7 +30,7 @@ from tools.gpu_check.record import (
     ROOT,
     Check,
     Device,
-    Findings,
+    PartFindings,
     PartRecord,
     State,
     state_of,
@@ -51,19 +51,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="results/gpu-check if left out")
     parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="limit of a part")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    if asked.inside:
-        return _inside(asked.part[0], asked.device, asked.out, asked.seconds)
-    if asked.device == "cuda" and not _has_device():
+    options = parser.parse_args(arguments)
+    if options.inside:
+        return _inside(options.part[0], options.device, options.out, options.seconds)
+    if options.device == "cuda" and not _has_device():
         sys.stderr.write(
             "expected: a CUDA device that torch sees\nfound:    none\n"
             "change:   use a machine with one and a CUDA build of torch, or --device cpu, which "
             "tries this script out\n"
         )
         return 2
-    out = asked.out or ResultsStore.open("results", create=True).root / "gpu-check"
+    out = options.out or ResultsStore.open("results", create=True).root / "gpu-check"
     out.mkdir(parents=True, exist_ok=True)
-    states = [run_part(part, asked.device, out, asked.seconds) for part in asked.part or PARTS]
+    states = [
+        run_part(part, options.device, out, options.seconds) for part in options.part or PARTS
+    ]
     return 1 if any(state in _BAD for state in states) else 0
 
 
@@ -125,11 +127,11 @@ def _inside(part: str, device: Device, out: Path, limit_seconds: float) -> int:
     started, start = utc_now(), time.monotonic()
     module = importlib.import_module(f"tools.gpu_check.{part}")
     try:
-        findings: Findings = module.check(device)
+        findings: PartFindings = module.check(device)
     except Exception:
         text = traceback.format_exc()
         sys.stdout.write(text)
-        findings = Findings([Check(part, "crashed", text[-_LOG_CHARACTERS:])])
+        findings = PartFindings([Check(part, "crashed", text[-_LOG_CHARACTERS:])])
     checks = tuple(findings.checks)
     PartRecord(
         part,

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from bench.derive.bandwidth import algorithm_bytes_per_second, bus_factor
 from bench.spec import CollectiveName, RegistrationName
-from tools.gpu_check.record import Device, Findings
+from tools.gpu_check.record import Device, PartFindings
 from tools.gpu_check.timed import Timed, time_collective
 from tools.gpu_check.training import asked, launch, note_ranks, rank_count, ranks
 
@@ -20,9 +20,9 @@ _SIZES: Final[dict[Device, tuple[int, ...]]] = {
 }
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         for spec in _specs(device):
@@ -55,7 +55,7 @@ def _specs(device: Device) -> list[dict[str, Any]]:
     ]
 
 
-def judge(name: str, engine: dict[str, Any], found: list[Timed], findings: Findings) -> None:
+def judge(name: str, engine: dict[str, Any], found: list[Timed], findings: PartFindings) -> None:
     """Values on every rank, and whether NCCL has registered what was asked for."""
     wrong = [one.wrong for one in found if one.wrong]
     slowest = max(one.milliseconds for one in found)

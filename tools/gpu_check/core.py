@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from bench.spec.engine_row import STRATEGIES
-from tools.gpu_check.record import ROOT, Device, Findings
+from bench.spec import STRATEGIES
+from tools.gpu_check.record import ROOT, Device, PartFindings
 from tools.gpu_check.trained import Trained
 from tools.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
@@ -30,9 +30,9 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         plain = run(workers, small_run(device, {"name": "single"}), findings, "single")
@@ -61,7 +61,7 @@ def mean_losses(found: list[Trained]) -> list[float]:
     return [mean(losses) for losses in zip(*(one.losses for one in found), strict=True)]
 
 
-def _run_tests(findings: Findings) -> None:
+def _run_tests(findings: PartFindings) -> None:
     with TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         done = subprocess.run(
@@ -82,7 +82,7 @@ def _run_tests(findings: Findings) -> None:
         note_tests(report, findings)
 
 
-def note_tests(report: Path, findings: Findings) -> None:
+def note_tests(report: Path, findings: PartFindings) -> None:
     """One check per test of a JUnit report that pytest wrote."""
     for case in ET.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '')}::{case.get('name', '')}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.testing.workers import Workers
 from tools.gpu_check.core import mean_losses
-from tools.gpu_check.record import Device, Findings
+from tools.gpu_check.record import Device, PartFindings
 from tools.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
 #: Three times what a CPU shows: rounding to three bits of mantissa moves a loss by less.
@@ -20,9 +20,9 @@ _LAYERS: tuple[dict[str, Any], ...] = tuple(
 _DTYPES = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32", "grad_comm": "bf16"}
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         plain = _losses(workers, device, findings, "bf16")
@@ -45,7 +45,7 @@ def check(device: Device) -> Findings:
 def _losses(
     workers: Workers,
     device: Device,
-    findings: Findings,
+    findings: PartFindings,
     name: str,
     model: dict[str, Any] | None = None,
     **engine: Any,
@@ -59,7 +59,7 @@ def _losses(
 
 
 def _compare(
-    findings: Findings, name: str, losses: list[float] | None, plain: list[float] | None
+    findings: PartFindings, name: str, losses: list[float] | None, plain: list[float] | None
 ) -> None:
     if losses is None or plain is None:
         return

@@ -10,10 +10,9 @@ from typing import Any
 
 from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve
-from bench.spec import RunSpec
-from bench.spec.engine_row import STRATEGIES
+from bench.spec import STRATEGIES, RunSpec
 from bench.testing.workers import Workers
-from tools.gpu_check.record import Device, Findings
+from tools.gpu_check.record import Device, PartFindings
 from tools.gpu_check.trained import Trained, train
 from tools.gpu_check.training import note_ranks, rank_count, ranks, small_run
 
@@ -26,9 +25,9 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         for variant in _VARIANTS:
@@ -68,7 +67,7 @@ def _train(workers: Workers, document: dict[str, Any], *, captures: bool) -> lis
     return found
 
 
-def _judge_capture(device: Device, name: str, found: list[Trained], findings: Findings) -> None:
+def _judge_capture(device: Device, name: str, found: list[Trained], findings: PartFindings) -> None:
     if device == "cpu":
         findings.note(f"{name}: captured", "skipped", "a CPU has no graphs")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.spec.names import AllocatorName
-from tools.gpu_check.record import Device, Findings
+from tools.gpu_check.record import Device, PartFindings
 from tools.gpu_check.trained import Trained
 from tools.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
@@ -16,9 +16,9 @@ _SLACK_BYTES = 1 << 20
 _ALLOCATORS: tuple[AllocatorName, ...] = ("temporary", "storage_resize", "fixed_pool", "max_pool")
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         for allocator in _ALLOCATORS:
@@ -31,7 +31,7 @@ def check(device: Device) -> Findings:
     return findings
 
 
-def judge(name: str, trained: Trained, findings: Findings) -> None:
+def judge(name: str, trained: Trained, findings: PartFindings) -> None:
     """Bytes at rest stay; the device's allocator never had to give up and try again."""
     series: dict[str, list[int] | None] = {
         "ledger": trained.resting_bytes,

@@ -32,7 +32,7 @@ class Check:
 
 
 @dataclass
-class Findings:
+class PartFindings:
     """What a part has found so far."""
 
     checks: list[Check] = field(default_factory=list)

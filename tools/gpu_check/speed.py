@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.record import RunRecord
 from bench.store import ResultsStore
-from tools.gpu_check.record import ROOT, Device, Findings
+from tools.gpu_check.record import ROOT, Device, PartFindings
 
 #: Together below the limit of a part.
 _SECONDS, _ENDING_SECONDS = 200, 25
@@ -30,9 +30,9 @@ _SWEEPS: dict[Device, Path] = {
 }
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     with TemporaryDirectory() as folder:
         findings.measurements["exit_code"] = _measured(device, folder, findings)
         records = list(ResultsStore.open(Path(folder), create=True).records())
@@ -51,7 +51,7 @@ def check(device: Device) -> Findings:
     return findings
 
 
-def _measured(device: Device, folder: str, findings: Findings) -> int:
+def _measured(device: Device, folder: str, findings: PartFindings) -> int:
     """Run what fits; records of runs that have ended by then are there. The exit code."""
     command = [sys.executable, "-m", "bench", "run", str(_SWEEPS[device]), "--results", folder]
     process = subprocess.Popen(command, cwd=ROOT)
@@ -77,7 +77,7 @@ def numbers_of(record: RunRecord) -> dict[str, Any]:
 
 
 def judge(
-    numbers: Mapping[tuple[str, str], Mapping[str, float]], findings: Findings, device: Device
+    numbers: Mapping[tuple[str, str], Mapping[str, float]], findings: PartFindings, device: Device
 ) -> None:
     """Compare with the targets, which are those of a GPU; elsewhere the ratios are only shown."""
     for model in sorted({model for model, _ in numbers}):

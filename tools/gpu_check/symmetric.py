@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.gpu_check.record import Device, Findings
+from tools.gpu_check.record import Device, PartFindings
 from tools.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
 
 _POOLED: dict[str, Any] = {
@@ -17,9 +17,9 @@ _POOLED: dict[str, Any] = {
 _EXACT_RANKS, _CLOSE = 2, 1e-3
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     note_ranks(device, findings)
     with ranks(device, rank_count(device)) as workers:
         plain = run(workers, small_run(device, _POOLED), findings, "without registration")
@@ -31,7 +31,7 @@ def check(device: Device) -> Findings:
     return findings
 
 
-def compare(plain: list[float], found: list[float], ranks: int, findings: Findings) -> None:
+def compare(plain: list[float], found: list[float], ranks: int, findings: PartFindings) -> None:
     """Bit for bit where every sum has two terms; kernels add up more in orders of their own."""
     exact = ranks <= _EXACT_RANKS
     worst = max(abs(a - b) / abs(a) for a, b in zip(plain, found, strict=True))

@@ -26,7 +26,7 @@ def time_collective(document: dict[str, Any]) -> Timed:
     """In a rank: check the operation, time it, check it again."""
     from bench.engines.collective import CollectiveEngine, WrongValuesError
     from bench.worker.collective import OperationClock
-    from bench.worker.place import Place
+    from bench.worker.rank_process import RankProcess
 
     resolved = ResolvedRun.model_validate(document)
     device = torch.device("cpu")
@@ -34,8 +34,8 @@ def time_collective(document: dict[str, Any]) -> Timed:
         device = torch.device("cuda", torch.cuda.current_device())
     group = dist.distributed_c10d._get_default_group()
     engine = CollectiveEngine(resolved, device, group)
-    place = Place(dist.get_rank(), resolved.launch.ranks, device)
-    clock, wrong, milliseconds = OperationClock(engine, _OPERATIONS, place), "", 0.0
+    process = RankProcess(dist.get_rank(), resolved.launch.ranks, device)
+    clock, wrong, milliseconds = OperationClock(engine, _OPERATIONS, process), "", 0.0
     for _ in range(2):
         try:
             engine.check()

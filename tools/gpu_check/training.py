@@ -16,7 +16,7 @@ from bench.resolve.resolution import resolve
 from bench.spec import ResolvedRun, RunSpec
 from bench.testing.workers import ForkServer, Workers
 from bench.worker.runtime_report import nccl_version
-from tools.gpu_check.record import ROOT, Device, Findings
+from tools.gpu_check.record import ROOT, Device, PartFindings
 from tools.gpu_check.trained import Trained, train
 
 _SECONDS = 200.0
@@ -39,7 +39,7 @@ def ranks(device: Device, count: int) -> Iterator[Workers]:
 
 
 def run(
-    workers: Workers, spec: dict[str, Any], findings: Findings, name: str
+    workers: Workers, spec: dict[str, Any], findings: PartFindings, name: str
 ) -> list[Trained] | None:
     """Train as `spec` says, on its ranks; None, with the reason in `findings`, where it cannot."""
     resolved = asked(spec, findings, name)
@@ -51,7 +51,7 @@ def run(
     return trained
 
 
-def asked(spec: dict[str, Any], findings: Findings, name: str) -> ResolvedRun | None:
+def asked(spec: dict[str, Any], findings: PartFindings, name: str) -> ResolvedRun | None:
     """The run that `spec` means; None, with the reason in `findings`, where it cannot start."""
     try:
         return resolve(RunSpec.model_validate(spec), Machine.detect())
@@ -98,7 +98,7 @@ def _per_device(count: int) -> int:
     return -(-count // max(1, torch.cuda.device_count()))
 
 
-def note_ranks(device: Device, findings: Findings) -> None:
+def note_ranks(device: Device, findings: PartFindings) -> None:
     """Say on how many ranks a part ran, and why not on more."""
     count = rank_count(device)
     findings.measurements["ranks"] = count

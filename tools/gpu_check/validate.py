@@ -8,16 +8,16 @@ import sys
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools.gpu_check.record import ROOT, Device, Findings
+from tools.gpu_check.record import ROOT, Device, PartFindings
 
 _SECONDS = 220
 #: On a CPU the suite of tests covers the rest.
 _CPU_CASES = "mfsdp/*/2/stack/bf16/k2"
 
 
-def check(device: Device) -> Findings:
+def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = Findings()
+    findings = PartFindings()
     chosen = ["--ranks", "2", "--case", _CPU_CASES] if device == "cpu" else ["--quick"]
     with TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -38,7 +38,7 @@ def check(device: Device) -> Findings:
     return findings
 
 
-def note_verdicts(record: dict[str, Any], findings: Findings) -> None:
+def note_verdicts(record: dict[str, Any], findings: PartFindings) -> None:
     """One check per case; cases that this machine cannot run are counted by reason."""
     absent: dict[str, int] = {}
     for case in record["cases"]:

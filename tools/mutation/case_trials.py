@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from bench.testing.call import Call
+from bench.testing.call import FunctionCall
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
 from bench.validate.cases import Case
@@ -46,9 +46,9 @@ def cover(
                 continue
             if time.monotonic() > deadline:
                 return
-            call = Call.of(rank.run, (case, "cpu"))
+            call = FunctionCall.of(rank.run, (case, "cpu"))
             if isinstance(case, ProgramCase):
-                call = Call.of(program_rank.run, (script(case.program), case.engine))
+                call = FunctionCall.of(program_rank.run, (script(case.program), case.engine))
             start = time.monotonic()
             try:
                 lines = workers.run(traced, call, seconds=_TRACED_SECONDS, ranks=case.ranks)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from bench.testing.call import Call
+from bench.testing.call import FunctionCall
 from bench.validate.patched_core import CORE
 
 #: Line numbers by file below mfsdp_core.
@@ -76,7 +76,7 @@ def _lines(code: CodeType) -> frozenset[int]:
     return frozenset(line for _, _, line in code.co_lines() if line)
 
 
-def traced(call: Call) -> Lines:
+def traced(call: FunctionCall) -> Lines:
     """On a rank: the lines of mfsdp_core that `call` executes."""
     tracer = LineTracer()
     tracer.start()
@@ -97,7 +97,7 @@ def joined(of_ranks: list[Lines]) -> Lines:
 
 
 class CoverageFile:
-    """Lines that each case executes, kept in a file of JSON lines: a run adds what lacks.
+    """Lines that each case executes, kept in a file of JSON lines: a run adds what is missing.
 
     A line counts for one state of the core.
     """

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from bench.testing import workers
-from bench.testing.call import Call
+from bench.testing.call import FunctionCall
 from bench.testing.load_clock import stretched
 from bench.validate.patched_core import CORE
 from tools.mutation.line_coverage import Lines, LineTracer, joined
@@ -108,15 +108,15 @@ class _Told:
         patched: Any = workers.Workers
         plain = patched._run
 
-        def run(own: Any, call: Call, ranks: int, seconds: float) -> list[Any]:
-            found = plain(own, Call.of(_noted, (call,)), ranks, seconds)
+        def run(own: Any, call: FunctionCall, ranks: int, seconds: float) -> list[Any]:
+            found = plain(own, FunctionCall.of(_noted, (call,)), ranks, seconds)
             self._of_ranks += [lines for _, lines in found]
             return [value for value, _ in found]
 
         patched._run = run
 
 
-def _noted(call: Call) -> tuple[Any, Lines]:
+def _noted(call: FunctionCall) -> tuple[Any, Lines]:
     """On a rank: what `call` returns, and the lines that it executes."""
     tracer = LineTracer()
     tracer.start()

@@ -37,7 +37,7 @@ _NUMBERS = ("assert_close", "allclose", "equal", "is_close")
 class TestTrials:
     """Mutants, one after another, each as a changed core that tests import.
 
-    known: a file with the lines that every test executes; `trace` adds what lacks.
+    known: a file with the lines that every test executes; `trace` adds what is missing.
     """
 
     __test__ = False

@@ -70,10 +70,10 @@ def validate(  # noqa: PLR0913 - every option of the command line is a parameter
         if full or case or list_ or inject is not None:
             raise UsageError("--fuzz runs random programs: leave --full, --case, --inject, --list")
         return fuzzing.run_fuzz(results, tuple(engines or ()), fuzz, seed, as_json=json)
-    asked = validating.Asked(
+    request = validating.ValidationRequest(
         tuple(engines or ()), full, ranks, tuple(case or ()), inject, case_seconds, list_, json
     )
-    return validating.run_validation(results, asked)
+    return validating.run_validation(results, request)
 
 
 def nccl(  # noqa: PLR0913 - every option of the command line is a parameter

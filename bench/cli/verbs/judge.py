@@ -52,8 +52,8 @@ def compare(
 ) -> int:
     """Compare two sweeps, cells or runs, or the arms of one sweep.
 
-    A cell is written SWEEP:CELL. Of a sweep file, what is asked for now must be what was measured:
-    3 if nothing was, 5 if an arm was other code.
+    A cell is written SWEEP:CELL. Of a sweep file, what is asked for now must be what was
+    measured: 3 if nothing was, 5 if an arm was other code.
     """
     from bench.cli import comparing
 
@@ -144,9 +144,9 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
     1 regressed, 3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
     from bench.cli import gating
-    from bench.cli.remaining_time import parsed_seconds
+    from bench.cli.duration import parsed_seconds
 
-    asked = gating.Gating(
+    request = gating.GateRequest(
         sweep,
         tuple(arm or ()),
         against,
@@ -165,7 +165,7 @@ def gate(  # noqa: PLR0913 - every option of the command line is a parameter
         packed,
         tuple(only or ()),
     )
-    return gating.run_gate(results, asked)
+    return gating.run_gate(results, request)
 
 
 def noise(
@@ -230,6 +230,6 @@ def bisect(  # noqa: PLR0913 - every option of the command line is a parameter
     """
     from bench.cli import bisecting, planning
 
-    request = planning.Request(sweep, set_ or [], only or [], skip or [], None)
-    asked = bisecting.Bisecting(request, good, bad, metric, repo, policy, most_blocks, json)
-    return bisecting.run_bisect(results, asked)
+    wanted = planning.Request(sweep, set_ or [], only or [], skip or [], None)
+    request = bisecting.BisectRequest(wanted, good, bad, metric, repo, policy, most_blocks, json)
+    return bisecting.run_bisect(results, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from bench.cli.options import (
     LauncherOption,
     LauncherSetOption,
     OnlyOption,
+    OptionalSweepArgument,
     PolicyOption,
     ProfileOption,
     RepeatOption,
@@ -69,6 +71,43 @@ def plan(  # noqa: PLR0913 - every option of the command line is a parameter
         machine=planning.machine_of(device, gpus),
     )
     return planning.show_plan(request, as_json=json)
+
+
+def fit(  # noqa: PLR0913 - every option of the command line is a parameter
+    sweep: OptionalSweepArgument = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="PRESET|config.json", help="A model instead of a sweep."),
+    ] = None,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    device: DeviceOption = None,
+    gpus: GpusOption = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Try GPUs and switches; rank what fits by its cost.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Trace every layer, not a few of those that repeat.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the memory of a step (--model)."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Say what each rank would hold and send, without running.
+
+    The engine's own code runs on tensors without contents. With --device and --gpus it says
+    whether that fits; a model alone needs both.
+    """
+    from bench.cli import fitting
+
+    request = fitting.Request(
+        sweep, model, set_ or [], only or [], skip or [], device, gpus, search, whole, plot
+    )
+    return fitting.show_fit(request, as_json=json)
 
 
 def run(  # noqa: PLR0913 - every option of the command line is a parameter

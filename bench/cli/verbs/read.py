@@ -1,4 +1,4 @@
-"""`status`, `show`, `logs`, `report` and `export`: what a results folder holds."""
+"""`status`, `show`, `logs`, `report`, `history` and `export`: what a results folder holds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from bench.cli import completing
 from bench.cli.options import (
     DEFAULT_RESULTS,
     JsonOption,
+    PolicyOption,
     ResultsOption,
     RunArgument,
+    SweepsArgument,
 )
 
 
@@ -61,14 +63,7 @@ def logs(
 
 
 def report(
-    sweeps: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[SWEEP]...",
-            autocompletion=completing.sweeps,
-            help="Sweep ids; all if left out.",
-        ),
-    ] = None,
+    sweeps: SweepsArgument = None,
     *,
     results: ResultsOption = DEFAULT_RESULTS,
     out: Annotated[
@@ -102,6 +97,56 @@ def report(
     if form != "html":
         return reporting.write_post(results, sweeps or [], out, form, as_json=json)
     return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)
+
+
+def history(
+    metric: Annotated[
+        str,
+        typer.Argument(
+            metavar="METRIC",
+            autocompletion=completing.metrics,
+            help="A metric that gates judge, as step_time, memory or loss.",
+        ),
+    ],
+    *,
+    results: ResultsOption = DEFAULT_RESULTS,
+    archives: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--archive", metavar="PATH", help="A file of starts, or another results folder, too."
+        ),
+    ] = None,
+    append: Annotated[
+        Path | None,
+        typer.Option(
+            "--append", metavar="FILE", help="Add the starts of RESULTS to this file, and read it."
+        ),
+    ] = None,
+    policy: PolicyOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Where to write; RESULTS/reports/history-METRIC."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Show a metric over commits and days, and its changes.
+
+    Prints tables, and writes a page that opens from its file. Gates judge a change; this verb
+    finds the commit or the night with which one came.
+    """
+    from bench.cli import histories
+
+    return histories.show_history(
+        metric,
+        results,
+        archives=archives or [],
+        append=append,
+        policy_file=policy,
+        out=out,
+        as_json=json,
+    )
 
 
 def import_(
@@ -176,14 +221,7 @@ def lint(
 
 
 def export(
-    sweeps: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[SWEEP]...",
-            autocompletion=completing.sweeps,
-            help="Sweep ids; all if left out.",
-        ),
-    ] = None,
+    sweeps: SweepsArgument = None,
     *,
     to: Annotated[
         str, typer.Option("--to", metavar="[csv|json|parquet]", help="The format of the files.")

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bench.errors import UsageError
+from bench.launch.code import CORE_PATTERNS, RANK_PATTERNS, RankCode, torch_patterns
 from bench.launch.command import python_path
 from bench.launch.environment import PACKAGES
-from bench.launch.rank_code import CORE_PATTERNS, RANK_PATTERNS, RankCode, torch_patterns
 from bench.record import SCHEMA_VERSION
 from bench.spec import ResolvedRun, engine_names
 

@@ -18,12 +18,12 @@ from bench.errors import UsageError
 from bench.spec import ResolvedRun, known_engine
 from bench.spec.engine_table import TABLE
 
-Place = tuple[str, ...]
+SettingPath = tuple[str, ...]
 
 
 def unknown_settings(
     unreadable: Mapping[str, Sequence[Sequence[Any]]], cells: Mapping[str, ResolvedRun], who: str
-) -> frozenset[Place]:
+) -> frozenset[SettingPath]:
     """The settings to leave out of spec.json for an arm.
 
     Args:
@@ -34,7 +34,7 @@ def unknown_settings(
     Raises:
         UsageError: the arm cannot run a cell as it is meant.
     """
-    unknown: set[Place] = set()
+    unknown: set[SettingPath] = set()
     for cell, problems in unreadable.items():
         for place, kind, message in problems:
             path = tuple(str(part) for part in place)
@@ -69,7 +69,7 @@ def check_engines(root: Path, cells: Mapping[str, ResolvedRun], who: str) -> Non
             )
 
 
-def _is_default(resolved: ResolvedRun, path: Place) -> bool:
+def _is_default(resolved: ResolvedRun, path: SettingPath) -> bool:
     owner = _owner(resolved, path)
     if not isinstance(owner, BaseModel) or path[-1] not in type(owner).model_fields:
         return False
@@ -78,7 +78,7 @@ def _is_default(resolved: ResolvedRun, path: Place) -> bool:
     return not field.is_required() and bool(default == getattr(owner, path[-1]))
 
 
-def _owner(resolved: ResolvedRun, path: Place) -> Any:
+def _owner(resolved: ResolvedRun, path: SettingPath) -> Any:
     """What holds the last part of `path`; an engine's own settings are written beside the others.
 
     Raises:
@@ -88,7 +88,7 @@ def _owner(resolved: ResolvedRun, path: Place) -> Any:
     return owner.settings if hasattr(getattr(owner, "settings", None), path[-1]) else owner
 
 
-def _shown(resolved: ResolvedRun, path: Place) -> str:
+def _shown(resolved: ResolvedRun, path: SettingPath) -> str:
     try:
         return f" = {getattr(_owner(resolved, path), path[-1])!r}"[:80]
     except AttributeError:

@@ -170,7 +170,8 @@ class StepJob:
 def _address_of(node: str) -> str:
     """Address of a node as Slurm uses it; its name where Slurm does not say.
 
-    Of the first one, where agents meet: whoever starts them (`salloc`) may be on a login node.
+    Of the first one, whose agent serves the rendezvous: whoever starts them (`salloc`) may be on a
+    login node.
     """
     with contextlib.suppress(ControllerSilentError):
         for word in ask(["scontrol", "show", "node", "-o", node]).split():

@@ -35,13 +35,11 @@ Counts = Counter[tuple[str, str]]
 def counts(evidence: CaseEvidence) -> CheckVerdict | None:
     """Collectives of every bucket and step, by operation and axis."""
     check = "collective counts"
-    if not evidence.updated_steps:
-        return None
     reason = _why_not(evidence)
     if reason is not None:
         return not_applicable(check, reason)
     entries = 0
-    for step in evidence.steps:
+    for step in evidence.settled_steps:
         for rank, one in enumerate(evidence.seen):
             found: dict[str, Counts] = {bucket.name: Counter() for bucket in one.buckets}
             for entry in one.steps[step].log:
@@ -72,8 +70,6 @@ def _why_not(evidence: CaseEvidence) -> str | None:
     lacking = evidence.seen[0].lacking
     if "log" in lacking or "buckets" in lacking:
         return lacking.get("log") or lacking["buckets"]
-    if evidence.case.scenario in {"ahead", "ordered"}:
-        return "evaluations gather weights as well"
     if evidence.case.model == "recomputed" and evidence.case.recipe in _PAYLOADS:
         return "what is recomputed is gathered again, for both passes"
     if evidence.case.model == "twice":
@@ -86,24 +82,25 @@ def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -
     case, k = evidence.case, evidence.case.microbatches
     trainable = bucket.parameters[0] in evidence.trainable
     encoded = evidence.is_encoded(bucket)
-    refreshed = (trainable and step > 0) or (encoded and step == 0)
+    updated = any(earlier < step for earlier in evidence.updated_steps)
+    refreshed = (trainable and updated) or (encoded and step == 0)
     ahead, back = _PAYLOADS.get(case.recipe, (1, 1)) if encoded else (1, 1)
     found: Counts = Counter()
     if case.inner > 1:
-        gathers_every_use = case.strategy == "optim_grads_params" and not is_root(bucket)
-        if gathers_every_use or (case.strategy != "no_shard" and (ahead, back) != (1, 1)):
+        gathers_every_use = "weights" in case.sharded and not is_root(bucket)
+        if gathers_every_use or (case.sharded and (ahead, back) != (1, 1)):
             found["all_gather", "inner"] = (ahead + back) * k
-        elif case.strategy != "no_shard" and refreshed:
+        elif case.sharded and refreshed:
             found["all_gather", "inner"] = 1
-        if trainable and case.strategy == "no_shard":
+        if trainable and not case.sharded:
             found["all_reduce", "inner"] = 1
         elif trainable:
             every = evidence.reduces_every_microbatch
             found["reduce_scatter", "inner"] = k if every else 1
-        if encoded and trainable and case.strategy != "no_shard":
+        if encoded and trainable and case.sharded:
             found["all_reduce", "inner"] += 1
     if case.outer > 1 and trainable:
-        shards = case.outer_strategy == "optim"
+        shards = case.shards_outside
         found["reduce_scatter" if shards else "all_reduce", "outer"] = 1
         if shards and refreshed:
             found["all_gather", "outer"] = 1 if (ahead, back) == (1, 1) else ahead + back
@@ -162,13 +159,13 @@ def volume(evidence: CaseEvidence) -> CheckVerdict:
 
 def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[int, float]:
     case = evidence.case
-    slices = case.inner * (case.outer if case.outer_strategy == "optim" else 1)
+    slices = case.inner * (case.outer if case.shards_outside else 1)
     shapes = [evidence.reference.shapes[name] for name in bucket.parameters]
     used = evidence.used_elements(bucket)
     largest = max(shapes, key=prod)
     rows = largest[0] if largest else 1
     alone = -(-rows // slices) * slices / rows - 1
-    if case.strategy == "no_shard":
+    if not case.sharded:
         alone = max(alone, 0.0)
     return used, used * (1 + alone + PADDING_BUDGET)
 
@@ -182,7 +179,7 @@ def _payloads(evidence: CaseEvidence, bucket: BucketContents) -> Finding | None:
                 if entry.bucket != bucket.name or entry.dtype not in sizes:
                     continue
                 elements = entry.payload_bytes / sizes[entry.dtype]
-                whole = entry.group == "outer" and evidence.case.strategy == "no_shard"
+                whole = entry.group == "outer" and not evidence.case.sharded
                 parts = 1 if entry.group == "inner" or whole else evidence.case.inner
                 # Scales, and maxima, are fewer than what they belong to.
                 small = entry.operation == "all_reduce" or entry.dtype == "uint8"

@@ -27,22 +27,17 @@ def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
     The optimizer has a state of what it was handed a gradient of, in this step or an earlier one.
     """
     check = "memory at rest"
-    if not evidence.updated_steps:
-        return None
     reason = _why_not(evidence)
     if reason is not None:
         return not_applicable(check, reason)
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     buffers += pools_bytes(evidence)
-    for step in evidence.steps:
+    for step in evidence.settled_steps:
         for rank, one in enumerate(evidence.seen):
             held = dict(one.steps[step].held_bytes or {})
             state = held.pop("optimizer_state", 0)
-            stepped = [
-                name
-                for name in evidence.trainable
-                if any(s.gradients.get(name) is not None for s in one.steps[: step + 1])
-            ]
+            taken = [s.gradients for s in one.steps[: step + 1] if s.stepped]
+            stepped = [n for n in evidence.trainable if any(g.get(n) is not None for g in taken)]
             rows = [one.steps[step].weights[name].rows for name in stepped]
             wanted_state = sum(2 * row.nbytes + _STATE_SCALAR_BYTES for row in rows)
             for what, found, expected in (
@@ -64,8 +59,6 @@ def _why_not(evidence: CaseEvidence) -> str | None:
         return EXPERTS_APART
     if evidence.case.recipe == "mxfp8":
         return "scales of a shard take as many bytes as its rows need"
-    if evidence.case.scenario in {"ahead", "ordered"}:
-        return "weights that were gathered ahead are held"
     lacking = evidence.seen[0].lacking
     return lacking.get("ledger") or lacking.get("buckets")
 
@@ -78,18 +71,18 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     trainable = bucket.parameters[0] in evidence.trainable
     encoded = evidence.is_encoded(bucket)
     shard = elements // case.inner
-    sharded = case.strategy == "optim_grads_params"
+    sharded = "weights" in case.sharded
     separate = encoded or POLICIES[case.policy][0] != POLICIES[case.policy][1]
     # Cast from the main weights into each gather, unless a shard has to collect outer pieces.
-    casts = sharded and trainable and separate and case.outer_strategy != "optim"
+    casts = sharded and trainable and separate and not case.shards_outside
     weights = 0 if casts else (shard if sharded else elements) * compute
     if encoded:  # a byte of code for each, and what modules compute with unless it comes and goes
         weights = 0 if sharded else elements * compute
-        weights += elements if case.strategy == "no_shard" else shard
+        weights += elements if not case.sharded else shard
     if sharded and is_root(bucket):
         weights += elements * compute
-    owned = elements if case.strategy == "no_shard" else shard
-    if case.outer_strategy == "optim":
+    owned = elements if not case.sharded else shard
+    if case.shards_outside:
         owned //= case.outer
     if not trainable:
         return weights + (owned * compute if encoded else 0)
@@ -105,8 +98,6 @@ def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
     that happens in a single step passes here; `freed` sees it if it outlives the engine.
     """
     check = "no growth"
-    if evidence.case.scenario not in ("train", "equalised"):
-        return None
     for rank, one in enumerate(evidence.seen):
         held = [step.live_bytes for step in one.steps]
         grown = [later - before for before, later in pairwise(held)]
@@ -126,9 +117,7 @@ def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
 def freed(evidence: CaseEvidence) -> CheckVerdict | None:
     """A deleted engine leaves no tensor behind."""
     check = "freed after deletion"
-    if evidence.case.scenario != "train":
-        return None
-    whole = evidence.case.strategy == "no_shard" or evidence.case.inner == 1
+    whole = not evidence.case.sharded or evidence.case.inner == 1
     if evidence.case.engine == "fsdp1" and whole:
         return not_applicable(check, _FSDP1_KEEPS)
     for rank, one in enumerate(evidence.seen):

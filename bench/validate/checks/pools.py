@@ -27,12 +27,12 @@ def pools_bytes(evidence: CaseEvidence) -> int:
     buckets = [bucket for bucket in evidence.seen[0].buckets if not is_root(bucket)]
     trainable = [bucket for bucket in buckets if bucket.parameters[0] in evidence.trainable]
     slots, found = MfsdpSettings().pool_slots, 0
-    if case.strategy == "optim_grads_params":
+    if "weights" in case.sharded:
         found += pool_elements(case.allocator, buckets, slots) * compute
     if evidence.reduces_every_microbatch or changes_dtype:
         found += pool_elements(case.allocator, trainable, slots) * wire
     if case.outer > 1 and changes_dtype:
-        parts = 1 if case.strategy == "no_shard" else case.inner
+        parts = 1 if not case.sharded else case.inner
         found += pool_elements(case.allocator, trainable, 1) // parts * wire
     return found
 

@@ -33,7 +33,7 @@ def _gradients(evidence: CaseEvidence, step: int) -> Named:
 def _replayed(evidence: CaseEvidence, step: int) -> ReferenceOptimizer:
     """An optimizer that has made all steps before `step`."""
     optimizer = evidence.optimizer()
-    for earlier in range(step):
+    for earlier in (one for one in evidence.updated_steps if one < step):
         optimizer.step(_gradients(evidence, earlier), evidence.before(earlier))
     return optimizer
 

@@ -69,7 +69,8 @@ def held(model):
 
 
 def send_gradients_in(model, dtype):
-    changed = dataclasses.replace(model.mp_policy, grad_comm_dtype=dtype)
+    sums = dtype if "native" in model.transports.values() else None
+    changed = dataclasses.replace(model.mp_policy, grad_comm_dtype=dtype, reduce_dtype=sums)
     model.reset_mixed_precision_policy(changed)
 
 
@@ -83,6 +84,8 @@ def resume(model, optimizer, module):
     dist.broadcast_object_list(folder)
     save_checkpoint(f"{folder[0]}/step", model, optimizer)
     fresh, its_optimizer = shard(module)
+    for group in its_optimizer.param_groups:
+        group["lr"] = 7.0  # the one that was saved is to count
     load_checkpoint(f"{folder[0]}/step", fresh, its_optimizer)
     shutil.rmtree(folder[0], ignore_errors=True)
     return fresh, its_optimizer

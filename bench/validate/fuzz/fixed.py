@@ -127,7 +127,52 @@ _PROGRAMS: dict[str, Program] = {
     "decoupled gradients": Program(
         "mfsdp",
         options=(("use_decoupled_grad", True),),
-        cycles=(_cycle("r", optimizes=False), Cycle(optimizes=False), _cycle("r", optimizes=False)),
+        cycles=(
+            _cycle("r", "r", optimizes=False),
+            Cycle(optimizes=False),
+            _cycle("r", optimizes=False),
+        ),
+    ),
+    "exceptions": Program(
+        "mfsdp",
+        units=(UnitShape(),) * 3,
+        cycles=(
+            Cycle((Pass("micro", ("rrr",)), Pass("failing", ("rrr",), ("forward", 1)))),
+            Cycle((Pass("failing", ("rcr",), ("recompute", 1)), Pass("micro", ("rrr",)))),
+            Cycle((Pass("failing", ("rrr",), ("backward", 1)),)),
+        ),
+    ),
+    "exceptions, gradients whole, in pools": Program(
+        "mfsdp",
+        strategy=1,
+        options=(("sync_model_each_microbatch", True), ("allocator", "fixed_pool")),
+        units=(UnitShape(),) * 3,
+        cycles=(
+            Cycle((Pass("micro", ("rrr",)), Pass("failing", ("rrr",), ("backward", 0)))),
+            Cycle((Pass("failing", ("rrr",), ("forward", 2)), Pass("micro", ("rrr",)))),
+        ),
+    ),
+    "the guard refuses": Program(
+        "mfsdp",
+        options=(("report_nan_in_param_grad", True),),
+        units=(UnitShape("Gain"), UnitShape("Table"), UnitShape()),
+        cycles=(Cycle((Pass("guarded", ("rrr",)), Pass("micro", ("rrr",)))),),
+    ),
+    "the guard refuses whole gradients": Program(
+        "mfsdp",
+        strategy=0,
+        options=(("check_for_nan_in_grad", True),),
+        cycles=(Cycle((Pass("guarded", ("r",)), Pass("micro", ("r",)))),),
+    ),
+    "used from the third cycle on": Program(
+        "mfsdp", strategy=1, units=(UnitShape(),) * 2, cycles=(_cycle("ps"), _cycle("ps", "ps"))
+    ),
+    "scaled on two axes": Program(
+        "mfsdp",
+        ranks=4,
+        strategy=2,
+        mode="hfsdp",
+        cycles=(_cycle("r", "r", scale=0.5), _cycle("r", scale=3.0, clip=0.05)),
     ),
     "modules that nobody calls": Program(
         "mfsdp",

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from bench.engines.inspection import LocalRows
 from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine
-from bench.spec import StrategyName
+from bench.spec import STRATEGIES
 from bench.validate.cases import Case
 from bench.validate.joining import joined
-
-_STRATEGIES: tuple[StrategyName, ...] = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 
 class OutsideModel:
@@ -61,7 +59,7 @@ def sharded_by(engine: str, module: nn.Module, *, strategy: int) -> tuple[Outsid
     policy = "fp64" if next(module.parameters()).dtype == torch.float64 else "fp32"
     resolved = Case(
         engine,
-        _STRATEGIES[strategy],
+        STRATEGIES[strategy],
         policy=policy,  # type: ignore[arg-type]
         ranks=dist.get_world_size(),
         microbatches=2,

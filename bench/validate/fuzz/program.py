@@ -42,10 +42,11 @@ class UnitShape:
 
 @dataclass(frozen=True)
 class Pass:
-    """kind: one of `BACKWARD`, `evaluate` (no autograd), `unused` (no backward) or `failing`.
+    """kind: one of `BACKWARD`, `evaluate` (no autograd), `unused` (no backward), or as below.
 
-    paths: letters of the units, by rank modulo the number of paths. fails: for kind `failing`, the
-    phase that an exception comes from (forward, recompute, backward), and the unit.
+    `failing`: an exception in a unit; `guarded`: a batch of NaN, which the guard refuses. paths:
+    letters of the units, by rank modulo the number of paths. fails: for kind `failing`, the phase
+    that an exception comes from (forward, recompute, backward), and the unit.
     """
 
     kind: str
@@ -57,9 +58,10 @@ class Pass:
 class Cycle:
     """Passes up to a gradient. end: `sync` (the last microbatch says so), `finish` or `start`.
 
-    clip: bound of the norm, 0 for none. wire: dtype of reductions from here on, "" for no change.
-    ahead: weights are gathered before the optimizer step. loads: whole weights are loaded first.
-    resumes: a new model continues from a checkpoint first.
+    clip: bound of the norm, 0 for none. scale: a factor of the finished gradients. wire: dtype of
+    reductions from here on, "" for no change. ahead: weights are gathered before the optimizer
+    step. loads: whole weights are loaded first. resumes: a new model continues from a checkpoint
+    first.
     """
 
     passes: tuple[Pass, ...] = ()
@@ -70,6 +72,7 @@ class Cycle:
     ahead: bool = False
     loads: bool = False
     resumes: bool = False
+    scale: float = 1.0
 
     @property
     def last(self) -> int:

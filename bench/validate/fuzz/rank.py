@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from bench.errors import UnsupportedError
 from bench.testing.load_clock import stretched
-from bench.validate.fuzz.telling import Progress, core_frames, wrap
+from bench.validate.fuzz.diagnosis import Progress, core_frames, wrap
 
 _CORE_ERRORS = "mfsdp_core.errors"
 
 
 #: After which a rank that failed no longer waits for the others, on an idle machine.
-_MEETING_SECONDS = 3.0
+_CONNECT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def run(source: str, engine: str) -> Ended | None:
     except Exception as error:
         ended = _ended(error, engine, progress)
         try:
-            dist.monitored_barrier(timeout=timedelta(seconds=stretched(_MEETING_SECONDS)))
+            dist.monitored_barrier(timeout=timedelta(seconds=stretched(_CONNECT_SECONDS)))
         except RuntimeError:
             raise error from None
     else:

@@ -236,12 +236,19 @@ def _forward(used: set[str], loss_scale: float) -> str:
 def _main(program: Program) -> str:
     lines = ["def main():", "    trial = Trial()"]
     ahead = False
-    for cycle in program.cycles:
+    for cycle in (*program.cycles, *_closing(program)):
         # What was gathered ahead is there until a pass has used it.
         ahead = cycle.ahead or (ahead and all(one.kind == "failing" for one in cycle.passes))
         lines += [f"    {line}" for line in _cycle(cycle)]
         lines.append(f"    trial.{'forget' if ahead else 'end_cycle'}()")
     return "\n".join(lines)
+
+
+def _closing(program: Program) -> tuple[Cycle, ...]:
+    """Two plain cycles, with which every program ends: what went before may show in them alone."""
+    plain = Pass("micro", ("r" * len(program.units),))
+    optimizes = all(cycle.optimizes for cycle in program.cycles)
+    return (Cycle((plain,), optimizes=optimizes),) * 2
 
 
 def _cycle(cycle: Cycle) -> list[str]:
@@ -255,6 +262,8 @@ def _cycle(cycle: Cycle) -> list[str]:
         if not (synced and one.kind == "failing" and -1 < cycle.last < index):
             lines.append(_pass(one, last=synced and index == cycle.last))
     lines.append(f'trial.finish("{cycle.end}")')
+    if cycle.scale != 1.0:
+        lines.append(f"trial.scale({cycle.scale})")
     if cycle.clip:
         lines.append(f"trial.clip({cycle.clip})")
     if cycle.ahead:

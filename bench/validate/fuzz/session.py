@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bench.testing.workers import Failure as RankFailure
-from bench.testing.workers import ForkServer, Workers, WorkersError
+from bench.testing.workers import ForkServer, WorkerFailure, Workers, WorkersError
 from bench.validate.fuzz import rank
 from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.program import Program
 from bench.validate.fuzz.script import script
 from bench.validate.fuzz.shrinking import shrunk
 from bench.validate.rank import prepare
+from bench.validate.ranks import MOST_CPU_SECONDS
+from bench.validate.traces import exception_of, frames_of
 
 MODULES = ("bench.validate.fuzz.rank", "bench.validate.rank")
 RANKS = 4
@@ -25,13 +26,12 @@ _SHRINK_SECONDS = 90.0
 #: Meshes of two axes leave process groups behind.
 _PROGRAMS_PER_GROUP = 100
 _LAST_EVENTS = 4
-_FRAMES = 3
 
 Kind = Literal["equal", "refused", "differs", "raised", "died", "hung"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramOutcome:
     """text: what the rank that says most said last, in a line, and then where that was."""
 
     kind: Kind
@@ -51,35 +51,40 @@ class Outcome:
         return " ".join([self.kind, *words.split()[:8]])
 
 
-def outcome_on(workers: Workers, program: Program) -> Outcome:
+def outcome_on(workers: Workers, program: Program) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
     try:
         answers = workers.run(
-            rank.run, script(program), program.engine, seconds=_PROGRAM_SECONDS, ranks=program.ranks
+            rank.run,
+            script(program),
+            program.engine,
+            seconds=_PROGRAM_SECONDS,
+            ranks=program.ranks,
+            cpu_seconds=MOST_CPU_SECONDS,
         )
     except WorkersError as error:
         return _failed(error)
     ended = [answer for answer in answers if answer is not None]
     if not ended:
-        return Outcome("equal")
+        return ProgramOutcome("equal")
     if any(one.kind != "differs" for one in ended):
         # Collectives may be under way.
         workers.end()
     if len(ended) < len(answers) and ended[0].kind == "refused":
-        return Outcome("raised", f"on some ranks alone: {ended[0].text}")
+        return ProgramOutcome("raised", f"on some ranks alone: {ended[0].text}")
     told = min(
         ended,
         key=lambda one: (("differs", "raised", "refused").index(one.kind), -one.text.count("\n")),
     )
-    return Outcome(told.kind, told.text)
+    return ProgramOutcome(told.kind, told.text)
 
 
 @dataclass
-class Failure:
+class FailureKind:
     """A way of failing. number: of the first program that failed so; numbers: of all of them."""
 
     number: int
-    outcome: Outcome
+    outcome: ProgramOutcome
     program: Program
     numbers: list[int] = field(default_factory=list)
 
@@ -96,7 +101,7 @@ class Tally:
 
     counts: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailureKind] = field(default_factory=list)
 
     @property
     def ran(self) -> int:
@@ -118,7 +123,7 @@ class Fuzzer:
     def __exit__(self, *_: object) -> None:
         self._workers.end()
 
-    def outcome(self, program: Program) -> Outcome:
+    def outcome(self, program: Program) -> ProgramOutcome:
         """Run it."""
         self._run += 1
         if self._run % _PROGRAMS_PER_GROUP == 0:
@@ -145,7 +150,7 @@ class Fuzzer:
                 self._note(tally, number, program, outcome)
             yield tally
 
-    def _note(self, tally: Tally, number: int, program: Program, outcome: Outcome) -> None:
+    def _note(self, tally: Tally, number: int, program: Program, outcome: ProgramOutcome) -> None:
         """Shrink it, unless it holds what an earlier failure of the same kind was shrunk to."""
         for known in tally.failures:
             same = known.outcome.signature == outcome.signature
@@ -167,50 +172,38 @@ class Fuzzer:
             if known.program == program:
                 known.numbers.append(number)
                 return
-        tally.failures.append(Failure(number, smallest, program, [number]))
+        tally.failures.append(FailureKind(number, smallest, program, [number]))
 
 
-def _failed(error: WorkersError) -> Outcome:
+def _failed(error: WorkersError) -> ProgramOutcome:
     """The rank that says most: an exception of its own, a death, a hang."""
-    raised = [(_last_of(f), f) for f in error.failures if f.kind == "raised"]
+    raised = [(exception_of(f.text), f) for f in error.failures if f.kind == "raised"]
     own = [one for one in raised if not re.search(r"[Cc]onnection (closed|reset)|gloo", one[0])]
     for text, failure in (*own, *raised):
         differs = text.startswith("AssertionError: cycle ")
         said = [text.removeprefix("AssertionError: "), *_where(failure)]
-        return Outcome("differs" if differs else "raised", "\n".join(said))
+        return ProgramOutcome("differs" if differs else "raised", "\n".join(said))
     died = [failure for failure in error.failures if failure.kind == "died"]
     if died:
         first = died[0]
-        return Outcome("died", "\n".join([f"rank {first.rank} {first.text}", *_where(first)]))
-    waiting = [f"rank {f.rank} {_innermost(f.text)}{_last(f)}" for f in error.failures]
+        return ProgramOutcome(
+            "died", "\n".join([f"rank {first.rank} {first.text}", *_where(first)])
+        )
+    waiting = [f"rank {f.rank} waits {_innermost(f)}{_last(f)}" for f in error.failures]
     lines = [line for f in error.failures[:1] for line in _where(f)]
-    return Outcome("hung", "\n".join(["; ".join(waiting), *lines]))
+    return ProgramOutcome("hung", "\n".join(["; ".join(waiting), *lines]))
 
 
-def _last_of(failure: RankFailure) -> str:
-    """The exception of a traceback, without what its message says further."""
-    lines = failure.text.strip().splitlines()
-    begin = [n for n, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
-    return lines[begin[-1] if begin else -1]
-
-
-def _where(failure: RankFailure) -> list[str]:
+def _where(failure: WorkerFailure) -> list[str]:
     """Lines of its log: the pass that it began last, and the last events of the core."""
     begun = [n for n, line in enumerate(failure.log) if line.startswith("in ")]
     log = failure.log[begun[-1] :] if begun else failure.log
     return [*log[:1], *log[1:][-_LAST_EVENTS:]]
 
 
-def _last(failure: RankFailure) -> str:
+def _last(failure: WorkerFailure) -> str:
     return f", {said[-1]}" if (said := _where(failure)) else ""
 
 
-def _innermost(stack: str) -> str:
-    """The innermost functions of the core in what faulthandler wrote, else the innermost of all."""
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-    core = [one for one in frames if "/mfsdp_core/" in one[0]][:_FRAMES]
-    named = [
-        f"{function} ({file.rpartition('/mfsdp_core/')[2]}:{line})"
-        for file, line, function in core or frames[:1]
-    ]
-    return f"waits in {', from '.join(named) or 'no Python'}"
+def _innermost(failure: WorkerFailure) -> str:
+    return ", ".join(frames_of(failure.text)) or "in no Python"

@@ -175,6 +175,31 @@ METHODS = {
         # Autograd's queue holds the graph of a pass that raised until another one runs.
         torch.zeros((), requires_grad=True).clone().backward()
 ''',
+    "guarded": '''
+    def guarded(self, *paths):
+        """A batch of NaN, which the guard refuses; the training loop drops the cycle."""
+        inputs, target = self.choose(paths)
+        try:
+            train(self.model, (inputs * float("nan"), target), False)
+            finish(self.model, "finish")
+            refused = "nothing"
+        except ArithmeticError as error:
+            refused = type(error).__name__
+        assert refused == "NonFiniteGradientError", f"cycle {self.cycle}: raised {refused}"
+        self.forget()
+        # Autograd's queue holds the graph of a pass that raised until another one runs.
+        torch.zeros((), requires_grad=True).clone().backward()
+''',
+    "scale": """
+    def scale(self, factor):
+        self.model.scale_gradients(factor)
+        for parameter in self.expected.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        self.compare(
+            "scaled gradient", {n: p.grad for n, p in self.expected.named_parameters()}, gradient
+        )
+""",
     "clip": """
     def clip(self, bound):
         wanted = nn.utils.clip_grad_norm_(self.expected.parameters(), bound)

@@ -122,9 +122,11 @@ def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - on
         refuses(CheckpointError, "no checkpoint there", lambda: load(folder / "none", model))
         on_first((folder / ".none.replaced-1").mkdir)
         refuses(CheckpointError, "is complete", lambda: load(folder / "none", model))
-        on_first((folder / ".b.partial-1").mkdir)
+        for left in (".b.partial-1", ".b.replaced-1"):
+            on_first((folder / left).mkdir)
         save(folder / "b", model)
         same("leftovers are gone", (folder / ".b.partial-1").exists(), False)
+        same("what was put aside stays", (folder / ".b.replaced-1").exists(), True)
 
         refuses(
             StateDictError, "has no optimizer", lambda: load(folder / "weights", model, optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import pytest
@@ -207,6 +208,29 @@ def test_the_wire_dtype_changes_for_a_block() -> None:
     pooled, _ = pair(3, dtype=_FP32, fsdp_double_buffer=True)
     refuses(PolicyChangeError, "buffer pools", lambda: pooled.reset_mixed_precision_policy(policy))
     pooled.reset_mixed_precision_policy(pooled.mp_policy)
+
+
+def _fail_within(model: Any, block: AbstractContextManager[None]) -> None:
+    with block:
+        model(batch(5, dtype=_FP32)).backward()
+        raise ZeroDivisionError
+
+
+def test_a_block_that_raises_leaves_the_model_as_it_was() -> None:
+    """Two cycles behind it are those of plain torch; the microbatch inside of it is dropped."""
+    for block in ("no_sync", "sync", "mixed_precision_context"):
+        model, plain = pair(2, dtype=_FP32)
+        policy = dataclasses.replace(model.mp_policy, grad_comm_dtype=_BF16)
+        given = (policy,) if block == "mixed_precision_context" else ()
+        before = model.is_last_microbatch, model.mp_policy
+        refuses(ZeroDivisionError, "", _fail_within, model, getattr(model, block)(*given))
+        same(f"behind {block}", (model.is_last_microbatch, model.mp_policy), before)
+        for cycle in range(2):
+            model.zero_grad()
+            plain.zero_grad()
+            model(batch(cycle, dtype=_FP32)).backward()
+            plain_backward(plain, cycle)
+            compare_gradients(model, plain, 1e-6)
 
 
 def test_a_sharded_model_stays_what_it_is() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
@@ -21,6 +21,7 @@ from conformance.small_model import (
     pair,
     plain_backward,
 )
+from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event, EventBus
@@ -44,6 +45,7 @@ from mfsdp_core.plan.memory_model import (
 )
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
 from mfsdp_core.plan.strategy import parse_strategy
+from mfsdp_core.stream_order import Observer
 from mfsdp_core.streams import Streams
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -97,7 +99,8 @@ def test_allocators_keep_their_promises() -> None:
     """New memory, the same object, or memory that stays; bytes on the ledger."""
     streams: Any = Streams(torch.device("cpu"))
     told: list[Any] = []
-    streams.observer = SimpleNamespace(released=lambda _memory, key: told.append(key))
+    streams.observer = Observer()
+    streams.observer.released = lambda _memory, key: told.append(key)
     for kind, same_object, left in (
         (TemporaryAllocator, False, 0),
         (StorageResizeAllocator, True, 0),
@@ -148,7 +151,7 @@ def test_slots_go_from_unit_to_unit() -> None:
 
     a0 = pool.acquire(key("a/0"))
     same("zeros", bool((a0 == 0).all()), True)
-    same("an area", a0.data_ptr(), pool.data_pointers()[0][plan.seats["a/0"]])
+    same("an area", a0.data_ptr(), pool.data_pointers()[0][plan.area_of["a/0"]])
     pool.acquire(key("a/1"))
     b0 = pool.acquire(key("b/0"))
     same("holders", pool.holders(), {0: "a", 1: "b"})
@@ -220,6 +223,27 @@ def test_what_the_formula_leaves_out_by_default() -> None:
     same("moments in codes", coded, [4096, 8192])
 
 
+class _Frozen(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+def test_frozen_weights_are_one_copy_and_have_no_gradients() -> None:
+    """Counted by hand: buffers are made from the same table as the formula of memory at rest."""
+    for strategy in (0, 1, 2, 3):
+        policy = MixedPrecisionPolicy(main_params_dtype=_FP32)
+        model, _ = pair(strategy, _Frozen, torch.bfloat16, mixed_precision_policy=policy)
+        same("dtypes", {p.dtype for p in model.parameters()}, {torch.bfloat16})
+        found = model.ledger.bytes_by_category()
+        elements = [bucket.elements for bucket in model.buckets()]
+        of_root = [bucket.elements for bucket in model.buckets() if not bucket.unit]
+        shards = sum(elements) if strategy == 3 else 0  # 2 bytes an element, over 2 ranks
+        same("main weights", found["main_weights"], shards)
+        same("compute", found["compute_weights"], 2 * sum(of_root if strategy == 3 else elements))
+        same("gradients", found["gradients"], 0)
+
+
 def _fail(_gradient: Tensor) -> None:
     raise ZeroDivisionError
 
@@ -270,6 +294,37 @@ def test_gradients_of_two_units_take_memory_at_a_time() -> None:
             x.square().mean().backward()
             same("at most three units, called one by one", max(most) <= 3, True)
             model.zero_grad()
+
+
+class _Made(TorchDispatchMode):
+    """Notes what is made without values: dtype and elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[torch.dtype, int]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.new_empty):
+            self.found.add((made.dtype, made.numel()))
+        return made
+
+
+def test_sums_of_another_dtype_are_taken_where_they_belong() -> None:
+    """Of BF16 on the wire, in FP32: no memory besides, and no copy from there."""
+    policy = MixedPrecisionPolicy(_FP32, _FP32, torch.bfloat16)
+    options: dict[str, Any] = {"mixed_precision_policy": policy, "transport": "point_to_point"}
+    for strategy in (1, 2, 3):
+        model, _ = pair(strategy, dtype=_FP32, **options)
+        slices = {bucket.elements // 2 for bucket in model.buckets()}
+        for number in range(2):
+            loss = model(batch(number, dtype=_FP32))
+            with _Made() as made:
+                loss.backward()
+            model.zero_grad()
+            beside = {elements for dtype, elements in made.found if dtype == _FP32}
+            same(f"strategy {strategy}", beside & slices, set())
 
 
 class _Wide(nn.Linear):

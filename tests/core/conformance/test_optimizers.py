@@ -397,6 +397,20 @@ def test_norms_are_those_of_the_whole_gradient() -> None:
         close("of BF16 gradients", clip(model, float("inf")), wanted, 1e-5)
 
 
+def test_cycles_without_zero_grad_add_up_under_either_name() -> None:
+    """What the user has removed between two of them begins anew, and nothing else."""
+    for attribute in ("grad", "decoupled_grad"):
+        for strategy in (2, 3):
+            model, plain = pair(strategy, use_decoupled_grad=attribute != "grad")
+            for number in range(3):
+                model(batch(number)).backward()
+                plain_backward(plain, number)
+                compare_gradients(model, plain, attribute=attribute)
+                if number == 1:
+                    setattr(model.module.units[0].up.weight, attribute, None)
+                    plain.units[0].up.weight.grad = None
+
+
 def test_steps_without_gradients_are_those_of_torch() -> None:
     """They do nothing in a new cycle, and are refused behind a forward pass that nobody used."""
     model, plain = pair(3)

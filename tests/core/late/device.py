@@ -57,12 +57,15 @@ class Entry:
 
 @dataclass(eq=False)
 class Stream:
-    """weight: how readily it runs. waits: of its next entry. flying: started, with its work."""
+    """weight: how readily it runs. waits: of its next entry, the last event of every stream.
+
+    flying: started, with its work.
+    """
 
     name: str
     weight: float
     queue: deque[Entry] = field(default_factory=deque)
-    waits: list[Event] = field(default_factory=list)
+    waits: dict[Stream, Event] = field(default_factory=dict)
     flying: deque[tuple[Entry, Future[Any]]] = field(default_factory=deque)
     ended: int = 0
 
@@ -72,11 +75,22 @@ class Stream:
 
     def record(self) -> list[Event]:
         """Everything so far: what it has been told to wait for as well."""
-        return [self.last(), *self.waits]
+        return [self.last(), *self.waits.values()]
+
+    def wait_for(self, events: Iterable[Event]) -> None:
+        """What is enqueued from now on comes behind them."""
+        for event in events:
+            known = self.waits.get(event.stream)
+            if known is None or known.count < event.count:
+                self.waits[event.stream] = event
+
+    def record_event(self) -> RecordedEvent:
+        """What can be waited for by another stream."""
+        return RecordedEvent(self.record())
 
     def wait_stream(self, other: Stream) -> None:
         """What is enqueued from now on comes behind everything that `other` has."""
-        self.waits += other.record()
+        self.wait_for(other.record())
 
     @property
     def can_start(self) -> bool:
@@ -99,6 +113,18 @@ class Stream:
         while self.flying and self.flying[0][1].done():
             self.flying.popleft()[1].result()
             self.ended += 1
+
+
+@dataclass(frozen=True)
+class RecordedEvent:
+    """`torch.cuda.Event`, once it is recorded."""
+
+    events: list[Event]
+
+    def wait(self) -> None:
+        """Let the current stream wait for it."""
+        assert LateDevice.now is not None
+        LateDevice.now.current.wait_for(self.events)
 
 
 @dataclass(eq=False)
@@ -146,7 +172,7 @@ class LateDevice:
     ) -> None:
         """Behind everything that is on the stream, and what it waits for."""
         stream = stream or self.current
-        after, stream.waits = tuple(stream.waits), []
+        after, stream.waits = tuple(stream.waits.values()), {}
         stream.queue.append(Entry(run, after, is_message))
 
     def synchronize(self, *streams: Stream) -> None:
@@ -257,10 +283,10 @@ class LateDevice:
         for stream, _ in graph.entries:
             if stream not in shift:
                 shift[stream] = stream.last().count - graph.begin[stream]
-                stream.waits += before
+                stream.wait_for(before)
         for stream, entry in graph.entries:
             inside = [e for e in entry.after if e.count > graph.begin.get(e.stream, e.count)]
-            stream.waits += [Event(e.stream, e.count + shift[e.stream]) for e in inside]
+            stream.wait_for(Event(e.stream, e.count + shift[e.stream]) for e in inside)
             self.enqueue(entry.run, stream, is_message=entry.is_message)
         for stream in shift:
             self.current.wait_stream(stream)

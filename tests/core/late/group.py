@@ -34,7 +34,7 @@ class LateWork(dist.Work):
         self._tensors = tensors
 
     def wait(self, _timeout: timedelta = timedelta(0)) -> bool:
-        self._device.current.waits.append(self._end)
+        self._device.current.wait_for((self._end,))
         self._tensors = ()
         return True
 
@@ -67,7 +67,7 @@ class LateGroup(dist.ProcessGroup):
             return self._waiting.submit(start(*beneath).wait)
 
         stream = device.stream(f"group {self.group_name}")
-        stream.waits += device.current.record()
+        stream.wait_for(device.current.record())
         device.enqueue(run, stream, is_message=is_message)
         return LateWork(device, stream.last(), arguments)
 

@@ -50,7 +50,7 @@ def _twins(device: LateDevice) -> list[tuple[Any, str, Any]]:
         (torch.UntypedStorage, "resize_", _resized(device)),
         (Tensor, "tolist", _read(device, "tolist")),
         (Tensor, "numpy", _read(device, "numpy")),
-        (torch.cuda, "Stream", lambda _: device.stream(f"stream {next(numbers)}")),
+        (torch.cuda, "Stream", lambda _, **__: device.stream(f"stream {next(numbers)}")),
         (torch.cuda, "current_stream", lambda _: device.current),
         (torch.cuda, "stream", device.on),
         (torch.cuda, "synchronize", lambda _: device.synchronize()),

@@ -132,7 +132,7 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 def mean_over_ranks(parameter: Tensor) -> Tensor | None:
     """The mean of the gradients of two ranks, by torch; None where neither has one."""
-    group = mesh(2)["dp"].get_group()
+    group = mesh(2).get_group("dp")
     total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
     exists = torch.tensor(float(parameter.grad is not None))
     for value in (total.detach(), exists):

@@ -21,11 +21,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bench.testing.call import Call
+from bench.testing.call import FunctionCall
 from bench.testing.workers import ForkServer, Workers, WorkersError
 
 WORLD = 4
 GROUP_SIZES = (1, 2, 4)
+#: Each group has a thread that polls, also when nobody uses it: ranks with more start anew.
+_MOST_GROUPS = 60
 
 #: One or more ranks raised, died or hung; the message holds what each of them said.
 RankFailureError = WorkersError
@@ -85,7 +87,7 @@ def enter_world() -> None:
         )
 
 
-def call_once(call: Call) -> _Returned:
+def call_once(call: FunctionCall) -> _Returned:
     """In a rank: what the function returns, unless another rank does the same.
 
     It draws the same numbers whatever ran on this rank before.
@@ -113,9 +115,9 @@ class RankPool:
 
         `function` is a module-level function of a test file or of this package.
         """
-        call = Call.of(function, arguments)
+        call = FunctionCall.of(function, arguments)
         results = self._workers.run(call_once, call, seconds=seconds)
-        if len({found.groups for found in results}) > 1:
+        if len({found.groups for found in results}) > 1 or results[0].groups[0] > _MOST_GROUPS:
             # A group that some ranks made alone: the next one of all ranks would never meet.
             self._workers.end()
         return [results[rank % found.repeats].value for rank, found in enumerate(results)]

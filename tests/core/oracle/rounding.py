@@ -14,13 +14,15 @@ def accumulate_then_reduce(
     main: torch.dtype,
     comm: torch.dtype,
     *,
-    rounds_sum: bool,
+    total: torch.dtype,
+    travels: bool,
     divisor: int | None = None,
     every: bool = False,
 ) -> Named:
     """no_shard and optim: k gradients added in `main`, one cast to `comm`, reduced, cast back.
 
-    divisor: of the sum over ranks; None is their number.
+    total: in which ranks add up. travels: whether sums are sent once more. divisor: of the sum over
+    ranks; None is their number.
     """
     parts = divisor or len(raw)
     return {
@@ -30,7 +32,8 @@ def accumulate_then_reduce(
             comm,
             parts,
             every=every,
-            rounds_sum=rounds_sum,
+            total=total,
+            travels=travels,
         )
         for key in raw[0][0]
     }
@@ -41,24 +44,25 @@ def reduce_then_accumulate(
     main: torch.dtype,
     comm: torch.dtype,
     *,
-    rounds_sum: bool,
+    total: torch.dtype,
+    travels: bool = False,
     divisor: int | None = None,
 ) -> Named:
     """optim_grads and optim_grads_params: each gradient cast, reduced, added up in `main`."""
     return accumulate_then_reduce(
-        raw, main, comm, rounds_sum=rounds_sum, divisor=divisor, every=True
+        raw, main, comm, total=total, travels=travels, divisor=divisor, every=True
     )
 
 
 def outer_stage(
-    inner: list[Named], main: torch.dtype, comm: torch.dtype, *, rounds_sum: bool
+    inner: list[Named], main: torch.dtype, comm: torch.dtype, *, total: torch.dtype, travels: bool
 ) -> Named:
     """Hybrid: what each outer rank accumulated is cast to `comm` once more, summed, cast back.
 
     The mean over both axes was taken in the inner stage; nothing is divided here.
     """
     return {
-        key: reduced([g[key].to(comm) for g in inner], 1, rounds_sum=rounds_sum).to(main)
+        key: reduced([g[key].to(comm) for g in inner], dtype=total, travels=travels).to(main)
         for key in inner[0]
     }
 

@@ -1,8 +1,8 @@
 """`make faults`: 100 injected faults, and what their records say.
 
 Each fault is one run with the real launcher, the real agent and scripted ranks. Counted are records
-that are lost or unreadable, processes that are left, and blame on the wrong process. Exit code 0 if
-all three are zero and every state is the expected one.
+that are lost or unreadable, processes that are left, and a wrong process named as the
+cause. Exit code 0 if all three are zero and every state is the expected one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIGNALS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and what the record must say. rank: to be blamed, None for no rank."""
+    """One fault, and what the record must say. rank: the cause, None for no rank."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class Result:
     problems: list[str] = field(default_factory=list)
     lost: bool = False
     orphans: int = 0
-    wrong_blame: bool = False
+    wrong_rank: bool = False
     reason: str = ""
     state: str = ""
 
@@ -364,10 +364,10 @@ def _judge(store: ResultsStore, folder: RunFolder, result: Result, pids: set[int
         if status.state not in fault.states:
             result.problems.append(f"state {status.state}, expected {' or '.join(fault.states)}")
         if status.failed_rank != fault.rank:
-            result.wrong_blame = True
-            result.problems.append(f"blames rank {status.failed_rank}, expected {fault.rank}")
+            result.wrong_rank = True
+            result.problems.append(f"names rank {status.failed_rank}, expected {fault.rank}")
     if fault.says not in result.reason:
-        result.wrong_blame = True
+        result.wrong_rank = True
         result.problems.append(f"says {result.reason!r}, expected {fault.says!r}")
 
 
@@ -392,8 +392,8 @@ def table(results: list[Result]) -> str:
     lines = []
     for kind, group in by_kind.items():
         states = ", ".join(sorted({one.state for one in group}))
-        blamed = sum(not one.wrong_blame for one in group)
-        lines.append(f"{kind}: {len(group)} faults, {states}; right blame {blamed}/{len(group)}")
+        right = sum(not one.wrong_rank for one in group)
+        lines.append(f"{kind}: {len(group)} faults, {states}; right rank {right}/{len(group)}")
         lines.append(f"    for example {group[0].fault.name}: {group[0].reason[:170]}")
         lines += [f"    WRONG {one.fault.name}: {'; '.join(one.problems)}" for one in group
                   if one.problems]  # fmt: skip
@@ -424,11 +424,11 @@ def main() -> int:
         unreadable = len(store.damaged())
     lost = sum(result.lost for result in results) + unreadable
     orphans = sum(result.orphans for result in results)
-    blame = sum(result.wrong_blame for result in results)
+    wrong_ranks = sum(result.wrong_rank for result in results)
     wrong = sum(bool(result.problems) for result in results)
     sys.stdout.write(
         f"{table(results)}\n{len(results)} faults in {time.monotonic() - begun:.0f} s: {lost} lost"
-        f" records, {orphans} orphans, {blame} wrong blame, {wrong} with anything wrong\n"
+        f" records, {orphans} orphans, {wrong_ranks} wrong rank, {wrong} with anything wrong\n"
     )
     return 1 if wrong or lost else 0
 

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 ROOT = Path(__file__).resolve().parents[3]
 WORKERS = Path(__file__).parent / "workers"
 ENDLESS = 100_000
+LIMITS = Limits(tick_seconds=0.1, grace_seconds=1.0)
 _SEEN: list[psutil.Process] = []
 
 LAUNCHER = """
@@ -122,6 +123,8 @@ def test_a_launcher_killed_by_sigkill_takes_every_rank_with_it(
     launcher.stdout.close()
 
 
+# Daily where the launcher is killed, above; who is blamed for it: test_launch_outcome.py.
+@pytest.mark.nightly
 def test_an_agent_killed_by_sigkill_takes_the_ranks_with_it_and_is_a_crash(
     store: ResultsStore,
 ) -> None:
@@ -175,6 +178,8 @@ def test_a_stop_request_before_the_ranks_are_up_leaves_nothing_behind(scripted) 
     assert "before the first step" in status.reason
 
 
+# Daily where the folder is removed, below.
+@pytest.mark.nightly
 def test_a_caller_that_fails_while_watching_leaves_a_record_and_no_process(scripted) -> None:
     def fail(steps: int) -> None:
         raise ZeroDivisionError
@@ -205,7 +210,9 @@ def test_a_run_whose_folder_is_removed_is_ended_at_once_and_says_so(scripted) ->
 def test_a_worker_that_cannot_be_imported_is_a_crash_that_names_it(store: ResultsStore) -> None:
     resolved = resolve_anywhere(RunSpec())
     folder = store.new_run(resolved, sweep=None, cell=None, repeat=0, arm=None, code="x")
-    status = launch(resolved, folder, stop=threading.Event(), worker_module="no_such_worker")
+    status = launch(
+        resolved, folder, stop=threading.Event(), worker_module="no_such_worker", limits=LIMITS
+    )
     assert status.state == "crashed"
     assert "no_such_worker" in status.reason
 
@@ -256,7 +263,7 @@ def test_a_real_full_disk_under_the_ranks_loses_no_finished_record(
                     folder,
                     stop=threading.Event(),
                     worker_module="scripted_worker",
-                    limits=Limits(tick_seconds=0.1, grace_seconds=1.0),
+                    limits=LIMITS,
                 )
                 states.append(status.state)
             except StoreFullError:

@@ -147,6 +147,8 @@ def test_arms_train_one_at_a_time_and_in_reversed_order_every_other_round(arms: 
     assert [run.arm for run in done] == [first, second]
 
 
+# Daily with runs that are stood in for: tests/matrix/test_turns_of_blocks.py.
+@pytest.mark.nightly
 def test_an_arm_that_is_killed_in_its_turn_ends_the_parked_one(arms: Arms) -> None:
     # base trains on as soon as head is dead, and would be through with a few steps.
     records = arms.run(steps=400, head={1: (105, f"signal {signal.SIGKILL}")})

@@ -18,14 +18,14 @@ from bench.validate.patched_core import copy_of_core
 
 HERE = Path(__file__).parent
 UNCHANGED = "unchanged"
-_MOST_TELLING: tuple[str, ...] = (
+_BY_IMPORTANCE: tuple[str, ...] = (
     "collectives",
     "collective_bytes",
     "copies",
     "allocations",
     "waits",
 )
-_MOST_TELLING += ("exposed_waits", "operations", "python_calls", "python_lines", "live_storage")
+_BY_IMPORTANCE += ("exposed_waits", "operations", "python_calls", "python_lines", "live_storage")
 _ARMS_PER_SWEEP = 7
 """Beside the base: a sweep may have eight."""
 
@@ -83,8 +83,8 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write("| slow-down | found by | first reason |\n|---|---|---|\n")
     for name, result in gated(Path(arguments[0]), names).items():
         reasons = found_by(result)
-        telling = [reasons[metric] for metric in _MOST_TELLING if metric in reasons]
-        first = (telling or ["-"])[0].partition(";")[0]
+        known = [reasons[metric] for metric in _BY_IMPORTANCE if metric in reasons]
+        first = (known or ["-"])[0].partition(";")[0]
         sys.stdout.write(f"| {titles[name]} | {', '.join(reasons) or '-'} | {first} |\n")
     return 0
 

@@ -1,0 +1,254 @@
+"""`fit`: what runs would hold and send, without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cli import console, exit_codes, planning
+from bench.errors import UnsupportedError, UsageError
+from bench.fit.prediction import Prediction, predict
+from bench.fit.search import Choice, fewest_gpus, search
+from bench.fit.verdict import Verdict, gigabytes
+from bench.resolve import resolve
+from bench.resolve.machine import Machine
+from bench.spec import ResolvedRun, RunSpec
+from sweeps.selection import parse_assignments
+from sweeps.settings import run_spec
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    sweep: Path | None
+    model: str | None
+    assignments: list[str]
+    only: list[str]
+    skip: list[str]
+    device: str | None
+    gpus: int | None
+    search: bool
+    whole: bool
+    plot: Path | None
+
+
+def show_fit(request: Request, *, as_json: bool) -> int:
+    """Print what was asked for."""
+    if (request.sweep is None) == (request.model is None):
+        raise UsageError("fit takes a sweep, or --model with a preset or a config.json: give one")
+    if request.model is not None:
+        return _show_model(request, request.model, as_json=as_json)
+    if request.search:
+        raise UsageError("--search changes the switches of one model: give --model, not a sweep")
+    return _show_sweep(request, as_json=as_json)
+
+
+def _show_model(request: Request, model: str, *, as_json: bool) -> int:
+    machine = planning.machine_of(request.device, request.gpus)
+    if machine is None or request.gpus is None:
+        raise UsageError("--model needs --device and --gpus, as in --device H100 --gpus 64")
+    spec = _spec(model, request.gpus, machine.nodes, request.assignments)
+    if request.search:
+        return _show_search(spec, machine, as_json=as_json)
+    found = predict(resolve(spec, machine), whole=request.whole)
+    verdict = Verdict.of(found, machine)
+    if request.plot is not None:
+        from bench.fit.picture import draw
+
+        draw(found, request.plot, None if verdict is None else verdict.device_bytes)
+    if as_json:
+        console.data_json(found.to_document() | {"verdict": verdict and vars(verdict)})
+    else:
+        console.data(prediction_text(found, verdict))
+    return exit_codes.OK if verdict is None or verdict.fits else exit_codes.REQUIREMENT_NOT_MET
+
+
+def _spec(model: str, gpus: int, nodes: int, assignments: Sequence[str]) -> RunSpec:
+    """One micro batch of 8,192 tokens in BF16 on FP32 main weights, all sharded, if left open."""
+    is_file = model.endswith(".json") or "/" in model
+    given = parse_assignments(assignments)
+    settings: dict[str, Any] = {
+        "model.config" if is_file else "model.preset": model,
+        "engine.name": "mfsdp",
+        "engine.strategy": "optim_grads_params",
+        "dtypes.compute": "bf16",
+        "dtypes.main_params": "fp32",
+        "dtypes.main_grads": "fp32",
+        "train.seq_len": 8192,
+        "train.micro_batch": 1,
+        "launch.device": "cuda",
+        "launch.ranks": gpus,
+        "launch.nodes": nodes,
+    }
+    settings |= given
+    if settings["engine.name"] != "mfsdp" and "engine.strategy" not in given:
+        del settings["engine.strategy"]
+    tensor = settings.get("engine.tensor_parallel", 1)
+    per_step = settings["launch.ranks"] // tensor * settings["train.micro_batch"]
+    return run_spec({"train.global_batch": per_step} | settings)
+
+
+def _show_search(spec: RunSpec, machine: Machine, *, as_json: bool) -> int:
+    gpus = list(fewest_gpus(spec, machine))
+    choices = search(spec, machine)
+    if as_json:
+        console.data_json(
+            {
+                "fewest_gpus": [one.to_document() for one in gpus],
+                "choices": [one.to_document() for one in choices],
+                "spec": spec.model_dump(mode="json"),
+            }
+        )
+    else:
+        console.data(f"GPUs, everything sharded\n\n{_choices_text(gpus)}")
+        ranks = f"{spec.launch.ranks} GPUs, what fits first, then by work done twice, then traffic"
+        console.data(f"\n{ranks}\n\n{_choices_text(choices)}")
+        console.data("\nBytes and FLOPs; no seconds: what is cheapest in time is for a run to say.")
+    fits = any(one.verdict is not None and one.verdict.fits for one in choices)
+    return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
+
+
+def _choices_text(choices: Sequence[Choice]) -> str:
+    rows = [
+        (
+            ", ".join(str(value) for value in one.switches.values()),
+            "-" if one.prediction is None else gigabytes(one.prediction.peak_bytes),
+            _spare(one),
+            f"{one.wire_bytes / 1e3:,.1f} kB",
+            f"{one.recomputed_flops / 1e9:,.2f} G",
+            one.refusal or ("" if one.verdict is None or one.verdict.fits else _attack(one)),
+        )
+        for one in choices
+    ]
+    names = ", ".join(path.partition(".")[2] for path in choices[0].switches)
+    titles = (names, "peak", "to spare", "sent per token", "FLOPs again per token", "why not")
+    return console.columns(titles, rows)
+
+
+def _spare(choice: Choice) -> str:
+    return "-" if choice.verdict is None else gigabytes(choice.verdict.spare_bytes)
+
+
+def _attack(choice: Choice) -> str:
+    assert choice.verdict is not None
+    assert choice.prediction is not None
+    largest = choice.verdict.largest
+    held = gigabytes(choice.prediction.by_category[largest])
+    return f"{held} are {largest.replace('_', ' ')}"
+
+
+def _show_sweep(request: Request, *, as_json: bool) -> int:
+    assert request.sweep is not None
+    machine = planning.machine_of(request.device, request.gpus)
+    asked = planning.Request(
+        request.sweep, request.assignments, request.only, request.skip, None, machine=machine
+    )
+    plan = planning.requested_plan(asked).chosen
+    found: dict[str, Prediction | UnsupportedError] = {}
+    for cell in plan.cells:
+        found[cell.id] = predicted(cell.resolved, whole=request.whole)
+    verdicts = {
+        name: Verdict.of(one, machine)
+        for name, one in found.items()
+        if machine is not None and isinstance(one, Prediction)
+    }
+    if as_json:
+        cells = {
+            name: {"refusal": one.reason}
+            if isinstance(one, UnsupportedError)
+            else one.to_document()
+            for name, one in found.items()
+        }
+        console.data_json({"cells": cells, "pruned": [vars(one) for one in plan.pruned]})
+    else:
+        rows = [_sweep_row(name, one, verdicts.get(name)) for name, one in found.items()]
+        titles = ("cell", "peak", "set-up", "sent per step", "when", "most of it")
+        console.data(console.columns(titles, rows, left=1))
+        if plan.pruned:
+            console.data("\n" + planning.pruned_text(plan))
+    fits = all(one is None or one.fits for one in verdicts.values())
+    return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
+
+
+def predicted(resolved: ResolvedRun, *, whole: bool = False) -> Prediction | UnsupportedError:
+    """The prediction, or why there is none."""
+    try:
+        return predict(resolved, whole=whole)
+    except UnsupportedError as error:
+        return error
+
+
+def _sweep_row(
+    name: str, found: Prediction | UnsupportedError, verdict: Verdict | None
+) -> tuple[str, ...]:
+    if isinstance(found, UnsupportedError):
+        return (name, "-", "-", "-", "-", found.reason)
+    held = found.by_category
+    largest = max(held, key=lambda category: held[category])
+    most = f"{largest.replace('_', ' ')} {mebibytes(held[largest])}"
+    if verdict is not None and not verdict.fits:
+        most = verdict.text()
+    sent = "-" if found.wire_bytes is None else mebibytes(found.wire_bytes)
+    when = moment_text(found)
+    return (name, mebibytes(found.peak_bytes), mebibytes(found.setup_bytes), sent, when, most)
+
+
+def mebibytes(size: int) -> str:
+    """For small models."""
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def moment_text(found: Prediction) -> str:
+    """The moment of the peak, as `backward of unit 31 of 32`."""
+    moment = found.peak_moment
+    units = sum(1 for one, _ in found.steps if one.phase == "forward" and one.unit is not None)
+    units //= max(1, len({one.microbatch for one, _ in found.steps if one.phase == "loss"}))
+    text = moment.phase
+    if moment.unit is not None:
+        text += f" of unit {moment.unit + 1} of {units}"
+    if moment.microbatch is not None and found.resolved.microbatches > 1:
+        text += f", microbatch {moment.microbatch + 1}"
+    return text
+
+
+def prediction_text(found: Prediction, verdict: Verdict | None) -> str:
+    """For people."""
+    resolved = found.resolved
+    held = found.by_category
+    rows = [(name.replace("_", " "), gigabytes(size)) for name, size in held.items()]
+    rows.append(("together", gigabytes(found.peak_bytes)))
+    parts = [
+        f"{resolved.model_text}; {resolved.slug}",
+        f"peak: {moment_text(found)}",
+        console.columns(("held then by each rank", ""), rows, left=1),
+        f"A caching allocator rounds up by {gigabytes(found.rounding_bytes)} at most; what it"
+        " fragments over many steps is not predicted.",
+    ]
+    if verdict is not None:
+        parts.append(verdict.text())
+        if not verdict.setup_fits:
+            parts.append(
+                f"set-up does not fit: this harness builds the whole model on each rank first,"
+                f" {gigabytes(found.setup_bytes)}; a model built on the meta device does not"
+            )
+    if found.is_linear is False:
+        parts.append("layers do not add up: a trace of 5 is not what those of 3 and 4 say; --whole")
+    alive = [
+        (one.category.replace("_", " "), one.contents, f"{one.count:,}", gigabytes(one.bytes))
+        for one in found.alive[:_SHOWN]
+    ]
+    parts.append(console.columns(("alive then", "each", "number", "of"), alive, left=2))
+    sent = [
+        (one.operation, one.axis, f"{one.count:,}", f"{one.bytes:,}") for one in found.collectives
+    ]
+    titles = ("in each step", "axis", "number", "bytes of one")
+    parts.append(console.columns(titles, sent, left=2) if sent else "nothing is sent")
+    if found.wire_bytes is not None:
+        parts.append(f"sent by each rank in a step: {gigabytes(found.wire_bytes)}")
+    parts.append("every setting: --json")
+    return "\n\n".join(parts)

@@ -1,0 +1,1 @@
+"""What a run would hold and send, without running it: real code on hollow tensors."""

@@ -1,0 +1,61 @@
+"""Whether what is predicted fits a device, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from bench.fit.prediction import Prediction
+from bench.resolve.machine import Machine
+
+#: For the CUDA context, NCCL's buffers and the workspaces of libraries, which nobody predicts here.
+HEADROOM_BYTES: Final = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """spare_bytes: negative where it does not fit. largest: the category to attack then.
+
+    setup_fits: whether the whole model that every rank builds first fits as well.
+    """
+
+    device: str
+    device_bytes: int
+    fits: bool
+    spare_bytes: int
+    largest: str
+    setup_fits: bool
+
+    @classmethod
+    def of(cls, prediction: Prediction, machine: Machine) -> Self | None:
+        """On the first device of `machine`; None where it has none whose memory is known."""
+        devices = machine.cuda_devices
+        if not devices or devices[0].memory_bytes is None:
+            return None
+        room = devices[0].memory_bytes - HEADROOM_BYTES
+        spare = room - prediction.peak_bytes
+        held = prediction.by_category
+        return cls(
+            device=devices[0].name,
+            device_bytes=devices[0].memory_bytes,
+            fits=spare >= 0,
+            spare_bytes=spare,
+            largest=max(held, key=lambda name: held[name]),
+            setup_fits=prediction.setup_bytes <= room,
+        )
+
+    def text(self) -> str:
+        """A sentence."""
+        size = f"{self.device} of {gigabytes(self.device_bytes)}"
+        head = f"{gigabytes(HEADROOM_BYTES)} are left for context, NCCL and libraries"
+        if self.fits:
+            return f"fits {size} with {gigabytes(self.spare_bytes)} to spare ({head})"
+        return (
+            f"does not fit {size}: {gigabytes(-self.spare_bytes)} too much ({head});"
+            f" most are {self.largest.replace('_', ' ')}"
+        )
+
+
+def gigabytes(size: int) -> str:
+    """Powers of ten, as datasheets count."""
+    return f"{size / 1e9:,.2f} GB"

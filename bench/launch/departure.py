@@ -1,0 +1,91 @@
+"""Where ranks that wait for each other came apart: the first collective that is not the same.
+
+From what each rank has written once it stood still (`bench.worker.issued_note`). Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.store.layout import ISSUED_GLOB, rank_of
+from bench.store.reading import read_json_object
+
+_RANKS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Issued:
+    """issued: collectives of a rank. latest: the last ones by number. unfinished: NCCL's word."""
+
+    issued: int
+    latest: Mapping[int, str]
+    unfinished: str = ""
+
+
+def departure(logs: Path) -> str:
+    """In a sentence; empty where no rank stood still, or none has said."""
+    return told(read_issued(logs))
+
+
+def read_issued(logs: Path) -> dict[int, Issued]:
+    """By rank, of those that stood still at the end."""
+    found = {}
+    for file in sorted(logs.glob(ISSUED_GLOB)):
+        document = read_json_object(file, []) or {}
+        rank, latest = rank_of(file), document.get("latest")
+        if rank is not None and isinstance(latest, list):
+            found[rank] = Issued(
+                int(document.get("issued", 0)),
+                {int(number): str(words) for number, words in latest},
+                str(document.get("unfinished", "")),
+            )
+    return dict(sorted(found.items()))
+
+
+def told(ranks: Mapping[int, Issued]) -> str:
+    """The first collective that ranks do not share, and who issued what."""
+    if not ranks:
+        return ""
+    first = max(min(one.latest, default=1) for one in ranks.values())
+    last = max(one.issued for one in ranks.values())
+    unfinished = "".join(
+        f"; rank {rank} has not ended {one.unfinished}"
+        for rank, one in list(ranks.items())[:_RANKS_SHOWN]
+        if one.unfinished
+    )
+    for number in range(first, last + 1):
+        words = {
+            rank: f"issued {one.latest[number]}" if number in one.latest else _behind(one)
+            for rank, one in ranks.items()
+        }
+        if len(set(words.values())) > 1:
+            return f"ranks differ in collective {number}: {_by_words(words)}{unfinished}"
+    (rank, one), *others = ranks.items()
+    who = f"ranks {_listed(ranks)} have" if others else f"rank {rank} has"
+    newest = one.latest.get(last, "none")
+    return f"{who} issued {last} collectives, {newest} last{unfinished}"
+
+
+def _behind(one: Issued) -> str:
+    if not one.issued:
+        return "has issued none"
+    return f"issued no more after {one.issued}, {one.latest.get(one.issued, 'unknown')}"
+
+
+def _by_words(words: Mapping[int, str]) -> str:
+    by_words: dict[str, list[int]] = {}
+    for rank, what in words.items():
+        by_words.setdefault(what, []).append(rank)
+    return ", ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)} {what}"
+        for what, ranks in by_words.items()
+    )
+
+
+def _listed(ranks: Any) -> str:
+    shown = list(ranks)[:_RANKS_SHOWN]
+    more = len(ranks) - len(shown)
+    return " and ".join(map(str, shown)) + (f" and {more} more" if more else "")

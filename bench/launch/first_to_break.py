@@ -1,0 +1,96 @@
+"""Which of several failed ranks broke first.
+
+[Note: who broke first] Ranks fail together: the one that broke, those that lost it in a collective,
+and those that the agent ended afterwards. Two times are known of a rank: when it reported an
+exception, before it ended, and when its process was gone. A peer's exception can only follow the
+death that caused it, but its report may be noticed sooner than that death: what reads as the loss
+of a peer is therefore a cause only if nobody else can be. SIGTERM and SIGKILL after the first death
+are the agent's own. Without times (an arm with an older agent) kinds alone decide.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Sent by torchrun to the survivors.
+_CLOSING = frozenset({signal.SIGTERM, signal.SIGKILL})
+# Raised by a communication watchdog, or closing: may be a consequence.
+_SOFT = frozenset({signal.SIGTERM, signal.SIGABRT, signal.SIGINT, signal.SIGHUP})
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|closed pair|pair closure|connection (?:was )?likely"
+    r"|connection refused|connection (?:is )?(?:closed|lost|aborted)|got 0 bytes|recvvalue"
+    r"|sendbytes|timed out waiting|socket timeout|distnetworkerror|storetimeout"
+    r"|remote process exited|ncclremoteerror|nccl communicator was aborted|watchdog",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """What is known of one rank that failed.
+
+    report: what it wrote before it ended, None if it said nothing. exit_code: -N for signal N, None
+    if nobody saw it end. reported_seconds, died_seconds: Unix times, None where unknown.
+    """
+
+    rank: int
+    report: Mapping[str, Any] | None = None
+    exit_code: int | None = None
+    reported_seconds: float | None = None
+    died_seconds: float | None = None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the process, None for an exit of its own."""
+        return -self.exit_code if self.exit_code is not None and self.exit_code < 0 else None
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """It reported nothing but that another rank was gone."""
+        return self.report is not None and bool(_LOST_PEER.search(str(self.report.get("message"))))
+
+    @property
+    def first_seconds(self) -> float:
+        """When it is first known to have failed; infinite where nobody knows."""
+        known = [t for t in (self.reported_seconds, self.died_seconds) if t is not None]
+        return min(known, default=math.inf)
+
+
+def first_to_break(failures: list[RankFailure]) -> RankFailure | None:
+    """The failure that the others follow from; None without failures ([Note: who broke first])."""
+    deaths = [one.died_seconds for one in failures if one.died_seconds is not None]
+    first_death = min(deaths, default=math.inf)
+
+    def ended_by_agent(one: RankFailure) -> bool:
+        if one.report is not None or one.signal not in _CLOSING:
+            return False
+        if deaths:
+            return one.died_seconds is None or one.died_seconds > first_death
+        return one.signal == signal.SIGTERM
+
+    return min(
+        failures,
+        key=lambda one: (
+            ended_by_agent(one),
+            one.lost_a_peer,
+            one.first_seconds if deaths else 0.0,
+            _kind(one),
+            one.first_seconds,
+            one.rank,
+        ),
+        default=None,
+    )
+
+
+def _kind(one: RankFailure) -> int:
+    """Rank of the evidence where no time decides: hard signal, silent exit, exception, soft one."""
+    if one.report is not None:
+        return 2
+    if one.signal is None:
+        return 1
+    return 3 if one.signal in _SOFT else 0

@@ -1,0 +1,54 @@
+"""What a traceback or a stack says about the engine, without the lines of this harness."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+#: Frames that are told, innermost first.
+_MOST = 4
+_HARNESS = str(Path(__file__).parents[1])
+_CORE = "/mfsdp_core/"
+_LIBRARY = re.compile(r"/site-packages/torch/|/lib/python[\d.]+/[^/]+$")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?[A-Z]\w*(: .*)?$")
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def exception_of(text: str) -> str:
+    """Type and first line of the exception that a traceback ends with.
+
+    A message may have more lines, such as advice.
+    """
+    lines = text.strip().splitlines()
+    begin = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=-1)
+    said = [line for line in lines[begin + 1 :] if not line.startswith(" ")]
+    return next((line for line in said if _EXCEPTION.match(line)), lines[-1] if lines else "")
+
+
+def frames_of(text: str) -> tuple[str, ...]:
+    """Where the engine was, innermost first: frames of the core, else of whatever is not harness.
+
+    text: a traceback, or what faulthandler writes.
+    """
+    found = _FRAME.findall(text)
+    if _TRACEBACK in text:
+        begin = text.rindex(_TRACEBACK)
+        found = _FRAME.findall(text[begin:])[::-1]
+    others = [frame for frame in found if not frame[0].startswith(_HARNESS)]
+    core = [frame for frame in found if _CORE in frame[0]]
+    own = core or [frame for frame in others if not _LIBRARY.search(frame[0])] or others
+    return tuple(f"at {_short(file)}:{line} in {name}" for file, line, name in own[:_MOST])
+
+
+def _short(file: str) -> str:
+    """From the package on."""
+    if _CORE in file:
+        return f"mfsdp_core/{file.rpartition(_CORE)[2]}"
+    return file.rpartition("/site-packages/")[2]
+
+
+def room_of(frames: tuple[str, ...]) -> str:
+    """The room of the core that the innermost of `frames_of` lies in; empty outside of the core."""
+    found = re.search(r"^(?:rank \d+ )?at (mfsdp_core/(?:\w+/)?)", frames[0]) if frames else None
+    return found[1].rstrip("/") if found else ""

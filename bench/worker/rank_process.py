@@ -1,0 +1,87 @@
+"""The process of a rank: its number, its device, its process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Self
+
+import torch
+import torch.distributed as dist
+
+from bench.errors import UsageError
+from bench.spec import DeviceType, LaunchSpec, ResolvedRun, known_engine
+
+_BACKENDS: Final[dict[DeviceType, str]] = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """Rank among `ranks` processes, the device it computes on, and the number of its node."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+    node: int = 0
+
+    @classmethod
+    def from_environment(cls, resolved: ResolvedRun) -> Self:
+        """Read what torch.distributed.run has set (RANK, WORLD_SIZE, LOCAL_RANK, GROUP_RANK).
+
+        Raises:
+            UsageError: started with another number of ranks than the run asks for.
+        """
+        rank = int(os.environ.get("RANK", "0"))
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        wanted = resolved.launch.ranks
+        if ranks != wanted:
+            raise UsageError(
+                f"launch.ranks: the run asks for {wanted} ranks, found WORLD_SIZE={ranks}; start "
+                f"it with --nproc-per-node {wanted}"
+            )
+        node = int(os.environ.get("GROUP_RANK", "0"))
+        return cls(rank, ranks, _device(resolved.launch), node)
+
+
+def _device(launch: LaunchSpec) -> torch.device:
+    """Local ranks in turn over the devices that the launch uses."""
+    if launch.device == "cpu":
+        return torch.device("cpu")
+    used = min(torch.cuda.device_count(), -(-launch.ranks // launch.ranks_per_device))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(used, 1))
+    torch.cuda.set_device(device)
+    return device
+
+
+def backend(resolved: ResolvedRun) -> str | None:
+    """Backend of the process group; None for an engine of one process, which has none."""
+    one_process = known_engine(resolved.engine.name).one_process
+    return None if one_process else _BACKENDS[resolved.launch.device]
+
+
+@contextmanager
+def process_group(process: RankProcess, resolved: ResolvedRun) -> Iterator[None]:
+    """The default process group around a block; nothing for `single`.
+
+    It is left in an orderly way only if the block succeeds: after a failure the other ranks may
+    be anywhere, and waiting for them would hide the failure behind a time-out.
+    """
+    name = backend(resolved)
+    if name is None:
+        yield
+        return
+    dist.init_process_group(
+        name,
+        rank=process.rank,
+        world_size=process.ranks,
+        # Longer than the launcher's own limit: a hang is to be reported as a hang, by the
+        # launcher, and not as the crash of whichever rank waited for the rank that hangs.
+        timeout=timedelta(seconds=2 * resolved.launch.hang_seconds),
+        device_id=process.device if process.device.type == "cuda" else None,
+    )
+    yield
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,203 @@
+"""What a report opens with: one recommendation with its uncertainty, or why there is none.
+
+Arms are recommended by all that a gate requires, cells of one dtype policy by step time, and by
+memory where their times are equal. A cell whose losses are not those of its policy is never
+recommended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from reports.comparisons.change import Change, change_text
+from reports.comparisons.tradeoffs import threshold
+from reports.findings import Findings
+from reports.gates.policy import DEFAULT_ALPHA
+from reports.renderers import quantity
+from reports.statistics.sample_size import smallest_deciding_n
+
+if TYPE_CHECKING:  # reports of single runs do not wait for scipy
+    from reports.gates.gate import GateResult
+    from reports.gates.judgement import Judgement
+
+_NONE = "No recommendation: "
+
+
+def recommendation(findings: Findings) -> str:
+    """One sentence or two."""
+    if findings.judged:
+        return _of_arms(findings.judged)
+    if not findings.measured:
+        return "No recommendation. Nothing was measured."
+    if not findings.is_about_training:
+        return f"{_NONE}collectives by themselves are compared by arms only."
+    return _of_cells(findings)
+
+
+def _of_arms(judged: Sequence[GateResult]) -> str:
+    better = [one for one in judged if one.passed and _improved(one)]
+    if better:
+        best = min(better, key=_mean_log_time)
+        text = f"Recommended: {best.sides.head}. Against {best.sides.base}, {_decided(best)}."
+        others = [one.sides.head for one in better if one is not best]
+        if others:
+            text += f" {', '.join(others)} improved too; heads are not judged against each other."
+        return text
+    if all(one.regressed for one in judged):
+        worst = max(judged, key=_mean_log_time)
+        return f"Recommended: {worst.sides.base}. {worst.sides.head}: {_decided(worst)}."
+    return _NONE + "; ".join(f"{one.sides.head}: {_why_not(one)}" for one in judged) + "."
+
+
+def _improved(result: GateResult) -> list[Judgement]:
+    return result.of("improved") + result.of("improved", required=False)
+
+
+def _mean_log_time(result: GateResult) -> float:
+    ratios = [one.time_ratio for one in result.judgements if one.time_ratio]
+    return fmean(map(math.log, ratios)) if ratios else 0.0
+
+
+def _decided(result: GateResult) -> str:
+    """What improved or regressed, by metric, each with the cell whose change is smallest."""
+    wanted = result.of("regressed") or _improved(result)
+    by_metric: dict[str, list[Judgement]] = {}
+    for one in wanted:
+        by_metric.setdefault(one.metric, []).append(one)
+    cells = len({one.cell for one in result.judgements})
+    texts = []
+    for metric, found in by_metric.items():
+        least = min(found, key=lambda one: abs(one.change or 0.0))
+        many = f"{len(found)} of {quantity.counted(cells, 'cell')}"
+        texts.append(
+            f"{metric} {least.verdict} in {many}, least in {least.cell} ({_of_judgement(least)})"
+        )
+    return "; ".join(texts)
+
+
+def _of_judgement(one: Judgement) -> str:
+    runs = quantity.counted(one.n_head, "block") if one.paired else f"n={one.n_head}"
+    if one.time_ratio is None or one.throughput_ratio is None:
+        return f"{quantity.change(one.change, 2)}, {runs}"
+    low, high = one.interval or (math.nan, math.nan)
+    return (
+        f"time {quantity.change(one.time_ratio - 1)}, throughput "
+        f"{quantity.change(one.throughput_ratio - 1)}, ratio {quantity.ratio(one.throughput_ratio)}"
+        f"; {quantity.share(1 - DEFAULT_ALPHA, 0)} interval of the time "
+        f"{quantity.change(low - 1)} to {quantity.change(high - 1)}, {runs}"
+    )
+
+
+def _why_not(result: GateResult) -> str:
+    if result.failed:
+        return "not everything was measured"
+    if result.regressed:
+        return _decided(result)
+    open_cells = result.of("inconclusive")
+    if open_cells:
+        cells = quantity.counted(len({one.cell for one in result.judgements}), "cell")
+        first = open_cells[0]
+        return (
+            f"{len(open_cells)} of {cells} undecided; {first.cell}, {first.metric}: {first.reason}"
+        )
+    return "equivalent in all that is required"
+
+
+def _of_cells(findings: Findings) -> str:
+    alike = _of_one_policy(findings)
+    changes = _in_parity(findings, alike)
+    if not changes:
+        why = (
+            "no loss is that of its reference" if alike else "no two cells are of one dtype policy"
+        )
+        return f"{_NONE}{why}."
+    if _is_single(changes):
+        needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=len(changes))
+        return (
+            f"{_NONE}one run of a cell gives no interval; {needed} of each could decide "
+            f"(--repeat {needed})."
+        )
+    # Here and not above: reports of single runs do not wait for scipy.
+    from reports.gates.default_judgements import judged_cells
+
+    return _of_judged(changes, judged_cells(changes, findings.store))
+
+
+def fastest_so_far(findings: Findings) -> list[str]:
+    """Of single runs, one sentence per dtype policy against its own reference; else nothing."""
+    changes = _in_parity(findings, _of_one_policy(findings))
+    if findings.judged or not _is_single(changes):
+        return []
+    by_base: dict[str, list[Change]] = {}
+    for change in changes:
+        by_base.setdefault(change.base.name, []).append(change)
+    best = (max(members, key=lambda c: c.throughput_ratio or 0.0) for members in by_base.values())
+    return [_so_far(one) for one in best]
+
+
+def _so_far(best: Change) -> str:
+    if (best.time_change or 0.0) < 0:
+        which = f"the fastest is {best.head.name}, against {best.base.name}"
+    else:
+        which = f"none is faster than {best.base.name}; the nearest is {best.head.name}"
+    return f"{best.base.dtypes}: {which}: {change_text(best)}."
+
+
+def _of_one_policy(findings: Findings) -> list[Change]:
+    """Changes of time within a dtype policy, against its own reference or the one that is named."""
+    found = findings.changes if findings.reference_was_named else findings.within_policy
+    return [c for c in found if c.time_change is not None and c.base.dtypes == c.head.dtypes]
+
+
+def _in_parity(findings: Findings, changes: Sequence[Change]) -> list[Change]:
+    rows = {row.cell.name: row.verdict for group in findings.parity for row in group.rows}
+    return [change for change in changes if rows.get(change.head.name) in ("parity", "reference")]
+
+
+def _is_single(changes: Sequence[Change]) -> bool:
+    return any(min(change.base.n, change.head.n) == 1 for change in changes)
+
+
+def _of_judged(changes: Sequence[Change], judged: Sequence[Judgement]) -> str:
+    both = list(zip(changes, judged, strict=True))
+    faster = [pair for pair in both if pair[1].verdict == "improved"]
+    if faster:
+        change, one = min(faster, key=lambda pair: pair[1].ratio or math.inf)
+        return (
+            f"Recommended: {change.head.name} in the place of {change.base.name} "
+            f"({_of_judgement(one)}){_memory(change)}. Losses are those of the reference."
+        )
+    undecided = [pair for pair in both if pair[1].verdict == "inconclusive"]
+    if undecided:
+        change, one = min(undecided, key=lambda pair: pair[1].ratio or math.inf)
+        return f"{_NONE}{change.head.name} against {change.base.name}: {one.reason}."
+    equal = [pair for pair in both if pair[1].verdict == "equivalent"]
+    smaller = [pair for pair in equal if _memory_saved(pair[0])]
+    if smaller:
+        change, one = min(smaller, key=lambda pair: pair[0].memory_change or 0.0)
+        return (
+            f"Recommended: {change.head.name} in the place of {change.base.name}{_memory(change)}, "
+            f"in equal time ({_of_judgement(one)}). Losses are those of the reference."
+        )
+    if equal:
+        many = quantity.counted(len(equal), "cell")
+        return f"{_NONE}{many} as fast as the reference, in as much memory."
+    bases = ", ".join(dict.fromkeys(change.base.name for change in changes))
+    change, one = min(both, key=lambda pair: pair[1].ratio or math.inf)
+    return (
+        f"Recommended: {bases}. The nearest, {change.head.name}, is slower ({_of_judgement(one)})."
+    )
+
+
+def _memory(change: Change) -> str:
+    metric, moved = change.memory_metric, change.memory_change
+    if metric is None or moved is None or abs(moved) < threshold(metric):
+        return ""
+    return f", {metric.title} {quantity.change(moved)}"
+
+
+def _memory_saved(change: Change) -> bool:
+    return bool(_memory(change)) and (change.memory_change or 0.0) < 0

@@ -1,0 +1,258 @@
+"""In the middle of a pass: whole units, what is gathered when, and memory that nobody has booked.
+
+Between two passes all of this is as it was, so a look at rest misses it.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from bench.validate.scenario import live_bytes, set_aside
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from mfsdp_core.events import EVENT_KINDS, UNIT_KINDS, Event
+from oracle.ranks import RankPool, mesh, two_axes
+from oracle.sharded import STRATEGIES
+
+pytestmark = pytest.mark.processes
+
+UNITS, WIDTH, HIDDEN = 4, 16, 64
+UNIT_BYTES = 8 * (2 * WIDTH * HIDDEN + WIDTH + HIDDEN)
+#: Activations of all units; the weights of one, or their gradients, are four times as large.
+SMALL_BYTES = 4000
+AXES = ("one axis", "no_shard", "optim")
+CELLS = [(strategy, outer) for strategy in STRATEGIES for outer in AXES]
+CELLS.remove(("no_shard", "optim"))
+
+
+@dataclass
+class Look:
+    """unbooked: bytes of tensors that exist and that the ledger does not have. whole: units.
+
+    weights: bytes of whole weights that somebody holds, be it autograd, and those in the ledger.
+    """
+
+    where: str
+    unbooked: int
+    whole: tuple[int, ...]
+    weights: tuple[int, int]
+
+
+@dataclass
+class Watch:
+    """Called by units while they compute, and while their gradients are computed."""
+
+    model: Any = None
+    before: int = 0
+    looks: list[Look] = field(default_factory=list)
+    storages: dict[int, StorageWeakRef] = field(default_factory=dict)
+
+    def look(self, where: str) -> None:
+        if self.model is None:
+            return
+        booked = self.model.ledger.bytes_by_category()
+        whole = []
+        for number, unit in enumerate(self.model.module.units):
+            if not isinstance(unit.up.weight, DTensor):
+                storage = unit.up.weight.untyped_storage()
+                whole += [number] if storage.nbytes() else []
+                self.storages.setdefault(storage._cdata, StorageWeakRef(storage))
+        alive = [ref for ref in self.storages.values() if not ref.expired()]
+        held = sum(UntypedStorage._new_with_weak_ptr(ref.cdata).nbytes() for ref in alive)
+        unbooked = live_bytes() - self.before - sum(booked.values())
+        self.looks.append(Look(where, unbooked, tuple(whole), (held, booked["compute_weights"])))
+
+
+class Unit(nn.Module):
+    """Large weights, and activations that are small beside them."""
+
+    def __init__(self, number: int, watch: Watch) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.number, self.watch = number, watch
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x).tanh()
+        self.watch.look(f"forward {self.number}")
+        if x.requires_grad:
+            x.register_hook(lambda _: self.watch.look(f"backward {self.number}"))
+        return self.down(x)
+
+
+class Model(nn.Module):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(Unit(number, watch) for number in range(UNITS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            x = unit(x)
+        return x.square().sum()
+
+
+def built(strategy: str, outer: str, watch: Watch, **switches: Any) -> tuple[Any, Any]:
+    arguments: dict[str, Any] = {"device_mesh": mesh(2)["dp"]} if outer == "one axis" else {}
+    if not arguments:
+        axes, both = two_axes()
+        arguments = {
+            "device_mesh": axes,
+            "dp_shard_dim": "inner",
+            "dp_outer_dim": "outer",
+            "hybrid_fsdp_group": both,
+            "outer_dp_sharding_strategy": outer,
+        }
+    torch.manual_seed(1)
+    model: Any = fully_shard_model(
+        Model(watch).double(),
+        fsdp_unit_modules=[Unit],
+        zero_dp_strategy=strategy,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        **arguments,
+        **switches,
+    )
+    return model, fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+
+def train(model: Any, optimizer: Any, between: Callable[[], None] = lambda: None) -> None:
+    loss = model(torch.full((1, WIDTH), 0.5, dtype=torch.float64))
+    between()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def looks_of_two_steps(strategy: str, outer: str, allocator: str = "storage_resize") -> list[Look]:
+    """Of the second one: the first one makes what stays."""
+    watch = Watch()
+    set_aside()
+    try:
+        watch.before = live_bytes()
+        model, optimizer = built(strategy, outer, watch, allocator=allocator)
+        train(model, optimizer)
+        watch.model = model
+        train(model, optimizer, lambda: watch.look("between"))
+    finally:
+        gc.unfreeze()
+    return watch.looks
+
+
+@pytest.mark.parametrize(("strategy", "outer"), CELLS)
+def test_the_ledger_has_what_exists_in_the_middle_of_a_pass(
+    ranks: RankPool, strategy: str, outer: str
+) -> None:
+    for looks in ranks.run(looks_of_two_steps, strategy, outer):
+        assert len(looks) == 2 * UNITS + 1
+        wrong = [look for look in looks if abs(look.unbooked) > SMALL_BYTES]
+        assert not wrong, wrong
+
+
+@pytest.mark.parametrize("allocator", ["storage_resize", "temporary"])
+def test_the_ledger_has_the_weights_that_autograd_holds(ranks: RankPool, allocator: str) -> None:
+    for looks in ranks.run(looks_of_two_steps, "optim_grads_params", "one axis", allocator):
+        wrong = [look for look in looks if look.weights[0] > look.weights[1]]
+        assert not wrong, wrong
+        assert max(look.weights[0] for look in looks) >= UNIT_BYTES
+
+
+@pytest.mark.parametrize("outer", AXES)
+def test_two_units_are_whole_the_one_that_computes_and_the_next(
+    ranks: RankPool, outer: str
+) -> None:
+    last = UNITS - 1
+    wanted = {f"forward {n}": {n, min(n + 1, last)} for n in range(UNITS)}
+    wanted |= {"between": {last}} | {f"backward {n}": {n, max(n - 1, 0)} for n in range(UNITS)}
+    for looks in ranks.run(looks_of_two_steps, "optim_grads_params", outer):
+        found = {look.where: set(look.whole) for look in looks}
+        assert all(found[where] <= units for where, units in wanted.items()), found
+        assert all(int(where[-1]) in units for where, units in found.items() if "ward" in where)
+
+
+def order_of_a_step(outer: str) -> list[tuple[str, str]]:
+    model, optimizer = built("optim_grads_params", outer, Watch())
+    train(model, optimizer)
+    seen: list[Event] = []
+    model.events.subscribe(seen.append, kinds=(*EVENT_KINDS, *UNIT_KINDS))
+    train(model, optimizer)
+    return [(f"{event.kind} {event.operation}".strip(), event.bucket) for event in seen]
+
+
+@pytest.mark.parametrize("outer", AXES)
+def test_the_next_gather_begins_before_a_unit_is_left_or_released(
+    ranks: RankPool, outer: str
+) -> None:
+    for events in ranks.run(order_of_a_step, outer):
+        for kind, step in (("forward", 1), ("backward", -1)):
+            for number in range(UNITS):
+                following = number + step
+                if not 0 <= following < UNITS:
+                    continue
+                at = events.index((f"enter {kind}", f"units.{number}"))
+                rest = events[at:]
+                left = rest.index((f"leave {kind}", f"units.{number}"))
+                gather = ("collective all_gather", f"units.{following}/0")
+                ahead = gather in rest[:left] or gather in events[:at]
+                assert ahead, (kind, number, rest[: left + 1])
+                released = rest.index(("release", f"units.{number}/0"))
+                entered = rest.index((f"enter {kind}", f"units.{following}"))
+                assert released < entered or kind == "backward", (kind, number)
+
+
+LOADS = ("model", "optimizer")
+
+
+def kept_by_loading(strategy: str, what: str) -> tuple[list[str], int]:
+    """Loaded weights that live on after loading, and bytes that two steps after it hold more.
+
+    A loaded optimizer's state is the new one, as in torch.
+    """
+    set_aside()
+    try:
+        model, optimizer = built(strategy, "one axis", Watch())
+        train(model, optimizer)
+        gc.collect()
+        before = live_bytes()
+        target = model if what == "model" else optimizer
+        refs = load_own_state(target)
+        kept = [n for n, ref in refs.items() if what == "model" and ref() is not None]
+        for _ in range(2):
+            train(model, optimizer)
+        gc.collect()
+        return kept, live_bytes() - before
+    finally:
+        gc.unfreeze()
+
+
+def load_own_state(target: Any) -> dict[str, weakref.ref[Any]]:
+    """Copies of what it holds; loaded, and then held by nobody here."""
+    state = {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in target.state_dict().items()
+    }
+    if "state" in state:
+        state["state"] = {
+            number: {k: v.clone() for k, v in one.items()} for number, one in state["state"].items()
+        }
+        found = {f"{n} {k}": v for n, one in state["state"].items() for k, v in one.items()}
+    else:
+        found = state
+    target.load_state_dict(state)
+    return {name: weakref.ref(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("what", LOADS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_loading_keeps_nothing_of_what_was_loaded(
+    ranks: RankPool, strategy: str, what: str
+) -> None:
+    for kept, more in ranks.run(kept_by_loading, strategy, what):
+        assert kept == []
+        assert more < SMALL_BYTES

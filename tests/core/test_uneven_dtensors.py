@@ -1,0 +1,87 @@
+"""DTensors that were cut anywhere, also on two axes: put together, and split as torch would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from mfsdp_core.errors import LayoutError
+from mfsdp_core.uneven_dtensor import split_dtensor, uneven_dtensor_to_full_tensor
+from oracle.ranks import RankPool, two_axes
+
+pytestmark = pytest.mark.processes
+
+#: Shape; the dimension that each axis cuts, and the lengths of its parts.
+CUT: dict[str, tuple[tuple[int, ...], tuple[tuple[int, tuple[int, int]], ...]]] = {
+    "two dimensions": ((16, 24), ((0, (8, 8)), (1, (12, 12)))),
+    "two dimensions, unevenly": ((13, 15), ((0, (7, 6)), (1, (8, 7)))),
+    "parts without rows": ((4, 5), ((0, (0, 4)), (1, (5, 0)))),
+    "the first and the last of three": ((4, 3, 5), ((0, (1, 3)), (2, (4, 1)))),
+}
+PLACED: dict[str, tuple[Any, ...]] = {
+    "a replica": (Shard(0), Replicate()),
+    "replicas of parts": (Replicate(), Shard(1)),
+}
+DTYPES = (torch.float64, torch.bfloat16, torch.int64)
+
+
+def by_hand(name: str, dtype: torch.dtype) -> tuple[Tensor, DTensor]:
+    shape, axes = CUT[name]
+    mesh, _ = two_axes()
+    whole = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
+    part = whole
+    for axis, (dim, lengths) in enumerate(axes):
+        index = mesh.get_local_rank(axis)
+        part = part.narrow(dim, sum(lengths[:index]), lengths[index])
+    placements = tuple(Shard(dim) for dim, _ in axes)
+    made = DTensor.from_local(
+        part.contiguous(), mesh, placements, shape=whole.shape, stride=whole.stride()
+    )
+    return whole, made
+
+
+def placed(name: str, dtype: torch.dtype) -> tuple[Tensor, DTensor]:
+    whole = torch.arange(8 * 6).view(8, 6).to(dtype)
+    return whole, distribute_tensor(whole, two_axes()[0], PLACED[name])
+
+
+def wrong(name: str, dtype: torch.dtype) -> list[str]:
+    """What is not as torch has it."""
+    whole, dtensor = (by_hand if name in CUT else placed)(name, dtype)
+    found = [] if torch.equal(uneven_dtensor_to_full_tensor(dtensor), whole) else ["whole"]
+    for dim in range(whole.ndim):
+        for sections in (2, [1, whole.shape[dim] - 1]):
+            parts = list(split_dtensor(dtensor, sections, dim, True))
+            pairs = zip(parts, whole.split(sections, dim), strict=True)
+            right = [torch.equal(uneven_dtensor_to_full_tensor(p), w) for p, w in pairs]
+            found += [] if all(right) else [f"split {sections} of dim {dim}"]
+    dist.barrier()
+    return found
+
+
+def refused() -> str:
+    """Rows 0 and 2 of a half on one rank, 1 and 3 on the other: no order of parts is the whole."""
+    placements = (Shard(0), _StridedShard(0, split_factor=2))
+    dtensor = distribute_tensor(torch.ones(8, 6), two_axes()[0], placements)
+    try:
+        uneven_dtensor_to_full_tensor(dtensor)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", [*CUT, *PLACED])
+def test_wholes_and_parts_are_those_of_torch(ranks: RankPool, name: str) -> None:
+    for dtype in DTYPES:
+        assert ranks.run(wrong, name, dtype) == [[]] * 4
+
+
+def test_rows_that_do_not_lie_together_are_refused(ranks: RankPool) -> None:
+    for said in ranks.run(refused):
+        assert "rows that do not lie together" in said

@@ -1,0 +1,285 @@
+"""History: starts become points, points become levels, and a level changes for a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+import re
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded_runs import Recorded, record_run, resolved_run
+
+from bench.derive.metrics import LEDGER_PEAK, LOSS, MEMORY, STEP_TIME, WIRE_BYTES
+from bench.errors import UsageError
+from bench.store import ResultsStore
+from bench.workload import ImportedStep, Provenance, Workload
+from reports.build import HTML_NAME, write_document
+from reports.history import change_points
+from reports.history.change_points import levels
+from reports.history.page import History, document, to_data
+from reports.history.series import Series, series_of
+from reports.history.starts import Start, each_once, read_archive, starts_of, to_lines
+
+needs_ruptures = pytest.mark.skipif(
+    importlib.util.find_spec("ruptures") is None, reason="ruptures (extra history) is not installed"
+)
+
+
+def start(night: int, number: int = 0, *, value: float = 100.0, **changes) -> Start:
+    given_ = {
+        "id": f"runs/{night}-{number}",
+        "cell": "zero3",
+        "config": "abc",
+        "hardware": "cpu-x",
+        "machine": "a machine",
+        "commit": f"commit-{night}",
+        "code": f"code-{night}",
+        "utc": f"2026-03-{night + 1:02d}T03:0{number}:00.000Z",
+        "values": {"step_time": value},
+        "loss_bound": 1e-5,
+    }
+    return Start(**(given_ | changes))
+
+
+def nights(means: list[float], *, starts: int = 4, noise: float = 0.002, **changes) -> list[Start]:
+    """Some starts a night around its mean, the same for the same arguments."""
+    draw = random.Random(7)
+    return [
+        start(night, number, value=mean * math.exp(draw.gauss(0, noise)), **changes)
+        for night, mean in enumerate(means)
+        for number in range(starts)
+    ]
+
+
+def one(starts, metric=STEP_TIME) -> Series:
+    (found,) = series_of(starts, metric)
+    return found
+
+
+def times(means: list[float], **changes):
+    return levels(one(nights(means, **changes)), STEP_TIME.rule, alpha=0.05)
+
+
+# -- starts and series -------------------------------------------------------------------------
+
+
+def test_a_start_survives_its_line_and_damage_is_named(tmp_path):
+    kept = [start(0), start(1)]
+    path = tmp_path / "history.jsonl"
+    later = json.dumps(asdict(start(2)) | {"history_version": 2})
+    nan = json.dumps(asdict(start(2, value=1.0))).replace("1.0}", "NaN}")
+    path.write_text("".join(to_lines(kept)) + f"{later}\n{nan}\n" + '{"id": "cut o')
+    found, problems = read_archive(path)
+    assert found == kept
+    assert [text.partition(" ")[0] for text in problems] == [f"{path}:{n}" for n in (3, 4, 5)]
+    assert "history_version" in problems[0]
+    assert "finite" in problems[1]
+
+
+def test_an_archive_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="history --append"):
+        read_archive(tmp_path / "nothing.jsonl")
+
+
+def test_runs_that_did_not_finish_are_no_starts(store):
+    for state in ("ok", "crashed", "oom"):
+        record_run(store, Recorded(resolved_run(), cell=state, state=state))
+    assert [one.cell for one in starts_of(store)] == ["ok"]
+    (found,) = starts_of(store)
+    assert found.values.keys() >= {"step_time", "throughput", "loss", "ledger_peak", "wire_bytes"}
+    assert (found.commit, found.day) == ("0123456789ab", "2026-03-01")
+
+
+def test_a_results_folder_is_an_archive_too(store):
+    record_run(store, Recorded(resolved_run(), cell="a"))
+    assert read_archive(store.root) == (starts_of(ResultsStore.open(store.root, create=False)), [])
+
+
+def test_imported_runs_are_starts_under_their_labels(store):
+    for name, label in (("x.one", "main"), ("x.two", "pull request")):
+        store.imports.write(
+            name,
+            Workload(framework="torchtitan", model="llama", ranks=8, seq_len=8192),
+            Provenance(kind="imported", label=label, imported_utc="2026-03-01T00:00:00Z"),
+            [ImportedStep(3, milliseconds=250.0, loss=2.0)],
+        )
+    (series,) = series_of(starts_of(store), STEP_TIME)
+    assert [point.commit for point in series.points] == ["main", "pull request"]
+    assert series.name == "imported: torchtitan llama"
+
+
+def test_starts_of_other_configurations_or_machines_are_other_series():
+    found = series_of(
+        [start(0), start(1, config="def"), start(2, hardware="cpu-y"), start(3)], STEP_TIME
+    )
+    assert [len(series.points) for series in found] == [2, 1, 1]
+    assert len({series.name for series in found}) >= 2
+
+
+def test_a_point_is_one_code_on_one_day():
+    again = start(0, 1, id="runs/again", utc="2026-03-02T03:00:00.000Z")
+    other = start(0, 2, code="other", commit="other")
+    points = one([start(0), again, other, start(0)]).points
+    assert [(p.day, p.commit, len(p.values)) for p in points] == [
+        ("2026-03-01", "commit-0", 1),
+        ("2026-03-01", "other", 1),
+        ("2026-03-02", "commit-0", 1),
+    ]
+
+
+@given(st.permutations(nights([100.0, 101.0, 99.0], starts=2)))
+def test_neither_order_nor_repetition_of_starts_matters(starts):
+    assert one(starts) == one(nights([100.0, 101.0, 99.0], starts=2))
+    assert one([*starts, *starts]) == one(starts)
+    assert each_once(each_once(starts)) == each_once(starts)
+
+
+def test_memory_is_the_first_kind_that_all_starts_have():
+    starts = [start(n, values={"ledger_peak": 10.0, "rss": 20.0}) for n in range(2)]
+    assert one(starts, MEMORY).metric is LEDGER_PEAK
+    assert one([*starts, start(3, values={"rss": 20.0})], MEMORY).metric.name == "rss"
+
+
+# -- levels of exact numbers -------------------------------------------------------------------
+
+
+def test_a_byte_more_on_the_wire_is_a_change_at_its_commit():
+    starts = [start(n, values={"wire_bytes": 1000.0 + (n >= 2)}) for n in range(4)]
+    (change,) = levels(one(starts, WIRE_BYTES), WIRE_BYTES.rule, alpha=0.05).changes
+    assert (change.before, change.after, change.judgement.verdict) == (1, 2, "regressed")
+
+
+def test_memory_within_its_tolerance_is_no_change_but_a_drift_beyond_it_is():
+    def peaks(*values: float):
+        starts = [start(n, values={"ledger_peak": value}) for n, value in enumerate(values)]
+        return levels(one(starts, LEDGER_PEAK), LEDGER_PEAK.rule, alpha=0.05).changes
+
+    assert peaks(1000, 1004, 1001) == ()
+    assert [change.after for change in peaks(1000, 1004, 1008, 1009)] == [2]
+
+
+def test_a_loss_is_judged_by_the_bound_of_its_dtypes():
+    starts = [start(n, values={"loss": 2.0 + 1e-3 * (n >= 3)}) for n in range(5)]
+    assert [c.after for c in levels(one(starts, LOSS), LOSS.rule, alpha=0.05).changes] == [3]
+    coarse = [replace(one_, loss_bound=4e-3) for one_ in starts]
+    assert levels(one(coarse, LOSS), LOSS.rule, alpha=0.05).changes == ()
+
+
+# -- levels of times ---------------------------------------------------------------------------
+
+
+@needs_ruptures
+def test_a_slower_commit_is_found_with_its_size_and_interval():
+    found = times([100, 100.4, 99.8, 100.1, 106, 106.3, 105.9, 106.2])
+    (change,) = found.changes
+    assert (change.before, change.after, change.judgement.verdict) == (3, 4, "regressed")
+    assert change.judgement.change == pytest.approx(0.06, abs=0.005)
+    low, high = change.judgement.interval
+    assert 1.02 < low < 1.06 < high
+    assert (change.judgement.n_base, change.judgement.n_head) == (16, 16)
+
+
+@needs_ruptures
+def test_two_changes_are_two():
+    found = times([100.0, 100.3] * 3 + [110.0, 110.2] * 3 + [95.0, 95.3] * 3)
+    assert [(c.after, c.judgement.verdict) for c in found.changes] == [
+        (6, "regressed"),
+        (12, "improved"),
+    ]
+
+
+@needs_ruptures
+def test_one_odd_night_is_no_level():
+    assert times([100, 100.4, 99.8, 120, 100.1, 99.9, 100.3]).changes == ()
+    assert times([100, 100.4, 99.8, 100.1, 99.9, 120]).changes == ()
+
+
+@needs_ruptures
+def test_a_change_below_the_tolerance_of_the_policy_or_the_noise_floor_is_none():
+    means = [100, 100.4, 99.8, 100.1, 106, 106.3, 105.9, 106.2]
+    series = one(nights(means))
+    wide = replace(STEP_TIME.rule, tolerance=0.10)
+    assert levels(series, wide, alpha=0.05).changes == ()
+    floored = levels(series, STEP_TIME.rule, alpha=0.05, floor=0.08)
+    assert (floored.changes, floored.tolerance) == ((), 0.08)
+
+
+@needs_ruptures
+def test_nights_that_differ_widen_the_least_change():
+    draw = random.Random(3)
+    means = [100 * math.exp(draw.gauss(0, 0.05)) for _ in range(16)]
+    found = times(means)
+    assert found.changes == ()
+    assert found.tolerance > 0.04
+
+
+@needs_ruptures
+def test_a_change_without_a_change_of_code_is_one_of_the_machine():
+    found = times([100, 100.4, 99.8, 106, 106.3, 105.9], code="same", commit="same")
+    assert [change.same_code for change in found.changes] == [True]
+    unknown = times([100, 100.4, 99.8, 106, 106.3, 105.9], code="")
+    assert [change.same_code for change in unknown.changes] == [False]
+
+
+def test_points_of_few_starts_decide_nothing():
+    found = times([100, 100, 100, 200, 200, 200], starts=2)
+    assert found.changes == ()
+    assert found.remark == "0 of 6 points have 3 starts; 4 are needed to tell two levels apart"
+
+
+def test_without_ruptures_that_is_said(monkeypatch):
+    monkeypatch.setattr(change_points, "can_find", lambda: False)
+    found = times([100, 100, 100, 200, 200, 200])
+    assert found.changes == ()
+    assert "mfsdp-bench[history]" in found.remark
+
+
+@needs_ruptures
+@settings(max_examples=8)  # each draws ten thousand rearrangements
+@given(st.floats(1e-3, 1e6), st.sampled_from([0.9, 1.0, 1.1]))
+def test_the_unit_of_a_number_does_not_matter(unit, step):
+    means = [100.0, 100.2, 99.9, 100.1, *(step * mean for mean in (100.0, 100.3, 99.8))]
+    here, there = times(means), times([unit * mean for mean in means])
+    assert [c.after for c in here.changes] == [c.after for c in there.changes]
+    assert [c.after for c in here.changes] == ([4] if step != 1.0 else [])
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def history() -> History:
+    starts = [start(n, values={"wire_bytes": 2.0**20 * (1 + (n >= 2))}) for n in range(4)]
+    starts += [
+        start(n, id=f"z{n}", config="b", cell="<b>&", values={"wire_bytes": 5.0}) for n in (0, 1)
+    ]
+    series = tuple(series_of(starts, WIRE_BYTES))
+    found = tuple(levels(each, WIRE_BYTES.rule, alpha=0.05) for each in series)
+    return History("wire_bytes", series, found, ("line 7 is left out",))
+
+
+def test_the_page_opens_from_its_file_and_asks_nobody(history, tmp_path):
+    folder, figures = write_document(document(history), tmp_path)
+    page = (folder / HTML_NAME).read_text()
+    assert page.count("<svg") == len(figures) == 2
+    assert not re.search(r"<script|<link|(?:src|href)=[\"'](?!#)", page.replace("xlink:href", ""))
+    assert "<b>&" not in page
+    assert "line 7 is left out" in page
+    text = (folder / "report.md").read_text()
+    assert (
+        "1 change point; the newest: zero3, regressed between commit-1 (2026-03-02) and commit-2 "
+        "(2026-03-03): +100.00 %, 1 start against 1."
+    ) in text
+
+
+def test_the_data_is_plain_json(history):
+    data = json.loads(json.dumps(to_data(history)))
+    (change,) = data["series"][0]["change_points"]
+    assert (change["verdict"], change["change"], change["day"]) == ("regressed", 1.0, "2026-03-03")
+    assert (change["commit_before"], change["commit_after"]) == ("commit-1", "commit-2")
+    assert data["series"][1]["change_points"] == []

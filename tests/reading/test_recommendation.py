@@ -1,0 +1,208 @@
+"""A report opens with one recommendation and its uncertainty, or says why there is none."""
+
+from __future__ import annotations
+
+import pytest
+from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import Recorded, fill_quickstart, record_run, resolved_run, write_plan
+
+from bench.spec import EngineSpec
+from reports.build import build_document
+from reports.findings import find
+from reports.renderers.document import Paragraph
+from reports.sections.recommendation import fastest_so_far, recommendation
+from reports.views.sweep_view import load_sweeps
+
+POOL = EngineSpec(
+    name="mfsdp", strategy="optim_grads_params", allocator="max_pool", double_buffer=True
+)
+PLAIN = EngineSpec(name="mfsdp", strategy="optim_grads_params")
+
+
+def found(store, *sweeps: str, reference: str | None = None):
+    return find(load_sweeps(store, sweeps or ["quickstart"]), reference, store=store)
+
+
+def measure(store, cells, runs: int = 6) -> None:
+    """Cells of one sweep: name -> (what ran, how slow it is, how far its losses are off)."""
+    write_plan(store, [(name, resolved) for name, (resolved, _, _) in cells.items()])
+    for name, (resolved, slower, shift) in cells.items():
+        for repeat in range(runs):
+
+            def milliseconds(step: int, slower=slower, repeat=repeat) -> float:
+                return 100.0 * slower * (1 + 0.002 * repeat + 0.0005 * (step % 3))
+
+            record_run(
+                store,
+                Recorded(
+                    resolved,
+                    cell=name,
+                    repeat=repeat,
+                    milliseconds=milliseconds,
+                    loss_shift=shift,
+                    noise=0.0,
+                ),
+            )
+
+
+def test_a_report_opens_with_it(store) -> None:
+    fill_quickstart(store)
+    first = build_document(found(store)).sections[0].blocks[0]
+    assert isinstance(first, Paragraph)
+    assert first.tone == "lead"
+    assert first.text == recommendation(found(store))
+
+
+def test_single_runs_give_none_and_say_how_many_would(store) -> None:
+    fill_quickstart(store)
+    text = recommendation(found(store))
+    assert text.startswith("No recommendation: one run of a cell gives no interval; 6 of each")
+    fp32, bf16 = fastest_so_far(found(store))
+    assert fp32.startswith("fp32: none is faster than ddp-fp32; the nearest is ")
+    assert bf16.startswith("bf16, main fp32, ")
+    assert "ddp-bf16" in bf16
+    assert "ddp-fp32" not in bf16
+
+
+def test_nothing_measured_gives_none(store) -> None:
+    write_plan(store, [("only", resolved_run())])
+    record_run(store, Recorded(resolved_run(), cell="only", state="crashed"))
+    assert recommendation(found(store)) == "No recommendation. Nothing was measured."
+
+
+def test_a_faster_cell_is_recommended_with_three_numbers_and_an_interval(store) -> None:
+    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
+    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 0.8, 0.0)})
+    text = recommendation(found(store))
+    assert text.startswith(
+        "Recommended: ours in the place of ddp (time -20.0 %, throughput +25.0 %, ratio 1.250x; "
+        "95 % interval of the time -"
+    )
+    assert "n=6), ledger peak -" in text
+
+
+def test_a_faster_cell_of_other_losses_is_not(store) -> None:
+    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
+    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 0.8, 0.01)})
+    assert recommendation(found(store)) == "No recommendation: no loss is that of its reference."
+
+
+def test_where_all_are_slower_the_reference_is_recommended(store) -> None:
+    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
+    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 1.2, 0.0)})
+    text = recommendation(found(store))
+    assert text.startswith("Recommended: ddp. The nearest, ours, is slower (time +20.0 %, ")
+
+
+def test_of_equal_times_the_smaller_memory_is_recommended(store) -> None:
+    small, large = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
+    measure(store, {"ddp": (large, 1.0, 0.0), "ours": (small, 1.0, 0.0)})
+    text = recommendation(found(store))
+    assert text.startswith("Recommended: ours in the place of ddp, ledger peak -")
+    assert ", in equal time (time 0.0 %, " in text
+
+
+def test_too_few_runs_give_none_and_say_why(store) -> None:
+    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
+    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 0.8, 0.0)}, runs=3)
+    text = recommendation(found(store))
+    assert text.startswith("No recommendation: ours against ddp: cannot decide with 3 against 3")
+
+
+def test_policies_are_not_recommended_against_each_other(store) -> None:
+    wide = resolved_run("ddp", "no_shard")
+    narrow = resolved_run("ddp", "no_shard", dtype="bf16", comm="bf16")
+    measure(store, {"wide": (wide, 1.0, 0.0), "narrow": (narrow, 0.5, 0.0)})
+    expected = "No recommendation: no two cells are of one dtype policy."
+    assert recommendation(found(store)) == expected
+    assert recommendation(found(store, reference="wide")) == expected
+
+
+def test_different_numbers_of_ranks_are_not_compared(store) -> None:
+    cells = {
+        "two": (resolved_run("ddp", "no_shard"), 1.0, 0.0),
+        "four": (resolved_run("mfsdp", ranks=4), 0.5, 0.0),
+        "two too": (resolved_run("mfsdp"), 1.0, 0.0),
+    }
+    measure(store, cells, runs=1)
+    (text,) = fastest_so_far(found(store))
+    assert "two too" in text
+    assert "four" not in text
+
+
+@pytest.mark.parametrize(
+    ("head", "text"),
+    [
+        (
+            Arm(slower=0.8, code="other"),
+            "Recommended: gate [head]. Against gate [base], step_time improved in 3 of 3 cells, ",
+        ),
+        (
+            Arm(slower=1.2, code="other"),
+            "Recommended: gate [base]. gate [head]: step_time regressed in 3 of 3 cells, least in ",
+        ),
+        (Arm(code="other"), "No recommendation: gate [head]: equivalent in all that is required."),
+        (
+            Arm(slower=0.8, more_memory=1.2),
+            "Recommended: gate [base]. gate [head]: memory regressed in 3 of 3 cells, least in ",
+        ),
+        (
+            Arm(slower=0.8, states={0: "crashed"}),
+            "No recommendation: gate [head]: not everything was measured.",
+        ),
+    ],
+)
+def test_arms_are_recommended_by_all_that_a_gate_requires(store, head, text) -> None:
+    record_arms(store, {"base": Arm(), "head": head}, noise=0.002)
+    assert recommendation(found(store, "gate")).startswith(text)
+
+
+def test_few_blocks_give_none_and_say_what_is_open(store) -> None:
+    record_arms(store, {"base": Arm(), "head": Arm(slower=0.8)}, blocks=3)
+    text = recommendation(found(store, "gate"))
+    assert text.startswith("No recommendation: gate [head]: 3 of 3 cells undecided; ddp, step_time")
+
+
+def test_a_change_that_is_told_block_by_block_is_not_told_again(store) -> None:
+    record_arms(store, {"base": Arm(), "head": Arm(slower=1.2)}, cells={"ddp": CELLS["ddp"]})
+    document = build_document(found(store, "gate"))
+    tables = [
+        block.table
+        for section in document.sections
+        for block in section.blocks
+        if hasattr(block, "table")
+    ]
+    speeds = [
+        (column.title, row.cells[at])
+        for table in tables
+        for at, column in enumerate(table.columns)
+        for row in table.rows
+        if "time change" in column.title
+    ]
+    assert len(speeds) == 1
+    assert speeds[0][0] == "time change, throughput change, throughput ratio"
+    assert speeds[0][1].startswith("+")
+
+
+def test_a_cell_under_two_names_is_not_compared_with_itself(store) -> None:
+    resolved = resolved_run()
+    for sweep in ("one", "two"):
+        write_plan(store, [("same", resolved)], sweep=sweep)
+        record_run(store, Recorded(resolved, cell="same", sweep=sweep))
+    together = found(store, "one", "two")
+    assert len(together.measured) == 2
+    assert together.changes == ()
+    assert together.within_policy == ()
+
+
+def test_the_default_allocator_is_the_reference_wherever_it_stands(store) -> None:
+    pool, plain = (resolved_run().model_copy(update={"engine": engine}) for engine in (POOL, PLAIN))
+    measure(store, {"pool": (pool, 1.0, 0.0), "plain": (plain, 1.0, 0.0)}, runs=1)
+    assert found(store).reference.name == "plain"
+    document = build_document(found(store))
+    (switches,) = [one for one in document.sections if one.anchor == "switches"]
+    (table,) = [block.table for block in switches.blocks if hasattr(block, "table")]
+    assert [row.cells[:3] for row in table.rows] == [
+        ("plain", "storage_resize", "compared with"),
+        ("pool", "max_pool, 2 slots", "the same bits"),
+    ]

@@ -1,0 +1,151 @@
+"""Few layers stand for many; what `fit` cannot know it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from bench.errors import UnsupportedError, UsageError
+from bench.fit import prediction
+from bench.fit.prediction import predict
+from bench.fit.search import changed, recomputed_flops
+from bench.fit.trace import trace
+from bench.fit.verdict import HEADROOM_BYTES, Verdict
+from bench.resolve.described import described_machine
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import ResolvedRun, RunSpec
+
+BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
+
+
+def run(engine: dict, *, ranks: int = 2, train: dict | None = None, **sections) -> ResolvedRun:
+    document = {
+        "model": {"preset": "debug", "layers": 4},
+        "engine": engine,
+        "train": {"global_batch": 2 * ranks, "micro_batch": 1, "seq_len": 32, **(train or {})},
+        "launch": {"ranks": ranks},
+    }
+    return resolve_anywhere(RunSpec.model_validate(document | sections))
+
+
+MFSDP = {"name": "mfsdp", "strategy": "optim_grads_params"}
+
+
+@pytest.mark.parametrize(
+    "engine", [MFSDP, MFSDP | {"name": "fsdp2"}, {"name": "ddp"}], ids=lambda one: one["name"]
+)
+def test_layers_that_repeat_are_what_a_whole_trace_says(engine):
+    asked = run(engine, ranks=4, model={"preset": "debug", "layers": 7}, dtypes=BF16)
+    few, whole = predict(asked), predict(asked, whole=True)
+    assert few.is_linear
+    assert (few.peak_bytes, few.peak_moment) == (whole.peak_bytes, whole.peak_moment)
+    assert few.by_category == whole.by_category
+    assert few.collectives == whole.collectives
+    assert few.wire_bytes == whole.wire_bytes
+
+
+def test_ddp_holds_and_sends_what_a_profiled_run_of_two_ranks_did():
+    """docs/evidence/2026-11-23-fit.md."""
+    train = {"steps": 3, "global_batch": 4, "micro_batch": 2, "seq_len": 128}
+    found = predict(run({"name": "ddp"}, model={"preset": "debug", "layers": 5}, train=train))
+    assert (found.peak_bytes, found.wire_bytes) == (38_364_360, 5_182_976)
+
+
+def test_microbatches_that_repeat_send_what_a_whole_step_sends(monkeypatch):
+    asked = run(MFSDP, train={"global_batch": 10})
+    few = predict(asked)
+    monkeypatch.setattr("bench.fit.trace.MICROBATCHES", 5)
+    monkeypatch.setattr(prediction, "MICROBATCHES", 5)
+    whole = predict(asked)
+    assert few.wire_bytes == whole.wire_bytes
+    assert few.collectives == whole.collectives
+    assert few.peak_bytes == whole.peak_bytes
+
+
+def test_layers_that_do_not_add_up_are_said(monkeypatch):
+    def with_more_in_the_fifth(resolved):
+        found = trace(resolved)
+        if found.units == 5:
+            number, _, at = next(one for one in found.changes if one[2] >= found.first)
+            found.changes.append((number, 1 << 40, at))
+        return found
+
+    monkeypatch.setattr(prediction, "trace", with_more_in_the_fifth)
+    asked = run(MFSDP, model={"preset": "debug", "layers": 7})
+    assert predict(asked).is_linear is False
+
+
+def test_a_model_far_larger_than_this_machine_is_predicted():
+    asked = run(
+        MFSDP,
+        ranks=1024,
+        model={"preset": "llama3-70b"},
+        train={"seq_len": 8192, "global_batch": 1024},
+        dtypes=BF16,
+        launch={"ranks": 1024, "device": "cuda", "nodes": 128},
+    )
+    found = predict(asked, check=False)
+    parameters = asked.shape.parameters
+    # Sharded by whole rows: a share, and padding of a few percent.
+    share = 4 * parameters / 1024
+    assert share <= found.by_category["main_weights"] < 1.05 * share
+    json.dumps(found.to_document())
+
+
+@pytest.mark.parametrize("preset", ["hybrid-tiny"])
+def test_experts_of_a_hybrid_are_chosen_without_contents(preset):
+    found = predict(run(MFSDP, model={"preset": preset}, dtypes=BF16))
+    assert found.is_linear is None
+    assert found.by_category["activations"] > 0
+
+
+def test_what_no_trace_can_know_is_refused():
+    quantised = {"preset": "debug", "linear": "torchao"}
+    with pytest.raises(UnsupportedError, match="only a device has"):
+        predict(run(MFSDP, model=quantised))
+    with pytest.raises(UnsupportedError, match="in BF16 alone"):
+        predict(run(MFSDP, model={"preset": "hybrid-tiny"}))
+    with pytest.raises(UnsupportedError, match="same_host"):
+        predict(run(MFSDP | {"transport": "same_host"}))
+
+
+def test_a_process_that_is_a_rank_already_is_refused():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="process group"):
+            predict(run(MFSDP))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_verdict_names_the_bytes_and_the_category_to_attack():
+    machine = described_machine("H100", 8)
+    found = predict(run(MFSDP))
+    assert Verdict.of(found, machine).fits
+    moment, _ = found.steps[0]
+    large = replace(found, steps=((moment, {"activations": 90 * 10**9, "gradients": 5}),))
+    verdict = Verdict.of(large, machine)
+    assert not verdict.fits
+    assert verdict.spare_bytes == 80 * 10**9 - HEADROOM_BYTES - 90 * 10**9 - 5
+    assert verdict.largest == "activations"
+
+
+def test_full_recomputation_costs_a_forward_pass_of_all_but_the_head():
+    shape = run(MFSDP).shape
+    whole = run(MFSDP, model={"preset": "debug", "layers": 4, "recompute": "full"})
+    per_token = recomputed_flops(whole) / (2 * 32)
+    products = 2 * (shape.parameters - 2 * shape.vocab * shape.hidden - 9 * shape.hidden)
+    attention = 2 * 32 * shape.heads * shape.head_dim * shape.layers
+    assert per_token == products + attention
+    assert recomputed_flops(run(MFSDP)) == 0
+
+
+def test_a_search_keeps_the_global_batch_where_it_can():
+    spec = RunSpec.model_validate(
+        {"launch": {"ranks": 8}, "train": {"global_batch": 64, "micro_batch": 1}}
+    )
+    assert changed(spec, {"train.micro_batch": 4}).train.global_batch == 64
+    assert changed(spec, {"launch.ranks": 16}).train.global_batch == 64

@@ -1,0 +1,162 @@
+"""A finished record has checksums: a change afterwards makes it damaged, for everybody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_store_damage import finished_run
+
+from bench.store import ResultsStore, RunFolder
+from bench.store.checksum import own_hash
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore.open(tmp_path / "results", create=True)
+
+
+@pytest.fixture
+def folder(store: ResultsStore) -> RunFolder:
+    folder = finished_run(store, steps=20)
+    folder.finish(folder.status)
+    return folder
+
+
+def changed(folder: RunFolder, name: str, old: str, new: str) -> None:
+    file = folder.path / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_a_record_with_checksums_is_whole(store: ResultsStore, folder: RunFolder) -> None:
+    record = store.read(folder.run_id)
+    assert record.is_whole
+    assert record.damage == ()
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1.0", "1e300", "0.5"])
+def test_a_sample_that_was_edited_damages_the_record(
+    store: ResultsStore, folder: RunFolder, value: str
+) -> None:
+    changed(folder, "steps.node0.jsonl", '"loss": 1.0', f'"loss": {value}')
+    record = store.read(folder.run_id)
+    assert not record.is_whole
+    assert "steps.node0.jsonl was changed after the run had ended" in record.damage
+
+
+@pytest.mark.parametrize("name", ["spec.json", "env.json", "memory.json"])
+def test_every_raw_file_has_a_checksum(store: ResultsStore, folder: RunFolder, name: str) -> None:
+    with (folder.path / name).open("a") as stream:
+        stream.write("\n")
+    assert f"{name} was changed after the run had ended" in store.read(folder.run_id).damage
+
+
+def test_an_end_that_was_made_worse_is_seen_as_well(store: ResultsStore, folder: RunFolder) -> None:
+    changed(folder, "status.json", '"state": "ok"', '"state": "crashed"')
+    assert store.read(folder.run_id).damage == ("status.json was changed after the run had ended",)
+
+
+def test_an_edited_environment_of_a_failed_run_is_seen(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    folder.finish(folder.status.model_copy(update={"state": "crashed"}))
+    assert store.read(folder.run_id).damage == ()
+    (folder.path / "env.json").write_text("{}")
+    assert store.read(folder.run_id).damage == ("env.json was changed after the run had ended",)
+
+
+def test_a_status_cannot_lose_its_checksum(store: ResultsStore, folder: RunFolder) -> None:
+    document = json.loads((folder.path / "status.json").read_text())
+    (folder.path / "status.json").write_text(json.dumps(document | {"checksum": None, "repeat": 3}))
+    lost = "status.json has lost its checksum after the run had ended"
+    assert lost in store.read(folder.run_id).damage
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_a_status_that_loses_everything_about_checksums_is_no_old_one(
+    store: ResultsStore, folder: RunFolder, former: bool
+) -> None:
+    folder.finish(folder.status.model_copy(update={"ended_utc": "2026-11-23T00:00:00+00:00"}))
+    document = json.loads((folder.path / "status.json").read_text())
+    del document["files"], document["checksum"]
+    if former:  # as the first version with checksums wrote it, and one before it
+        del document["job"], document["packed"]
+    (folder.path / "status.json").write_text(json.dumps(document))
+    lost = ("status.json has lost its checksum after the run had ended",)
+    assert store.read(folder.run_id).broken_checksums == (() if former else lost)
+
+
+def test_the_status_has_a_checksum_of_itself(store: ResultsStore, folder: RunFolder) -> None:
+    changed(folder, "status.json", '"repeat": 0', '"repeat": 3')
+    assert "status.json was changed after the run had ended" in store.read(folder.run_id).damage
+
+
+def test_files_that_are_lost_or_added_damage_the_record(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    (folder.path / "memory.json").unlink()
+    (folder.path / "steps.node2.jsonl").write_text("")
+    damage = store.read(folder.run_id).damage
+    assert "memory.json is missing; the run had left one" in damage
+    assert "steps.node2.jsonl was added after the run had ended" in damage
+
+
+def test_a_derived_summary_may_be_made_again(store: ResultsStore, folder: RunFolder) -> None:
+    (folder.path / "summary.json").write_text("{}")
+    assert store.read(folder.run_id).is_whole
+
+
+def test_a_setting_that_a_later_version_writes_into_the_status_breaks_no_checksum(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    status = json.loads((folder.path / "status.json").read_text())
+    del status["attempt"], status["checksum"]  # as a version without this field would write it
+
+    kept = status | {"checksum": own_hash(status)}
+    (folder.path / "status.json").write_text(json.dumps(kept))
+    assert store.read(folder.run_id).is_whole
+
+
+@pytest.mark.parametrize(("name", "value"), [("repeat", 0), ("repeat", 3)])
+def test_the_former_name_of_the_checksum_is_read(
+    store: ResultsStore, folder: RunFolder, name: str, value: int
+) -> None:
+    status = json.loads((folder.path / "status.json").read_text())
+    status["seal"] = status.pop("checksum")
+    (folder.path / "status.json").write_text(json.dumps(status | {name: value}))
+    assert store.read(folder.run_id).is_whole == (value == 0)
+    assert store.read(folder.run_id).status.checksum == status["seal"]
+
+
+def test_a_record_from_before_there_were_checksums_is_whole(store: ResultsStore) -> None:
+    assert store.read(finished_run(store, steps=20).run_id).is_whole
+
+
+def test_an_overview_of_a_record_with_checksums_reads_no_samples(
+    store: ResultsStore, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.store.reading.read_samples", None)
+    (outline,), damaged = store.outlines()
+    assert (outline.run_id, outline.status.state, outline.damage) == (folder.run_id, "ok", ())
+    assert damaged == []
+
+
+@pytest.mark.parametrize("name", ["steps.node0.jsonl", "memory.json", "env.json"])
+def test_an_overview_says_of_a_damaged_record_what_the_record_says(
+    store: ResultsStore, folder: RunFolder, name: str
+) -> None:
+    with (folder.path / name).open("a") as stream:
+        stream.write(" ")
+    (outline,), _ = store.outlines()
+    record = store.read(folder.run_id)
+    assert (outline.damage, outline.status) == (record.damage, record.status)
+    assert outline.damage
+
+
+def test_an_overview_of_a_record_without_checksums_counts_its_samples(store: ResultsStore) -> None:
+    finished_run(store, steps=2)
+    (outline,), _ = store.outlines()
+    assert outline.damage == ("rank 0 has 2 of 20 steps", "rank 1 has 2 of 20 steps")

@@ -1,0 +1,57 @@
+"""What a failure of `validate` says: the exception, where the engine was, and what to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.validate.traces import exception_of, frames_of, room_of
+from bench.validate.where_to_look import LOOK_AT
+
+ROOT = Path(__file__).parents[2]
+TRACEBACK = f"""Traceback (most recent call last):
+  File "{ROOT}/bench/testing/worker.py", line 65, in _answer_calls
+    answer = Answer(call.run())
+  File "/tmp/core-x/mfsdp_core/wrapper.py", line 10, in forward
+    return inner()
+  File "/tmp/core-x/mfsdp_core/runtime/hooks.py", line 20, in look
+    raise LifecycleError(
+  File "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", line 5, in _call_impl
+    return forward_call()
+mfsdp_core.errors.LifecycleError: rank 1: expected one pass, found two.
+Look at the loop: call zero_grad() first.
+  an indented hint
+"""
+STACK = f"""Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/c10d.py", line 7 in wait
+  File "{ROOT}/mfsdp_core/comm/rendezvous.py", line 30 in meet
+  File "{ROOT}/bench/validate/scenario.py", line 9 in backward
+"""
+
+
+def test_the_finding_is_the_exception_and_not_its_advice() -> None:
+    said = "mfsdp_core.errors.LifecycleError: rank 1: expected one pass, found two."
+    assert exception_of(TRACEBACK) == said
+    assert exception_of(f"{TRACEBACK}\nTraceback (most recent call last):\n  x\nKeyError: 1") == (
+        "KeyError: 1"
+    )
+    assert exception_of("died with SIGSEGV") == "died with SIGSEGV"
+
+
+def test_frames_are_those_of_the_core_and_never_of_the_harness() -> None:
+    assert frames_of(TRACEBACK) == (
+        "at mfsdp_core/runtime/hooks.py:20 in look",
+        "at mfsdp_core/wrapper.py:10 in forward",
+    )
+    assert frames_of(STACK) == ("at mfsdp_core/comm/rendezvous.py:30 in meet",)
+    assert room_of(frames_of(TRACEBACK)) == "mfsdp_core/runtime"
+    assert room_of(()) == ""
+
+
+def test_of_an_engine_from_elsewhere_its_own_frames_are_told() -> None:
+    stack = STACK.replace(f"{ROOT}/mfsdp_core/comm", "/srv/engine")
+    assert frames_of(stack) == ("at /srv/engine/rendezvous.py:30 in meet",)
+
+
+def test_every_file_that_a_finding_points_to_exists() -> None:
+    named = {file for _, files in LOOK_AT.values() for file in files.split(", ")}
+    assert [file for file in sorted(named) if not (ROOT / "mfsdp_core" / file).exists()] == []
