@@ -3,7 +3,8 @@
 [Note: gathering again] Native collectives know no names: two ranks that gather different units, or
 one of them a unit once more, get each other's weights. Ranks that leave units out agree all the
 same (see [Note: gather order]), and nothing is asked of a unit's first gather in a pass. Before a
-further one the ranks meet here. Messages that carry tags, as those of gloo do, need no such wait.
+further one the ranks wait for each other here. Messages that carry tags, as those of gloo do, need
+no such wait.
 
 [Note: named reads] What a user computes from sharded weights may gather them, in the order in which
 each rank happens to ask. Before each such gather the ranks say here what they are about to read:
@@ -39,27 +40,25 @@ _reads: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Rendezvous]]
 
 
 class _Rendezvous:
-    """Of some global ranks, again and again, with the patience of collectives of `group`."""
+    """Of some global ranks, again and again."""
 
-    def __init__(
-        self, name: str, ranks: Sequence[int], group: dist.ProcessGroup, device: torch.device
-    ) -> None:
+    def __init__(self, name: str, ranks: Sequence[int]) -> None:
         self._prefix = f"mfsdp/{name}"
         self._ranks = ranks
-        self._group = group
-        self._device = device
         self._turn = 0
         self._done: list[str] = []
 
-    def come(self, what: str) -> dict[int, str]:
+    def come(self, what: str, group: dist.ProcessGroup, device: torch.device) -> dict[int, str]:
         """Return once every rank has come: what each rank said, or nothing if all said `what`.
+
+        group: it is waited as long as its collectives on `device` would.
 
         Raises:
             TimeoutError: not all have come within the time limit; says how many have. It is as if
                 this rank had not come: a later turn may be the same on all ranks again.
         """
         store = distributed_c10d._get_default_store()
-        limit: timedelta = self._group._get_backend(self._device).options._timeout
+        limit: timedelta = group._get_backend(device).options._timeout
         self._turn += 1
         base = f"{self._prefix}/{self._turn}"
         verdict = f"{base}/verdict"
@@ -102,16 +101,18 @@ class UnitRendezvous:
         number = next(_numbers.setdefault(group, itertools.count()))
         ranks = dist.get_process_group_ranks(group)
         name = f"units/{'-'.join(map(str, ranks[:2]))}/{group.group_name}/{number}"
-        self._rendezvous = _Rendezvous(name, ranks, group, device)
+        self._rendezvous = _Rendezvous(name, ranks)
+        self._group = group
+        self._device = device
 
-    def meet(self, bucket: str) -> None:
+    def wait(self, bucket: str) -> None:
         """Return once every rank has come here as often as this one, for the same `bucket`.
 
         Raises:
             LifecycleError: they have come for different ones, or not all within the time limit.
         """
         try:
-            said = self._rendezvous.come(bucket)
+            said = self._rendezvous.come(bucket, self._group, self._device)
         except TimeoutError as error:
             said, cause = {0: ""}, f" ({error})"
         else:
@@ -142,9 +143,9 @@ def agree_on_read(
     key = tuple(ranks)
     if key not in known:
         digest = hashlib.blake2s(repr(key).encode(), digest_size=8).hexdigest()
-        known[key] = _Rendezvous(f"reads/{digest}", key, group, device)
+        known[key] = _Rendezvous(f"reads/{digest}", key)
     try:
-        said = known[key].come(what)
+        said = known[key].come(what, group, device)
     except TimeoutError as error:
         raise MismatchedReadError(
             f"rank {dist.get_rank()} reads {what[:_QUOTED]}, which needs the rows of other ranks, "

@@ -100,7 +100,9 @@ def read_different_things(folder: Path) -> list[str]:
 
 
 def read_alone() -> str:
-    """What a rank is told whose peers do not read."""
+    """What a rank is told whose peers do not read, after reads with another time limit."""
+    patient = fully_shard_model(Chain(), device_mesh=mesh(4), dp_shard_dim="dp")
+    gather_full(patient.module.head.weight)
     group = dist.new_group(list(range(4)), timeout=timedelta(seconds=1))
     torch.manual_seed(0)
     model = fully_shard_model(Chain(), device_mesh=DeviceMesh.from_group(group, "cpu"))
