@@ -25,7 +25,8 @@ def memory_report(
     `pool_plan`: buckets, padding and pools as the engine planned them, null where it does not say.
     `ledger`: the most that was held at one moment of that step, and by which categories; null
     without a ledger. `timeline`: the step, change by change (`bench.record.MemoryTimeline`).
-    `cpu_allocator_peak_bytes` and the category `activations` exist in memory profiles only.
+    `cpu_allocator_peak_bytes` (with set-up), `cpu_allocator_steps_peak_bytes` (without) and the
+    category `activations` exist in memory profiles only.
     """
     by_category = engine.memory_by_category()
     peak = profile.activations_peak_bytes if profile is not None else None
@@ -39,6 +40,7 @@ def memory_report(
         },
         "ledger": None if timeline is None else _ledger_peak(attributed(timeline, by_category)),
         "cpu_allocator_peak_bytes": profile.allocator_peak_bytes if profile is not None else None,
+        "cpu_allocator_steps_peak_bytes": profile.steps_peak_bytes if profile is not None else None,
         "device_peak_bytes": meter.device_peak_bytes(),
         "device_peak_reserved_bytes": meter.device_peak_reserved_bytes(),
         "pool_plan": engine.pool_plan(),

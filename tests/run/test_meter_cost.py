@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from time import thread_time
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from bench.engines.ring_bytes import RingBytes
 from bench.meters.cost import MeterCost
 from bench.meters.cpu_time import CpuMeter, spent
-from bench.meters.memory_profile import MemoryProfile, peak_of_changes
+from bench.meters.memory_profile import MemoryProfile
 from bench.meters.saved_activations import SavedActivations
 
 CPU = torch.device("cpu")
@@ -53,12 +54,6 @@ def test_an_all_reduce_sends_twice_what_a_gather_sends():
     assert ring.sent_bytes == 1500
 
 
-def test_the_peak_of_changes_is_their_largest_running_sum_in_time_order():
-    assert peak_of_changes([(3, -100), (1, 100), (2, 50), (4, 120)]) == 170
-    assert peak_of_changes([(1, -100)]) == 0
-    assert peak_of_changes([]) == 0
-
-
 def test_a_memory_profile_sees_the_peak_of_the_cpu_allocator():
     profile = MemoryProfile(CPU)
     large = torch.empty(1000 * KIB, dtype=torch.uint8)
@@ -68,6 +63,30 @@ def test_a_memory_profile_sees_the_peak_of_the_cpu_allocator():
     del small
     assert profile.allocator_peak_bytes == pytest.approx(1000 * KIB, rel=0.02)
     assert profile.activations_peak_bytes is None
+
+
+def test_a_memory_profile_tells_the_peak_of_set_up_from_that_of_steps():
+    profile = MemoryProfile(CPU)
+    del_in_set_up = torch.empty(1000 * KIB, dtype=torch.uint8)
+    del del_in_set_up
+    lasting = torch.empty(300 * KIB, dtype=torch.uint8)
+    profile.watch(nn.Identity())
+    in_a_step = torch.empty(200 * KIB, dtype=torch.uint8)
+    profile.stop()
+    del lasting, in_a_step
+    assert profile.allocator_peak_bytes == pytest.approx(1000 * KIB, rel=0.02)
+    assert profile.steps_peak_bytes == pytest.approx(500 * KIB, rel=0.02)
+
+
+def test_a_memory_profile_counts_what_other_threads_free():
+    profile = MemoryProfile(CPU)
+    for _ in range(3):
+        held = [torch.empty(1000 * KIB, dtype=torch.uint8)]
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+    profile.stop()
+    assert profile.allocator_peak_bytes == pytest.approx(1000 * KIB, rel=0.02)
 
 
 def test_a_memory_profile_ends_by_itself_after_the_third_step():
