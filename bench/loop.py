@@ -85,22 +85,14 @@ class TrainingLoop:
 
         self.captured = capture and capture(enqueue)
 
-    def run(
-        self,
-        after_step: Callable[[int], None] | None = None,
-        turn_of: Callable[[int], int | None] = lambda _: None,
-    ) -> MeterCost:
+    def run(self, after_step: Callable[[int], None] | None = None) -> MeterCost:
         """All steps. `after_step` gets the number of each finished step, outside the clock.
-
-        `turn_of` gets the number of each step that is to begin, outside the clock as well; it
-        returns when it may, and in which turn.
 
         Raises:
             NonFiniteLossError: at the first step whose loss or gradient norm is not finite; its
                 sample is not written, because JSON has no NaN.
         """
         for step in range(1, self._train.steps + 1):
-            turn = turn_of(step)
             with self.cost.timed("cpu"):
                 before = self._cpu.read()
             outcome = self.step(step)
@@ -108,7 +100,7 @@ class TrainingLoop:
                 cpu = spent(before, self._cpu.read())
             self.cost.add_step(outcome.milliseconds / 1e3)
             _check_finite(step, outcome)
-            self._record(step, outcome, cpu, turn)
+            self._record(step, outcome, cpu)
             if after_step is not None:
                 after_step(step)
         return self.cost
@@ -169,9 +161,7 @@ class TrainingLoop:
             raise ValueError("a step needs at least one microbatch")
         return total if count == 1 else total / count
 
-    def _record(
-        self, step: int, outcome: StepOutcome, cpu: dict[str, float] | None, turn: int | None
-    ) -> None:
+    def _record(self, step: int, outcome: StepOutcome, cpu: dict[str, float] | None) -> None:
         with self.cost.timed("wire"):
             sent = self._engine.wire_bytes()
             wire = None if sent is None else sent - self._wire_bytes
@@ -197,7 +187,6 @@ class TrainingLoop:
             phase_milliseconds=phases,
             host_milliseconds=self.phases.host_milliseconds,
             device=device,
-            turn=turn,
         )
         with self.cost.timed("samples"):
             self._sink.append(sample)

@@ -58,8 +58,7 @@ class StepSample:
     the host had enqueued the step, None on CPU. device: what this rank read of its device
     behind the step: allocator's bytes and retries, and where it is known clocks (MHz), power,
     temperature and reasons of throttling. latency_milliseconds: of a collective that the host
-    waits for, until it knows that it is done. turn: of a run that took turns with others, which
-    one (from 0) the step belongs to.
+    waits for, until it knows that it is done.
     """
 
     step: int
@@ -76,7 +75,6 @@ class StepSample:
     host_milliseconds: float | None = None
     device: dict[str, Any] | None = None
     latency_milliseconds: float | None = None
-    turn: int | None = None
 
     def values(self) -> dict[str, Any]:
         """By name, as they are; `dataclasses.asdict` would copy every one of them."""

@@ -36,8 +36,7 @@ class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
     slurm: settings of `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there. pack:
-    runs that leave a part of the machine free go on side by side. turns: of the arms of a block
-    within one start of each; None leaves it to the command.
+    runs that leave a part of the machine free go on side by side.
     """
 
     name: str
@@ -52,7 +51,6 @@ class SweepDefinition:
     require: tuple[KernelRequirement, ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
     pack: bool = False
-    turns: int | None = None
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -107,7 +105,6 @@ def define(document: YamlDocument) -> SweepDefinition:
         require=require,
         slurm=data.get("slurm") or {},
         pack=file.pack,
-        turns=file.turns,
     )
 
 

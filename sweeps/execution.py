@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Event
-from typing import Any
 
 from bench.launch.code import RankCode
 from bench.launch.share import Share
-from bench.launch.turns import BarrierSlot
 from bench.record import RunStatus
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import PlannedRun
@@ -20,8 +18,8 @@ from sweeps.resume import CodeIdentity, PastRun, remembered
 Launch = Callable[..., RunStatus]
 """`bench.launch.launch`: starts the ranks of a run and blocks until its record is written.
 
-Called with the resolved run and its folder, `stop`, `on_step`, and `share` and `slot` where a run
-has a part of the machine or takes turns.
+Called with the resolved run and its folder, `stop`, `on_step`, and `share` where a run
+has a part of the machine.
 """
 
 
@@ -68,7 +66,6 @@ class RunMaker:
         attempt: int | None = None,
         *,
         share: Share | None = None,
-        slot: BarrierSlot | None = None,
     ) -> PastRun:
         """Run it, and say how it ended.
 
@@ -78,7 +75,6 @@ class RunMaker:
             total: runs of this call.
             attempt: at the block of several arms that the run belongs to.
             share: the part of this machine that it keeps to.
-            slot: where it takes turns with other runs.
 
         Raises:
             NothingMeasuredError: the results folder cannot be written (a full disk).
@@ -114,8 +110,7 @@ class RunMaker:
                 )
             )
             begun = time.monotonic()
-            asked = {"share": share, "slot": slot}
-            given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+            given = {} if share is None else {"share": share}
             status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **given)
         seconds = time.monotonic() - begun
         self.publish(

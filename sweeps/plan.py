@@ -110,8 +110,7 @@ class Plan:
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
     `seed` decides; else all of the first arm, then all of the next. until_decided: blocks were
     added until they decided, so that whoever judges them must allow for every look. pack: runs that
-    leave a part of the machine free go on side by side. turns: that the arms of an interleaved
-    block take within one start of each.
+    leave a part of the machine free go on side by side.
     """
 
     id: str
@@ -123,7 +122,6 @@ class Plan:
     seed: int | None = None
     until_decided: bool = False
     pack: bool = False
-    turns: int = 1
     arms: tuple[PlannedArm, ...] = ()
     targets: tuple[PlannedTarget, ...] = ()
     cells: tuple[PlannedCell, ...]

@@ -22,7 +22,7 @@ from sweeps.blocks import Block, PlannedRun, draw_seed
 from sweeps.execution import RunMaker, Sides
 from sweeps.packing import OneAtATime, ResourcePool, Resources
 from sweeps.plan import Plan
-from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted, SweepStopped, ignore
+from sweeps.progress import BlockLost, Subscriber, SweepStarted, SweepStopped, ignore
 from sweeps.resume import (
     FAULTS,
     MissingBlock,
@@ -32,7 +32,6 @@ from sweeps.resume import (
     compare_with_records,
     lines_of_repeats,
 )
-from sweeps.turns import possible_turns, run_in_turns
 from sweeps.until_decided import Chooser, GrowingPlan
 
 
@@ -206,7 +205,7 @@ def run_blocks(
         maker: makes single runs.
         missing: what to run; may be decided on while it runs.
         options: how often a block that a fault cost is started again, and when to give up.
-        plan: of the blocks: whether runs go on side by side, and how many turns arms take.
+        plan: of the blocks: whether runs go on side by side.
         total: runs that this will probably be, for the progress.
         chooser: told about every block that has ended.
     """
@@ -228,8 +227,6 @@ class _Blocks:
         self._slots = OneAtATime() if parts is None else ResourcePool(parts, maker.stop)
         self._maker = replace(maker, publish=self._slots.guarded(maker.publish))
         self._options = options
-        self._turns_asked = plan.turns
-        self._turns: dict[str, int] = {}
         self._total = total
         self._chooser = chooser
         self._position = 0
@@ -292,12 +289,6 @@ class _Blocks:
                 return runs, lost
             faults += 1
             again = last.state in FAULTS and faults <= self._options.retries_of(block)
-            if last.state == "out_of_memory" and self._turns_of(block) > 1:
-                self._turns[block.cell.id] = 1
-                self._maker.publish(
-                    Remark(f"{block.cell.id}: no turns any more; its arms may fit one by one")
-                )
-                again = True
             if block.compares:
                 lost_one = (block.cell.id, block.number, attempt, last.arm or "", last.state, again)
                 self._maker.publish(BlockLost(*lost_one))
@@ -322,12 +313,7 @@ class _Blocks:
         self, block: Block, attempt: int, first: int, share: Share | None
     ) -> list[PastRun]:
         """The runs of one attempt; it ends with the first that fails or is stopped."""
-        turns = self._turns_of(block)
         total = max(first + len(block.arms) - 1, self._total)
-        if turns > 1:
-            return run_in_turns(
-                self._maker, block, attempt, turns=turns, position=first, total=total
-            )
         runs: list[PastRun] = []
         for position, run in enumerate(block.runs, start=first):
             number = attempt if block.compares else None
@@ -335,21 +321,6 @@ class _Blocks:
             if runs[-1].state not in FINISHED_GOOD or self._maker.stop.is_set():
                 break
         return runs
-
-    def _turns_of(self, block: Block) -> int:
-        """Of its cell; said once where it is not what was asked for."""
-        cell, sides = block.cell, self._maker.sides
-        if not block.compares or self._turns_asked <= 1:
-            return 1
-        if cell.id not in self._turns:
-            self._turns[cell.id], why = possible_turns(
-                self._turns_asked,
-                {str(arm): cell.of(arm) for arm in block.arms},
-                {str(arm): sides[arm].code for arm in block.arms},
-            )
-            if why:
-                self._maker.publish(Remark(f"{cell.id}: {why}"))
-        return self._turns[cell.id]
 
 
 def _is_complete(block: Block, runs: Sequence[PastRun]) -> bool:

@@ -101,12 +101,6 @@ class SweepFile(_Section):
         default_factory=dict, description="name -> where its code comes from; two or more"
     )
     interleave: bool = Field(default=False, description="run the arms in turn, block by block")
-    turns: int | None = Field(
-        default=None,
-        ge=1,
-        le=100,
-        description="of the arms of a block within one start of each; 1 is one after the other",
-    )
     pack: bool = Field(
         default=False, description="runs that leave devices free go on side by side; no times"
     )

@@ -6,35 +6,25 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from bench.cli.duration import duration
 from bench.derive.blocks import complete_blocks
-from bench.derive.metrics import STEP_TIME
 from bench.record import RunRecord
 from bench.store import ResultsStore
 from reports.gates.budget import (
-    POWER,
     ComparisonStatus,
-    Forecast,
-    forecast,
-    needs_blocks,
     next_cell,
     statuses,
 )
-from reports.gates.gate import Calibrations, case_of
-from reports.gates.noise import CellNoise, NoiseCalibration
+from reports.gates.gate import Calibrations
 from reports.gates.pairing import Codes, Pair, pair_of_arms
 from reports.gates.policy import Policy
-from reports.gates.spread import spread_of, spread_text
 from reports.renderers import quantity
 from sweeps.plan import PlannedCell
 from sweeps.progress import Remark, Subscriber, ignore
 from sweeps.resume import PastRun
-
-_STARTS_BEFORE_A_FORECAST = 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class BudgetRequest:
 
 
 class BlockBudget:
-    """Chooses the next block (`sweeps.until_decided.Chooser`) and says what it expects and finds.
+    """Chooses the next block (`sweeps.until_decided.Chooser`) and says what it finds.
 
     The clock starts with the first block that is asked for.
     """
@@ -95,9 +85,8 @@ class BlockBudget:
 
     @property
     def block_seconds(self) -> dict[str, float]:
-        """What a block takes: measured by this call, else known from a calibration."""
-        known = {cell: one.block_seconds for cell, one in self._noise.items() if one.block_seconds}
-        return known | {cell: fmean(took) for cell, took in self._took.items()}
+        """What a block of each cell took in this call."""
+        return {cell: fmean(took) for cell, took in self._took.items()}
 
     @property
     def expected_blocks(self) -> int:
@@ -130,30 +119,9 @@ class BlockBudget:
         for one in self._newly_decided():
             blocks = quantity.counted(one.starts, "block")
             self._say(f"{self._name(one)} {one.verdict} after {blocks}")
-        if any(one.cell == cell and one.open for one in self.comparisons):
-            self._say_what_to_expect(cell)
-
-    def opening_lines(self) -> list[str]:
-        """What the budget can find, from the noise calibration of this results folder."""
-        budget, seconds = duration(self._request.budget_seconds), self.block_seconds
-        if not self._judges_step_time:
-            names = [m.name for m, r in self._request.policy.active() if needs_blocks(m, r)]
-            what = ", ".join(names) or "nothing that is required needs more than one block"
-            return [f"budget {budget}, for {what}; forecasts are made of step_time only"]
-        lines = []
-        for cell, known in self._noise.items():
-            if cell in seconds:
-                starts = self._starts(self._request.budget_seconds, seconds)
-                request = self._request.policy.rules[STEP_TIME.name].tolerance or 0.0
-                found = self._forecast(starts, known.spread, max(request, known.floor))
-                lines.append(f"budget {budget}, {cell}: {found}")
-        return lines or [
-            f"budget {budget}: no noise calibration in this results folder knows these cells; what"
-            f" can be found is said after {_STARTS_BEFORE_A_FORECAST} blocks of a cell"
-        ]
 
     def closing_lines(self) -> list[str]:
-        """How much was decided, what the rest would need, and where the spread comes from."""
+        """How much was decided, and what the rest would need."""
         still = [one for one in self.comparisons if one.open]
         decided = len(self.comparisons) - len(still)
         lines = [
@@ -164,11 +132,6 @@ class BlockBudget:
         lines += [
             f"  {one.cell}: {one.metric} {_need(one, seconds.get(one.cell))}" for one in still
         ]
-        for cell, pairs in self._pairs.items():
-            spread = spread_of(pairs[0]) if pairs else None
-            if spread is not None:
-                steps = self._cells[cell].resolved.train.steps
-                lines.append(f"  {cell}: {spread_text(spread, steps)}")
         return lines
 
     def to_data(self) -> dict[str, Any]:
@@ -209,73 +172,12 @@ class BlockBudget:
                 found.append(one)
         return found
 
-    def _say_what_to_expect(self, cell: str) -> None:
-        """Once, as soon as the cell's own blocks tell its spread."""
-        spread = spread_of(self._pairs[cell][0]) if self._judges_step_time else None
-        rule = self._request.policy.rules[STEP_TIME.name]
-        if spread is None or round(len(self._took[cell])) != _STARTS_BEFORE_A_FORECAST:
-            return
-        left = self._request.budget_seconds - self.spent_seconds
-        starts = _STARTS_BEFORE_A_FORECAST + self._starts(left, self.block_seconds)
-        case = case_of(self._pairs[cell][0], STEP_TIME, rule, self._request.calibrations)
-        self._say(f"{cell}: {self._forecast(starts, spread.deviation, case.tolerance)}")
-
-    def _starts(self, seconds: float, block_seconds: dict[str, float]) -> int:
-        """Blocks of each cell, if all get the same number."""
-        usual = fmean(block_seconds.values())
-        return int(seconds / sum(block_seconds.get(cell, usual) for cell in self._cells))
-
-    def _forecast(self, starts: int, spread: float, tolerance: float) -> str:
-        found = forecast(
-            starts, spread, tolerance, alpha=self._request.policy.alpha, cells=len(self._cells)
-        )
-        return forecast_text(found, spread, tolerance)
-
-    @cached_property
-    def _noise(self) -> dict[str, CellNoise]:
-        """Cell -> its newest calibration of step time in this results folder."""
-        names = self._store.noise.names()
-        known = [NoiseCalibration.from_document(self._store.noise.read(name)) for name in names]
-        by_config = {
-            cell.config_hash: cell
-            for calibration in sorted(known, key=lambda one: one.measured_utc)
-            for cell in calibration.cells
-            if cell.metric == STEP_TIME.name
-        }
-        return {
-            cell.id: by_config[config]
-            for cell in self._request.cells
-            for config in cell.config_hashes
-            if config in by_config
-        }
-
-    @property
-    def _judges_step_time(self) -> bool:
-        return self._request.policy.rules[STEP_TIME.name].gate == "required"
-
     def _name(self, one: ComparisonStatus) -> str:
         arm = f", {one.head}" if len(self._request.arms) > 1 else ""
         return f"{one.cell}{arm}: {one.metric}"
 
     def _say(self, text: str) -> None:
         self.publish(Remark(text))
-
-
-def forecast_text(found: Forecast, spread: float, tolerance: float) -> str:
-    """What to expect of a budget, in a sentence."""
-    blocks = quantity.counted(found.starts, "block")
-    within = f"about {blocks}, one varies by {quantity.share(spread)}"
-    if found.finds is None:
-        finds = "too little to decide anything" if not found.equivalent else "finds no change"
-    else:
-        finds = (
-            f"finds a slow-down of {quantity.share(found.finds)} or more with a chance of "
-            f"{quantity.share(POWER, 0)}"
-        )
-    equal = quantity.share(found.equivalent, 0)
-    return f"{within}: {finds}; identical code is called equivalent (tolerance " + (
-        f"{quantity.share(tolerance)}) with a chance of {equal}"
-    )
 
 
 def _need(one: ComparisonStatus, block_seconds: float | None) -> str:

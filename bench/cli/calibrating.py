@@ -84,11 +84,10 @@ def _show(found: list[NoiseCalibration], *, as_json: bool) -> None:
                 str(cell.blocks),
                 quantity.change(cell.change),
                 interval_text((1 + cell.low, 1 + cell.high)),
-                quantity.share(cell.spread),
                 quantity.share(cell.floor),
             )
             for cell in one.cells
         ]
-        head = "cell | metric | blocks | A/A change | 95 % interval | spread of a block | floor"
+        head = "cell | metric | blocks | A/A change | 95 % interval | floor"
         console.data(f"{one.hardware.describe()}: {one.describe(now)}\n")
         console.data(console.columns(head.split(" | "), rows, left=2))

@@ -151,12 +151,10 @@ def _request(named: str, arms: tuple[str, ...]) -> Request:
     return Request(Path(named), [], [], [], None, arms)
 
 
-def _blocks_to_run(
-    request: GateRequest, repeat: int | None = None, turns: int = 1
-) -> RequestedPlan:
+def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> RequestedPlan:
     """The sweep with its arms in blocks, of the cells that are judged."""
     wanted = replace(_request(request.sweep, request.arms), repeat=repeat, interleave=True)
-    plans = requested_plan(replace(wanted, turns=turns))
+    plans = requested_plan(wanted)
     if not request.only:
         return plans
     kept = matching([cell.id for cell in plans.whole.cells], request.only)
@@ -177,7 +175,7 @@ def _measured(
             f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
             f"{request.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
         )
-    plans = _blocks_to_run(request, turns=running.TURNS)
+    plans = _blocks_to_run(request)
     store = ResultsStore.open(results, create=True)
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]

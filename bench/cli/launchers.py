@@ -72,7 +72,7 @@ class LauncherKind:
     settings: a model of what `--launcher-option KEY=VALUE` may say. takes: other options of the
     command line that mean something to it. machine: of the settings, what cells are planned for.
     start: of the settings, what starts the processes of a run (`bench.launch.protocol.Launcher`).
-    shares_machine: its runs may be packed, and the arms of a block take turns, on this machine.
+    shares_machine: its runs may be packed on this machine.
     jobs: runs are made by jobs of a cluster: `followed`, or `written` as scripts to submit by hand.
     elsewhere: settings of runs go to other machines by a file, so that none may be a credential.
     """

@@ -30,7 +30,7 @@ from sweeps.suggest import did_you_mean
 class Request:
     """What the command line says about a sweep.
 
-    turns: where the file says nothing of them. to_run: False to look at what was run. machine: to
+    to_run: False to look at what was run. machine: to
     plan for; None is where the launcher makes its runs.
     """
 
@@ -42,7 +42,6 @@ class Request:
     arms: tuple[str, ...] = ()
     interleave: bool = False
     launcher: LauncherRequest = field(default_factory=LauncherRequest)
-    turns: int = 1
     to_run: bool = True
     machine: Machine | None = None
 
@@ -110,11 +109,7 @@ def requested_plan(request: Request) -> RequestedPlan:
         raise UsageError("--interleave compares arms by time, and the sweep packs its runs")
     # Jobs are packed by Slurm (`exclusive: false`), and runs on several hosts take all of each.
     pack = whole.pack and launcher.shares_machine
-    turns = definition.turns or request.turns
-    if definition.turns and turns > 1 and not launcher.shares_machine:
-        console.note(f"{turns} turns: only --launcher local has them; arms run one after the other")
-    turns = turns if launcher.shares_machine else 1
-    whole = replace(whole, interleaved=interleave, pack=pack, turns=turns)
+    whole = replace(whole, interleaved=interleave, pack=pack)
     chosen = whole.selected(c.id for c in cells if selection.keeps(c))
     # Arms of a file that all run this checkout are known by the file, as any sweep is.
     named_by_code = bool(request.arms) or any(arm.has_own_code for arm in arms)
@@ -198,8 +193,6 @@ def arms_text(requested: RequestedPlan) -> str:
         if requested.chosen.interleaved
         else "all runs of the first arm, then all of the next (not interleaved)"
     )
-    if requested.chosen.interleaved and requested.chosen.turns > 1:
-        order += f"; within a block both train in {requested.chosen.turns} turns, where they can"
     runs = requested.chosen.runs * len(requested.arms)
     return f"{console.columns(('arm', 'code'), rows)}\n\n{runs} runs with all arms: {order}"
 

@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
-TURNS = 8
-"""Of the arms of a block within a budget, where the sweep file says nothing
-(docs/evidence/2026-11-22-turns.md)."""
-
 _JOBS_GO_ON = "leaving; the jobs go on"
 
 
@@ -217,8 +213,6 @@ def run_within(
         {(cell, arm.name): code for arm in chosen.arms for cell, code in arm.codes.items()},
     )
     budget = BlockBudget(request, store)
-    for line in budget.opening_lines():
-        console.note(line)
     outcome = run_planned(plans, sides, store, options, budget)
     for line in budget.closing_lines():
         console.note(line)

@@ -10,7 +10,6 @@ from bench.launch.code import RankCode, named_folders, own_code
 from bench.launch.nccl_logs import nccl_variables
 from bench.launch.process import CHECKOUT_VARIABLE
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
-from bench.launch.turns import TURNS_VARIABLE
 from bench.spec import ResolvedRun
 
 WORKER_MODULE = "bench.worker"
@@ -30,7 +29,6 @@ _FOREIGN = (
     "ROLE_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
-    TURNS_VARIABLE,
 )
 #: Several ranks on one device: NCCL 2.30 or later, few channels each, and no NVLS.
 SHARED_DEVICE = {

@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 
 from bench.launch.code import RankCode
 from bench.launch.share import Share
-from bench.launch.turns import BarrierSlot
 from bench.record import RunState
 from bench.spec import ResolvedRun
 
@@ -26,8 +25,7 @@ Phase = Literal["queued", "running", "ended"]
 class Order:
     """What is to be started. `run_dir` holds the spec; `worker_module` is what each rank runs.
 
-    share: the part of the machine that it is to keep to; None is all of it. slot: at the barrier,
-    for a run that takes turns with others.
+    share: the part of the machine that it is to keep to; None is all of it.
     """
 
     resolved: ResolvedRun
@@ -35,17 +33,11 @@ class Order:
     code: RankCode
     worker_module: str
     share: Share | None = None
-    slot: BarrierSlot | None = None
 
     @property
     def variables(self) -> dict[str, str]:
         """For the environment of the ranks, beside those of the run itself."""
-        return {
-            name: value
-            for part in (self.share, self.slot)
-            if part is not None
-            for name, value in part.variables().items()
-        }
+        return {} if self.share is None else self.share.variables()
 
 
 @dataclass(frozen=True)

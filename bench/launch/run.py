@@ -20,7 +20,6 @@ from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.share import Share
-from bench.launch.turns import BarrierSlot
 from bench.launch.watch import Ending, Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
@@ -46,7 +45,6 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
     code: RankCode | None = None,
     launcher: Launcher = _LOCAL,
     share: Share | None = None,
-    slot: BarrierSlot | None = None,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -62,8 +60,6 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         code: what the ranks must import; None is the code of this process.
         launcher: what starts the processes.
         share: the part of this machine that the run keeps to, as others use the rest.
-        slot: the run's, where it takes turns with others. The time in which it is parked counts
-            neither as silence nor against its time limit.
 
     Raises:
         StoreFullError: the status could not be written; every process is gone all the same.
@@ -78,7 +74,7 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         folder.write_environment(collect_environment(resolved, folder.path, code) | given)
         expect_code(resolved, folder, code, worker_module)
         try:
-            order = Order(resolved, folder.path, code, worker_module, share, slot)
+            order = Order(resolved, folder.path, code, worker_module, share)
             outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
             _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
@@ -104,12 +100,11 @@ def _run(
 ) -> Outcome:
     """Start the job, wait, end whatever is left, and say what happened."""
     launch = order.resolved.launch
-    clock = time.monotonic if order.slot is None else order.slot.clock
-    heartbeat = Heartbeat(folder.path, launch.ranks, clock())
+    heartbeat = Heartbeat(folder.path, launch.ranks, time.monotonic())
     job = launcher.start(order)
     ending: Ending | None = None
     try:
-        ending = Watch(job, heartbeat, launch, limits, clock).wait(stop, on_step)
+        ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
     except KeyboardInterrupt:
         stop.set()
         ending = Ending("interrupted", "interrupted by the user (Ctrl-C)")

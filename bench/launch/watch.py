@@ -42,17 +42,9 @@ class Ending:
 
 
 class Watch:
-    """Watches one job. clock: seconds in which it could have made progress."""
+    """Watches one job."""
 
-    def __init__(
-        self,
-        job: Job,
-        heartbeat: Heartbeat,
-        launch: LaunchSpec,
-        limits: Limits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, job: Job, heartbeat: Heartbeat, launch: LaunchSpec, limits: Limits) -> None:
         self._job = job
         self._heartbeat = heartbeat
         self._launch = launch
@@ -64,7 +56,7 @@ class Watch:
         reported = 0
         while True:
             job = self._job.wait(self._limits.tick_seconds)
-            now = self._clock()
+            now = time.monotonic()
             self._heartbeat.poll(now)
             if on_step is not None and self._heartbeat.finished_steps > reported:
                 reported = self._heartbeat.finished_steps

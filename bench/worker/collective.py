@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from bench.engines.protocol import TimedCollective
 from bench.engines.registry import build_collective
-from bench.launch.turns import Turns
 from bench.meters.cost import MeterCost
 from bench.meters.cpu_time import CpuMeter, spent
 from bench.meters.device_state import DeviceState
@@ -102,10 +101,8 @@ def measure_collective(
     collective.check()
     for _ in range(_WARM_UP):
         collective.start().wait()
-    turns = Turns.from_environment(resolved.train.steps)
     with SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         for step in range(1, resolved.train.steps + 1):
-            turn = turns.before(step)
             before = cpu.read()
             times = clock.step()
             used = spent(before, cpu.read())
@@ -130,12 +127,10 @@ def measure_collective(
                     host_milliseconds=times.host_milliseconds,
                     device=device,
                     latency_milliseconds=times.latency_milliseconds,
-                    turn=turn,
                 )
             )
             if evidence is not None:
                 evidence.after_step(step)
-    turns.after_all_steps()
     if evidence is not None:
         evidence.record_groups(resolved)
     devices = [] if state is None else gathered(state.report(), process)
@@ -144,7 +139,6 @@ def measure_collective(
         write_json_atomically(run_dir / RUNTIME, report)
         write_json_atomically(run_dir / MEMORY, memory_report(collective, process, None))
     collective.close()
-    turns.leave()
 
 
 def _each(milliseconds: dict[str, float] | None, operations: int) -> dict[str, float] | None:

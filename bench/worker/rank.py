@@ -11,7 +11,6 @@ from bench.data.batches import build_batches
 from bench.derive.live_storage import over_ranks
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
-from bench.launch.turns import Turns
 from bench.loop import TrainingLoop
 from bench.meters.call_sites import CallSites
 from bench.meters.checkpoints import CheckpointMeter
@@ -80,7 +79,6 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     trace = TorchTrace.of(resolved, run_dir / trace_name(process.rank), process.device, engine)
     evidence = NcclEvidence.of(resolved, run_dir, process.rank)
     saver = _saver(engine, resolved, process, run_dir)
-    turns = Turns.from_environment(resolved.train.steps)
     note = IssuedNote(engine, run_dir / LOGS / issued_name(process.rank))
     with note, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         loop = TrainingLoop(
@@ -89,8 +87,7 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
         after_step = _after_step(recorder, live, profile, snapshot, evidence, saver, trace)
-        cost = loop.run(after_step, turns.before)
-    turns.after_all_steps()
+        cost = loop.run(after_step)
     _stop(profile, snapshot, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
@@ -112,7 +109,6 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         if process.rank == 0:
             write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
     getattr(engine, "close", _nothing_to_close)()
-    turns.leave()
 
 
 def _nothing_to_close() -> None:

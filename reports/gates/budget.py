@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-import numpy as np
-
 from bench.derive.metrics import Metric, MetricRule
 from reports.gates.gate import Calibrations, case_of
 from reports.gates.judgement import MetricSamples, Verdict, sequential_verdict
@@ -24,20 +22,9 @@ from reports.statistics.multiplicity import adjusted
 from reports.statistics.sample_size import smallest_deciding_n
 from reports.statistics.sequential import (
     PRIOR_SPREAD,
-    bets,
-    log_wealth,
     sequence_of,
     typical_starts,
 )
-
-POWER = 0.8
-"""Chance of being found that makes a change "findable"."""
-
-_SIMULATED = 400
-_SEED = 20_261_122
-_MOST_STARTS = 200
-_HALVINGS = 10
-_LARGEST = math.log(3.0)
 
 
 @dataclass(frozen=True)
@@ -153,56 +140,6 @@ def next_cell(
         if total <= seconds_left:
             fitting.append(cell)
     return min(fitting or ordered[:1], key=lambda cell: starts[cell])
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What so many starts of one cell can show; changes relative (0.05 is 5 %).
-
-    finds: the smallest slow-down found with a chance of `POWER`, None if none is. equivalent: the
-    chance that identical code is called equivalent.
-    """
-
-    starts: int
-    finds: float | None
-    equivalent: float
-
-
-def forecast(
-    starts: int, spread: float, tolerance: float, *, alpha: float, cells: int = 1
-) -> Forecast:
-    """By simulation with normal differences, through the arithmetic that decides.
-
-    Args:
-        starts: samples of the cell in the budget.
-        spread: standard deviation of one start's log ratio.
-        tolerance: of the verdict.
-        alpha: of the policy.
-        cells: judged together; a single changed cell among them must pass alpha / cells.
-    """
-    starts = min(starts, _MOST_STARTS)
-    if starts < smallest_deciding_n(alpha, paired=True, tests=cells):
-        return Forecast(starts, None, 0.0)
-    rng = np.random.default_rng(_SEED)
-    noise = spread * rng.standard_normal((_SIMULATED, starts))
-    band = math.log1p(tolerance)
-    inside = _refuted(noise, -band, 1.0, alpha / 2) & _refuted(noise, band, -1.0, alpha / 2)
-    low, high = band, _LARGEST
-    if np.mean(_refuted(noise + high, band, 1.0, alpha / 2 / cells)) < POWER:
-        return Forecast(starts, None, float(np.mean(inside)))
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if np.mean(_refuted(noise + middle, band, 1.0, alpha / 2 / cells)) >= POWER:
-            high = middle
-        else:
-            low = middle
-    return Forecast(starts, math.expm1(high), float(np.mean(inside)))
-
-
-def _refuted(differences: np.ndarray, bound: float, side: float, alpha: float) -> np.ndarray:
-    """Which of the rows (rows, starts) refute `bound` at some look."""
-    wealth = log_wealth(differences, bets(differences), bound, side)
-    return np.asarray(wealth.max(axis=-1) >= math.log(1 / alpha))
 
 
 def _differences(case: MetricSamples) -> tuple[float, ...]:

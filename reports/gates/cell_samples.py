@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from statistics import median, stdev
+from dataclasses import dataclass
 
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
 from bench.derive.live_storage import LiveStorage, live_storage
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
-from bench.derive.summary import common_steps, step_milliseconds
-from bench.record import RunRecord
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
 
@@ -39,48 +34,16 @@ class LossCurve:
 
 
 @dataclass(frozen=True)
-class RunTiming:
-    """What a run's time was spent on, and how well its steps know their own median.
-
-    wall_seconds: from its start to its record. stepping_seconds: the sum of its steps, of the
-    slowest rank. step_error: relative standard error of the median (`step_error`).
-    """
-
-    wall_seconds: float
-    stepping_seconds: float
-    step_error: float
-
-    @classmethod
-    def of(cls, run: Run) -> RunTiming | None:
-        """None where the record does not say when the run ended, or has no steady window."""
-        wall, steady = wall_seconds(run.record), run.summary.steady
-        if wall is None or steady is None or not steady.stable:
-            return None
-        times = step_milliseconds(common_steps(run.record.steps))
-        window = times[steady.first - 1 : steady.last]
-        return cls(wall, sum(times) / 1e3, step_error(window))
-
-
-def wall_seconds(record: RunRecord) -> float | None:
-    """From the start of a run to its record; None where the record does not say."""
-    begun, ended = record.status.started_utc, record.status.ended_utc
-    if ended is None:
-        return None
-    return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
-
-
-@dataclass(frozen=True)
 class CellSamples:
     """Runs of one configuration, one code, one kind of hardware.
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
-    time counts; of arms that trained in turn, by `reports.gates.turned_starts`). curves: losses,
-    one per finished run. loss_bound: relative difference that the dtypes explain.
+    time counts). curves: losses, one per finished run. loss_bound: relative difference that the
+    dtypes explain.
     tokens_per_step: of a collective, bytes. interleaved: the blocks were run in turn with the other
     arm's. not_steady: finished runs without a time. why_not_steady: reasons of those, each once.
-    turned: runs that took turns. timing: by block, for interleaved runs. counts: what a step of one
-    of the runs did, None if none counted. live: what one of the runs held between two steps.
-    nodes: of a cluster, of all runs.
+    counts: what a step of one of the runs did, None if none counted. live: what one of the runs
+    held between two steps. nodes: of a cluster, of all runs.
     """
 
     name: str
@@ -96,11 +59,9 @@ class CellSamples:
     loss_bound: float
     interleaved: bool = False
     not_steady: int = 0
-    turned: int = 0
     why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
     live: LiveStorage | None = None
-    timing: Mapping[int, RunTiming] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
 
     def of(self, metric: Metric) -> Mapping[int, float]:
@@ -148,7 +109,6 @@ def cell_samples(
         why_not_steady=_why_not_steady(counted),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),
         live=next((live for run in counted if (live := live_storage(run.record))), None),
-        timing=_timing(counted) if interleaved else {},
         nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
     )
 
@@ -168,22 +128,3 @@ def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metri
 def _by_block(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
     found = {run.record.status.repeat: run.value(metric) for run in runs}
     return {block: value for block, value in found.items() if value is not None}
-
-
-def _timing(runs: Sequence[Run]) -> dict[int, RunTiming]:
-    found = {run.record.status.repeat: RunTiming.of(run) for run in runs}
-    return {block: timing for block, timing in found.items() if timing is not None}
-
-
-def step_error(milliseconds: Sequence[float]) -> float:
-    """Relative standard error that the steps of a steady window leave to their median.
-
-    From the medians of four consecutive parts, as neighbouring steps are alike; 0 for fewer than
-    eight steps, which say nothing about themselves.
-    """
-    parts = 4
-    size = len(milliseconds) // parts
-    if size <= 1:
-        return 0.0
-    middles = [math.log(median(milliseconds[i * size : (i + 1) * size])) for i in range(parts)]
-    return stdev(middles) / math.sqrt(parts)

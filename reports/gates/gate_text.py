@@ -34,11 +34,6 @@ SEQUENTIAL = (
     "sequence: valid after every block, false alarms over all looks at most alpha"
 )
 
-TURNS = (
-    "both arms of a block were started at once and trained in turn, so the number of a block is "
-    "the median over its turns of head / base, whether the runs were steady or not"
-)
-
 _WORST_FIRST: tuple[Verdict, ...] = (
     "regressed",
     "unmeasured",
@@ -158,9 +153,6 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
             found.append(("lines left out", text))
     times = [one for one in result.judgements if is_speed(one)]
     found += _about_times(times)
-    turned = sum(pair.head.turned for pair in result.sides.pairs)
-    if times and turned:
-        found.append(("turns", f"{quantity.counted(turned, 'block')}: {TURNS}"))
     if times:
         found.append(("noise", _noise(result, now)))
     if any(one.verdict == "improved" for one in times):

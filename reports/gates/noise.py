@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
-from statistics import fmean, stdev
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -47,8 +46,7 @@ _Relative = Annotated[float, Field(gt=-1, lt=10)]
 class CellNoise:
     """A/A of one cell; everything relative (0.01 is 1 %).
 
-    change: apparent change of `metric`. low, high: its 95 % interval. spread: standard deviation
-    of one block's change. block_seconds: what a block took, None where it was not kept.
+    change: apparent change of `metric`. low, high: its 95 % interval.
     """
 
     cell: str
@@ -57,8 +55,6 @@ class CellNoise:
     change: _Relative
     low: _Relative
     high: _Relative
-    spread: _Relative
-    block_seconds: float | None = None
     metric: str = STEP_TIME.name
 
     @property
@@ -197,7 +193,6 @@ def _calibrated(
     estimate = estimate_paired(base, head, ALPHA)
     if estimate.interval is None:
         raise ValueError(f"{len(blocks)} blocks give no interval")
-    differences = [b - a for a, b in zip(estimate.base, estimate.head, strict=True)]
     return CellNoise(
         cell=one.name,
         config_hash=one.config_hash,
@@ -205,17 +200,8 @@ def _calibrated(
         change=estimate.ratio - 1,
         low=math.exp(estimate.interval[0]) - 1,
         high=math.exp(estimate.interval[1]) - 1,
-        spread=stdev(differences),
-        block_seconds=_block_seconds(one, other),
         metric=metric.name,
     )
-
-
-def _block_seconds(one: CellSamples, other: CellSamples) -> float | None:
-    both = set(one.timing) & set(other.timing)
-    if not both:
-        return None
-    return fmean(one.timing[b].wall_seconds + other.timing[b].wall_seconds for b in both)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:

@@ -13,7 +13,6 @@ from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
 from reports.comparisons.compare import load_side
 from reports.gates.cell_samples import CellSamples, cell_samples
-from reports.gates.turned_starts import by_turns
 from reports.views.cells import Cell, Run
 from reports.views.matching import match
 from reports.views.sweep_view import SweepView, load_sweeps
@@ -301,8 +300,6 @@ def pair_of_arms(
         return cell_samples(cell, runs, interleaved=interleaved)
 
     sides = side(base), side(head)
-    if interleaved:
-        sides = by_turns(*sides, [(block[base], block[head]) for block in blocks])
     return Pair(name, *sides, paired=interleaved, sequential=sequential)
 
 

@@ -17,10 +17,7 @@ from bench.store import ResultsStore
 
 @dataclass
 class Arm:
-    """How the runs of one arm differ from the plain ones. `states`: by block, default ok.
-
-    machine: of runs that take turns, how slow it is in each.
-    """
+    """How the runs of one arm differ from the plain ones. `states`: by block, default ok."""
 
     slower: float = 1.0
     more_memory: float = 1.0
@@ -33,7 +30,6 @@ class Arm:
     counts: Mapping[str, Any] | None = None
     live: Mapping[str, Any] | None = None
     cpu_noise: float | None = None
-    machine: tuple[float, ...] = ()
 
 
 CELLS: dict[str, ResolvedRun] = {
@@ -100,8 +96,6 @@ def _record(
             for step in range(1, resolved.train.steps + 1):
                 slow = {1: 4.0, 2: 1.5}.get(step, 1.0)
                 drift = 1.0 if arm.steady else 1.0 + 0.1 * step
-                turn = (step - 1) * len(arm.machine) // resolved.train.steps
-                drift *= arm.machine[turn] if arm.machine else 1.0
                 loss = (2.0 + 3.0 * 0.9**step) * (1 + arm.loss_shift)
                 samples.append(
                     StepSample(
@@ -114,7 +108,6 @@ def _record(
                         wire_bytes=int(1_000_000 * arm.more_bytes),
                         rss_bytes=400_000_000,
                         cpu_milliseconds=cpu,
-                        turn=turn if arm.machine else None,
                     )
                 )
             folder.append_steps(rank, *samples)
@@ -126,7 +119,6 @@ def _record(
             update={
                 "state": state,
                 "reason": "as the test wants" if state != "ok" else "",
-                "ended_utc": folder.status.started_utc if arm.machine else None,
             }
         )
         folder.write_status(status)

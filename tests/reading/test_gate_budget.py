@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from gate_runs import CELLS, Arm, record_arms
 
 from bench.derive.metrics import STEP_TIME, default_rules
-from reports.gates.budget import ComparisonStatus, forecast, next_cell, statuses, statuses_of
-from reports.gates.cell_samples import RunTiming, step_error
+from reports.gates.budget import ComparisonStatus, next_cell, statuses, statuses_of
 from reports.gates.gate import gate
 from reports.gates.judgement import MetricSamples, judge_intervals
 from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
-from reports.gates.spread import BlockSpread, spread_of, spread_text
 
 RULE = default_rules()["step_time"]
 
@@ -84,27 +80,6 @@ def test_cells_without_a_block_count_among_those_that_are_judged_together():
     assert among[0].open
 
 
-def test_a_forecast_finds_less_with_fewer_starts_and_more_spread():
-    few, many = (forecast(n, 0.02, 0.02, alpha=0.05) for n in (8, 30))
-    noisy = forecast(30, 0.06, 0.02, alpha=0.05)
-    assert 0.02 < many.finds < few.finds
-    assert many.finds < noisy.finds
-    assert noisy.equivalent < many.equivalent
-    none = forecast(5, 0.02, 0.02, alpha=0.05)
-    assert (none.finds, none.equivalent) == (None, 0.0)
-
-
-def test_what_the_forecast_promises_is_found_that_often():
-    promised = forecast(15, 0.02, 0.02, alpha=0.05).finds
-    rng = np.random.default_rng(77)
-    effect = math.log1p(promised)
-    found = [
-        statuses_of([case(effect + 0.02 * rng.standard_normal(15))], "step_time", RULE, 0.05, 1)
-        for _ in range(200)
-    ]
-    assert np.mean([one[0].verdict == "regressed" for one in found]) == pytest.approx(0.8, abs=0.1)
-
-
 def test_a_sweep_whose_blocks_were_looked_at_is_judged_so_ever_after(store):
     cells = {"zero3": CELLS["zero3"]}
     record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, noise=0.003, cells=cells)
@@ -117,46 +92,3 @@ def test_a_sweep_whose_blocks_were_looked_at_is_judged_so_ever_after(store):
     assert all(two.interval[0] < one.interval[0] for one, two in zip(*times, strict=True))
     found = statuses(sides_of_arms(store, "gate", None, None).pairs, Policy(), lambda _: None, 1)
     assert [one.verdict for one in found] == [one.verdict for one in times[1]]
-
-
-def measured(start: float, step: float, *, blocks: int) -> Any:
-    """A pair whose log ratios vary by so much from start to start, and by their steps."""
-    rng = np.random.default_rng(6)
-    change = start * rng.standard_normal(blocks) + step * rng.standard_normal(blocks)
-    timing = dict.fromkeys(range(blocks), RunTiming(9.0, 2.0, step / math.sqrt(2)))
-    sides = dict.fromkeys(range(blocks), 100.0), dict(enumerate(100.0 * np.exp(change)))
-    base, head = (SimpleNamespace(of=lambda _, v=v: v, timing=timing) for v in sides)
-    return SimpleNamespace(base=base, head=head)
-
-
-def test_the_spread_is_told_apart_into_starts_and_steps():
-    found = spread_of(measured(0.03, 0.01, blocks=400))
-    parts = [math.sqrt(part) for part in (found.starts, found.steps)]
-    assert parts == pytest.approx([0.03, 0.01], rel=0.15)
-    assert "start-up takes 7.0 of 9.0 s of a run" in spread_text(found, 30)
-    assert spread_of(measured(0.03, 0.01, blocks=2)) is None
-
-
-def test_other_steps_are_advised_where_steps_are_the_noise_and_start_up_the_price():
-    steps = BlockSpread(4e-4, 3e-4, startup_seconds=7.0, stepping_seconds=2.0)
-    assert steps.step_factor == pytest.approx(math.sqrt(3 * 3.5))
-    assert "train.steps = 97 instead of 30" in spread_text(steps, 30)
-    launches = BlockSpread(4e-4, 1e-6, startup_seconds=7.0, stepping_seconds=0.1)
-    assert launches.gain < 1.15
-    assert "train.steps" not in spread_text(launches, 30)
-
-
-def test_neighbouring_steps_that_are_alike_leave_more_open_than_independent_ones():
-    rng = np.random.default_rng(5)
-    errors = []
-    for memory in (0.0, 0.9):
-        found = []
-        for _ in range(40):
-            noise = np.zeros(40)
-            for i in range(1, 40):
-                fresh = math.sqrt(1 - memory**2) * rng.standard_normal()
-                noise[i] = memory * noise[i - 1] + fresh
-            found.append(step_error(list(100 * np.exp(0.02 * noise))))
-        errors.append(np.mean(found))
-    assert errors[1] > 1.5 * errors[0] > 0
-    assert step_error([1.0] * 7) == 0.0

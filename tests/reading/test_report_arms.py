@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,8 @@ from bench.derive.hardware import hardware_key
 from bench.store import ResultsStore
 from reports.build import write_report
 from reports.findings import find
-from reports.gates.pairing import sides_of_arms
 from reports.gates.target_verdicts import judge_targets, targets_of
-from reports.plots.block_spread import block_spread_figure
-from reports.renderers.document import Bullets, Facts, Figure, Section, TableBlock
+from reports.renderers.document import Bullets, Facts, Section, TableBlock
 from reports.sections.arms import arms_section
 from reports.sections.target_table import targets_section
 from reports.sections.what_ran import what_ran
@@ -90,17 +87,6 @@ def test_blocks_are_compared_with_intervals_and_verdicts(raced):
     assert [(row[0], row[2]) for row in times] == [("ddp", "improved"), ("zero3", "improved")]
     assert all(" to " in row[4] for row in times)
     assert ("zero3", "memory (ledger peak)", "regressed") in [row[:3] for row in others]
-
-
-def test_the_runs_of_both_arms_are_drawn_block_by_block(raced):
-    section = arms_section(found_in(raced))
-    (figure,) = [b for b in section.blocks if isinstance(b, Figure)]
-    assert figure.svg.startswith("<svg")
-    sides = sides_of_arms(raced, "gate", "torch", "ours")
-    pair = sides.pairs[0]
-    first = {name: dict([next(iter(v.items()))]) for name, v in pair.base.values.items()}
-    single = replace(pair, base=replace(pair.base, values=first))
-    assert block_spread_figure("one", [single], ("torch", "ours")) is None
 
 
 def test_a_damaged_calibration_does_not_cost_the_report(raced):

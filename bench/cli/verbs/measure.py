@@ -188,7 +188,6 @@ def run(  # noqa: PLR0913 - every option of the command line is a parameter
         arms,
         interleave,
         jobs,
-        turns=running.TURNS if until_decided else 1,
     )
     options = running.Options(
         results,

@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-from bench.launch.turns import Turns
 from bench.record import StepSample
 from bench.spec import ResolvedRun
 
@@ -72,9 +71,7 @@ def steps_of(peer: int) -> int:
 (run_dir / f"pid.rank{rank}").write_text(str(os.getpid()))
 sys.stdout.write(f"rank {rank} says hello\n")
 sys.stdout.flush()
-turns = Turns.from_environment(run.train.steps)
 for step in range(1, run.train.steps + 1):
-    turn = turns.before(step)
     begun = time.time()
     while any(steps_of(peer) < step - 1 for peer in range(ranks)):
         if peers.poll(10):
@@ -83,9 +80,7 @@ for step in range(1, run.train.steps + 1):
         misbehave()
     time.sleep(pauses[-1])
     trained = {"from": begun, "to": time.time()}
-    sample = StepSample(step, 20.0, 1.0 / step, 1.0, 0.1, 8, 0, 1, device=trained, turn=turn)
+    sample = StepSample(step, 20.0, 1.0 / step, 1.0, 0.1, 8, 0, 1, device=trained)
     line = {name: getattr(sample, name) for name in StepSample.__slots__}
     with (run_dir / f"steps.rank{rank}.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")
-turns.after_all_steps()
-turns.leave()
