@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -18,6 +18,7 @@ from bench.resolve.machine import Machine
 from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.state_bytes import state_bytes_by_category
 from bench.spec import ResolvedRun
+from reports.nccl.sums import gradient_sums
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
 from sweeps.plan import Plan
@@ -167,6 +168,9 @@ def show_plan(request: Request, *, as_json: bool) -> int:
         predicted = {
             "state_bytes_per_rank": {c.id: _state_bytes(c.resolved) for c in plan.cells},
             "gather_bytes": {c.id: gather_bytes(c.resolved) for c in plan.cells},
+            "gradient_sums": {
+                c.id: [asdict(one) for one in gradient_sums(c.resolved)] for c in plan.cells
+            },
         }
         console.data_json(plan.to_document() | {"arms": arms} | predicted)
     else:

@@ -22,6 +22,7 @@ _STEP = re.compile(r"(global )?(step|iteration|iter)s?")
 _DECORATION = re.compile(r"\[\^\w+\]|[*`~]|^\s*≈")
 _NOTHING = ("", "-", "--", "n/a", "none")
 _MOST = 2.0**53
+_TIMES = re.compile(rf"{NUMBER}\s?[x×]", re.IGNORECASE)  # noqa: RUF001
 _TWO = re.compile(rf"({NUMBER}) \(({NUMBER})\)$", re.IGNORECASE)
 _UNITS = {"ms": 1.0, "milliseconds": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "secs": 1e3}
 _BYTES = {"bytes": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "mb": 1e6, "gb": 1e9}
@@ -162,13 +163,14 @@ class _Cells:
             self.facts[column.fact] = int(one) if isinstance(one, float) else one
         else:
             self.values[column.name] = one
-        if isinstance(one, str) and not column.field:
+        if isinstance(one, str) and not column.field and not _TIMES.fullmatch(one):
             self.words.append(one)
 
 
 def _column(name: str) -> _Column:
     shown = re.sub(r"\s+", " ", _DECORATION.sub("", name)).strip() or "unnamed"
     plain = re.sub(r"\s*/\s*", "/", shown.lower().replace("_", " "))
+    plain = plain.removeprefix("median ").removeprefix("mean ").removeprefix("average ")
     if shown in _OURS:
         return _Column(shown, shown)
     if _STEP.fullmatch(plain):

@@ -1,6 +1,7 @@
 """A text of any kind, cut into the runs that stand in it.
 
-A label (a comment, a bullet or a heading) directly above lines of a run opens a run and names it;
+A label (a comment, a bullet or a heading) directly above lines of a run, or a line alone above the
+fence of a code block, opens a run and names it;
 everything else about the text is passed over. A log without labels is one run.
 """
 
@@ -93,7 +94,8 @@ class _Cut:
         if held is not None and self._tables and self._opens_table(held[0], line):
             return
         if held is not None:
-            self._text(*held, followed_by_blank=not line.strip())
+            ends = not line.strip() or _FENCE.match(line) is not None
+            self._text(*held, followed_by_end=ends)
         if self._table is not None:
             if self._row(line):
                 return
@@ -118,10 +120,10 @@ class _Cut:
                 return name, said
         return None
 
-    def _text(self, line: str, after_blank: bool, *, followed_by_blank: bool) -> None:
+    def _text(self, line: str, after_blank: bool, *, followed_by_end: bool) -> None:
         if not line.strip() or _FENCE.match(line):
             return
-        label = labels.label_of(line, alone=after_blank and followed_by_blank)
+        label = labels.label_of(line, alone=after_blank and followed_by_end)
         if label is not None:
             self._label, self._prose = label, 0
         else:

@@ -18,6 +18,8 @@ _PERCENT = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)\s?%"
 )
 _TIMES = re.compile(r"(?<![\w.])(?P<number>\d+(?:\.\d+)?)\s?[x×](?![\w/])")  # noqa: RUF001
+_NUMBER = re.compile(r"[+\-]?\d+(?:\.\d+)?[x×]?")  # noqa: RUF001
+_SPEED_UP = re.compile(r"speed\s?-?\s?up", re.IGNORECASE)
 _WORDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("memory", re.compile(r"\bmemory\b|\bvram\b|\ballocat|\bsav(?:e|ing)", re.IGNORECASE)),
     (
@@ -38,6 +40,10 @@ _NAME = re.compile(r"\s*(?:#+\s|\*\*)")
 """A line that only names a run; a bullet is a sentence about it."""
 _PARITY = re.compile(r"\bparity\b|\bidentical\b|\bequivalent\b|\bmatch(?:es)?\b", re.IGNORECASE)
 _SPREAD = re.compile(r"±|std|stddev|standard deviation|interval|noise floor|spread", re.IGNORECASE)
+CHANGES = re.compile(
+    r"less|lower|fewer|more|higher|sav(?:e|ing)|reduc|cut|decreas|increas|drop|grow", re.IGNORECASE
+)
+"""Words of a number that is a change, not a share."""
 NAMED = {
     "memory": _WORDS[0][1],
     "time": re.compile(r"slow|speed|faster|throughput|step time|overhead|perf", re.IGNORECASE),
@@ -90,7 +96,8 @@ def beside(run: Evidence, runs: Sequence[Evidence], lines: Sequence[str]) -> Bes
     """
     if not lines or not run.lines:
         return _read([(0, run.label)])
-    first = min(run.lines)
+    first = run.begin or min(run.lines)
+    own = _in_columns(run, lines)
     text: list[tuple[int, str]] = []
     while True:
         start = max(
@@ -100,12 +107,33 @@ def beside(run: Evidence, runs: Sequence[Evidence], lines: Sequence[str]) -> Bes
         text = [(at, line) for at, line in between if " NCCL INFO " not in line][-_ABOVE:] + text
         above = next((one for one in runs if one.lines and max(one.lines) == start), None)
         if above is None or len(between) > 1 or any(not _NAME.match(line) for _, line in between):
-            return _read(text)
-        first = min(above.lines)
+            return _read(text, own)
+        first = above.begin or min(above.lines)
 
 
-def _read(text: Sequence[tuple[int, str]]) -> Beside:
-    claims = tuple(claim for at, line in text for claim in _claims(at, line))
+def _in_columns(run: Evidence, lines: Sequence[str]) -> tuple[Claim, ...]:
+    """What columns of the run's own row claim; a bare number of a speed-up is of times."""
+    at = max(run.lines)
+    found: list[Claim] = []
+    for name, said in run.columns.items():
+        cells = [cell for cell in _NUMBER.findall(lines[at - 1]) if said in (_number(cell), cell)]
+        if not cells:
+            continue
+        percent = f"{cells[0]}%" in lines[at - 1].replace(" %", "%") or "%" in name
+        is_bare = cells[0][-1].isdigit() and not percent
+        if is_bare and not _SPEED_UP.search(name):
+            continue
+        unit = "%" if percent else "x" if is_bare else ""
+        found += _claims(at, f"{name.replace('%', '')} {cells[0]}{unit}")
+    return tuple(found)
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell[-1].isdigit() else None
+
+
+def _read(text: Sequence[tuple[int, str]], own: tuple[Claim, ...] = ()) -> Beside:
+    claims = (*own, *(claim for at, line in text for claim in _claims(at, line)))
     parity = tuple(at for at, line in text if _PARITY.search(line))
     whole = " ".join(line for _, line in text)
     return Beside(whole, claims, parity, bool(_SPREAD.search(whole)))

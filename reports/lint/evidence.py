@@ -17,6 +17,7 @@ from reports.nccl import grammar
 from reports.views.cells import Cell
 from reports.views.machine import describe_hardware
 
+_RATE = re.compile(r"\btok(?:en)?s?\s?(?:/|per )\s?s", re.IGNORECASE)
 _SIZE = re.compile(r"llama.*?(\d+(?:\.\d+)?)\s?b\b", re.IGNORECASE)
 _SHAPE = re.compile(r"(llama3-)?(\d+)b")
 _EXACT = 1e-4
@@ -44,9 +45,10 @@ class Solution:
 class Evidence:
     """Numbers of one run; None is not stated. lines: where in its text they stand, from 1.
 
-    rate: tokens per second and device, where no time of a step is told. text: all words that
-    describe it. n: runs behind it. nccl: lines by (operation, kind). solutions: the most exact one
-    first.
+    rate: tokens per second, of one device or of all, where no time of a step is told. text: all
+    words that describe it. n: runs behind it. nccl: lines by (operation, kind). solutions: the most
+    exact one first. columns: what its line says under names that are not ours. begin: the first
+    line of its text.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Evidence:
     nccl: Mapping[tuple[str, str], int] = field(default_factory=dict)
     nccl_lines: tuple[int, ...] = ()
     solutions: tuple[Solution, ...] = ()
+    columns: Mapping[str, float | str] = field(default_factory=dict)
+    begin: int = 0
 
     @property
     def solution(self) -> Solution | None:
@@ -105,6 +109,11 @@ def of_import(
         step.tokens_per_second_per_device
         for step in run.steps
         if step.tokens_per_second_per_device is not None
+    ] or [
+        said
+        for step in run.steps
+        for name, said in step.extra.items()
+        if isinstance(said, float) and _RATE.search(name)
     ]
     nccl = Counter(filter(None, map(choice, run.nccl)))
     found = Evidence(
@@ -130,6 +139,8 @@ def of_import(
         lines=() if last is None else last.lines,
         nccl=nccl,
         nccl_lines=origin.lines if run.nccl and not run.steps and origin.lines else (),
+        columns={} if last is None else last.extra,
+        begin=origin.lines[0] if origin.lines else 0,
     )
     return _solved(found, shapes)
 

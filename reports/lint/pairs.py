@@ -108,7 +108,7 @@ def all_above(head: Evidence, runs: Sequence[Evidence]) -> list[EvidencePair]:
 def _groups(runs: Sequence[Evidence]) -> Iterator[list[Evidence]]:
     found: dict[object, list[Evidence]] = {}
     for run in runs:
-        if run.milliseconds is not None or run.loss is not None:
+        if (run.milliseconds, run.rate, run.loss) != (None, None, None):
             found.setdefault(problem(run), []).append(run)
     yield from found.values()
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 from bench.derive.peaks import PEAKS, DevicePeak
 from bench.spec import ModelShape
 from reports.comparisons.tradeoffs import SPEED_THRESHOLD
-from reports.lint.claims import Beside, Claim, beside
+from reports.lint.claims import CHANGES, Beside, Claim, beside
 from reports.lint.evidence import Evidence, Solution
 from reports.lint.pairs import EvidencePair, all_above, pairs
 
 _MEMORY = 0.005
 _LOSS = 0.005
 _NORM = 0.02
+_MEMORIES = ("allocated_change_percent", "max_allocated_change_percent")
 _MFU = 0.02
 _FP8 = re.compile(r"\b(?:mx)?fp8\b", re.IGNORECASE)
 _SYMMETRIC = re.compile(r"sym(?:metric)?[\s_-]?(?:mem|kernel)", re.IGNORECASE)
@@ -182,7 +183,7 @@ def _mismatch(
     if claim.unit == "x":
         return _times(run, claim, candidates)
     if claim.kind == "memory":
-        return None
+        return _of_memory(run, claim, alike)
     measures: dict[str, Callable[[EvidencePair], float | None]] = {
         "throughput": lambda pair: pair.throughput,
         "time": lambda pair: pair.time,
@@ -207,6 +208,23 @@ def _mismatch(
     else:
         text = f"{shown} is the change of {reading[0]}, not of {claim.kind}: {_in_words(best)}"
     return _of_claim(run, claim, text, values)
+
+
+def _of_memory(
+    run: Evidence, claim: Claim, candidates: Sequence[EvidencePair]
+) -> LintFinding | None:
+    """Nothing is held against a share that is no change, as of a device that is 93 % full."""
+    values = [(pair, pair.values()) for pair in candidates]
+    known = [(pair, [v[name] for name in _MEMORIES if name in v]) for pair, v in values]
+    known = [(pair, changes) for pair, changes in known if changes]
+    if not known or not CHANGES.search(claim.text):
+        return None
+    if any(map(claim.fits, [change for _, changes in known for change in changes])):
+        return None
+    text = (
+        f"{claim.number:g} % of memory is claimed; the nearest runs give {_in_words(known[0][0])}"
+    )
+    return _of_claim(run, claim, text, {"reading": "none", **known[0][0].values()})
 
 
 def _times(run: Evidence, claim: Claim, candidates: Sequence[EvidencePair]) -> LintFinding | None:

@@ -85,6 +85,19 @@ def test_what_an_engine_of_the_user_holds_is_unknown_and_not_nothing(in_process,
     assert held is None
 
 
+def test_a_plan_as_json_says_how_gradients_are_added_up(in_process):
+    asked = ("plan", "pr3067_short", "--device", "H100", "--gpus", "8", "--json")
+    sums = json.loads(in_process(*asked)[1])["gradient_sums"]
+    assert sums["fsdp-fp32-ub_off"] == []
+    (plain,), (registered,) = sums["fsdp-bf16-ub_off"], sums["fsdp-bf16-ub_on"]
+    assert (plain["operation"], plain["sent"], plain["summed"]) == (
+        "ReduceScatter",
+        "bf16",
+        "as sent",
+    )
+    assert registered["summed"] == "unknown"
+
+
 def test_no_line_of_the_list_of_verbs_is_cut_off(in_process):
     assert "..." not in in_process("--help")[1].replace("[ARGS]...", "")
 

@@ -209,6 +209,56 @@ def test_a_claim_is_held_against_time_and_throughput(claim: str, ms: float, read
     assert [one.values["reading"] for one in shown] == ([reading] if reading else [])
 
 
+TABLE = """| run | step time (ms) | peak memory (GB) | {} |
+|---|---|---|---|
+| base | 1000 | 40 | - |
+| head | 800 | 30 | {} |
+"""
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "reading"),
+    [
+        ("speed-up (%)", "25.0", None),
+        ("speed-up (%)", "20", "time"),
+        ("speed-up", "25%", None),
+        ("speed-up", "35 %", "none"),
+        ("speed-up", "1.25x", None),
+        ("speed-up", "1.25", None),
+        ("speed-up", "1.4", "none"),
+        ("step time reduction", "25%", "throughput"),
+        ("memory saved", "25%", None),
+        ("memory saved", "40%", "none"),
+        ("memory used", "40%", None),
+        ("MFU", "40%", None),
+    ],
+)
+def test_a_claim_in_a_column_is_held_against_the_rows(column: str, cell: str, reading) -> None:
+    shown = found(linted(TABLE.format(column, cell)), "claim_mismatch")
+    assert [one.values["reading"] for one in shown] == ([reading] if reading else [])
+    assert all(one.lines == (4,) for one in shown)
+
+
+def test_rows_that_tell_only_a_rate_are_compared() -> None:
+    table = (
+        "| run | median tokens/second | peak memory (GB) | speed-up |\n|---|---|---|---|\n"
+        "| a | 100 | 40 | |\n| b | 125 | 40 | {} |\n"
+    )
+    assert len(found(linted(table.format("25%")), "single_run")) == 1
+    assert found(linted(table.format("25%")), "claim_mismatch") == []
+    assert len(found(linted(table.format("35%")), "claim_mismatch")) == 1
+
+
+def test_earlier_steps_of_a_run_are_no_prose_beside_it() -> None:
+    steps = "".join(
+        f"step: {n}  loss: 2.0  memory: 1.00GiB(1.00%)  tps: 90  tflops: 60.0  mfu: {n}0.00%\n"
+        for n in (1, 2, 3)
+    )
+    text = f"Before\n```\n{steps}```\n\nAfter\n```\n{steps}```\n"
+    assert [run.label for run in linted(text).runs] == ["Before", "After"]
+    assert found(linted(text), "claim_mismatch") == []
+
+
 def test_a_claim_far_above_a_run_is_not_about_it() -> None:
     text = "- 50 % faster\n" + "words\n" * 9 + PAIR + line(ms=990.0)
     assert found(linted(text), "claim_mismatch") == []
