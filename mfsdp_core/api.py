@@ -101,13 +101,13 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
     reduced gradients as `decoupled_grad`, in the dtype of main gradients, for an optimizer that
     reads them there; `grad` stays None. on_double_reduction: `warn` restores upstream's behaviour,
     in which a whole gradient reduced twice in a cycle is wrong. transport: `native` collectives, or
-    direct exchange with a local FP32 sum, `point_to_point` by messages or `same_host` by reading
-    the other ranks' memory; `auto` takes one of the first two, and `model.transports` says which.
-    allocator: who serves the buffers that come and go, one of
-    `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is what
-    upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool,
-    neither `storage_resize`. pool_slots: slots of each pool. fsdp_db_use_persist_buf_on_alloc_fail:
-    units that no slot serves keep their buffers, instead of resizing their storage.
+    direct exchange by messages with a local FP32 sum, `point_to_point`; `auto` takes one of the
+    two, and `model.transports` says which. allocator: who serves the buffers that come and go,
+    one of `temporary`, `storage_resize`, `fixed_pool` and `max_pool` (README, Allocators); None is
+    what upstream's flags say: `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max
+    pool, neither `storage_resize`. pool_slots: slots of each pool.
+    fsdp_db_use_persist_buf_on_alloc_fail: units that no slot serves keep their buffers, instead of
+    resizing their storage.
     enable_fine_grained_param_gather: gather a unit's buckets module by module, as modules run that
     need them, rather than at the start of the unit (README, Gathering by module).
     prefetch_order: the order in which units are expected to run: as the first complete pass ran

@@ -12,8 +12,7 @@ from typing import Literal, get_args
 
 BufferKind = Literal["collective", "land", "materialise", "release", "prefetch", "agreement"]
 UnitKind = Literal["enter", "leave"]
-ReadKind = Literal["read"]
-EventKind = BufferKind | UnitKind | ReadKind
+EventKind = BufferKind | UnitKind
 EVENT_KINDS: tuple[EventKind, ...] = get_args(BufferKind)
 UNIT_KINDS: tuple[EventKind, ...] = get_args(UnitKind)
 
@@ -25,11 +24,11 @@ class Event:
     kind: `collective` issued; reduced gradient `land`ed; compute weights `materialise`d or
     `release`d; a gather issued ahead of need (`prefetch`, besides its `collective`); an `agreement`
     of all ranks, by a message that holds nothing of the model. For who asks by name: a pass
-    `enter`s a unit and `leave`s it; bytes were `read` in the memory of a peer.
+    `enter`s a unit and `leave`s it.
     operation: all_gather, reduce_scatter, all_reduce, broadcast; for `land` copy or add; of a unit
-    forward, recompute or backward; of a `read` the same word; else "".
+    forward, recompute or backward; else "".
     dtype: torch's name without prefix, as `bfloat16`. payload_bytes: size of the full (unsharded)
-    buffer of a collective, or of what landed, was allocated or read. group: role of the process
+    buffer of a collective, or of what landed or was allocated. group: role of the process
     group (`inner`, `outer`; of experts `expert_inner`, `expert_outer`). group_size: ranks in it.
     bucket: name of the buffer, as `layers.0/0`, or of the unit.
     """

@@ -291,7 +291,7 @@ def _registration(arguments: ShardingArguments) -> RegistrationConfig | None:
     """
     if not arguments.nccl_ub:
         return None
-    if arguments.transport in ("point_to_point", "same_host"):
+    if arguments.transport == "point_to_point":
         raise ConfigurationError(
             "nccl_ub registers memory for NCCL's collectives, and "
             f"transport={arguments.transport!r} uses none. Use transport='native'."

@@ -93,7 +93,6 @@ class StepCounts(BaseModel):
     """`counts.json`: one step over all ranks. units: modules that are sharded as one, at least 1.
 
     varying: rows that no two counted steps in a row agree about ([Note: counted steps]).
-    left_out: sites whose lines do not count, by how they begin, as they wait for other ranks.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -103,7 +102,6 @@ class StepCounts(BaseModel):
     microbatches: int
     rows: tuple[CountRow, ...]
     varying: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
     rates: Rates | None = None
 
 

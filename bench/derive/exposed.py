@@ -21,6 +21,7 @@ from typing import Any
 Interval = tuple[float, float]
 
 _NCCL = re.compile(r"nccl(?:Symk)?(?:Dev)?Kernel_?([A-Za-z]+)")
+#: What gloo does; connections between ranks of one host have been until November 2026.
 _GLOO = re.compile(r"(?:gloo|host_connections):(\w+)")
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 

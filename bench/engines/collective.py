@@ -23,13 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.errors import BenchError, UnsupportedError
+from bench.errors import BenchError
 from bench.spec import CollectiveSettings, ResolvedRun
-from mfsdp_core.comm.host_connections import HostConnections
-from mfsdp_core.comm.host_rendezvous import connections_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Pending, PendingSum
-from mfsdp_core.comm.same_host import SameHostCommunicator
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.events import EventBus
@@ -237,15 +234,10 @@ class CollectiveEngine:
 def _communicator(
     settings: CollectiveSettings, group: dist.ProcessGroup, streams: Streams
 ) -> Communicator:
-    events, scratch = EventBus(), _KeptScratch(streams.device)
     if settings.transport == "native":
-        return TorchCommunicator(group, "world", events, streams)
-    if settings.transport == "point_to_point":
-        return PointToPointCommunicator(group, "world", events, streams, scratch)
-    connections = connections_of(group)
-    if not isinstance(connections, HostConnections):
-        raise UnsupportedError("same-host", f"transport same_host: {connections}")
-    return SameHostCommunicator(group, "world", events, streams, scratch, connections=connections)
+        return TorchCommunicator(group, "world", EventBus(), streams)
+    scratch = _KeptScratch(streams.device)
+    return PointToPointCommunicator(group, "world", EventBus(), streams, scratch)
 
 
 def build(resolved: ResolvedRun, device: torch.device) -> CollectiveEngine:

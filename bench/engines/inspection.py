@@ -118,12 +118,6 @@ class Inspection(Protocol):
     def follow(self, write: Callable[[str], None]) -> None:
         """Call `write` with a line for everything that the engine does from now on."""
 
-    def follow_reads(self, note: Callable[[str, int, int, str], None]) -> None:
-        """Call `note` with every read of another rank's memory, which torch does not see.
-
-        With dtype, bytes, ranks and group, when it has been made.
-        """
-
     def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> Mapping[str, Any]:
         """Whole weights by name, by every way out of the engine; `loss`: losses that are equal.
 

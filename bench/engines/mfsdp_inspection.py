@@ -107,13 +107,6 @@ class MfsdpInspection:
             )
         )
 
-    def follow_reads(self, note: Callable[[str, int, int, str], None]) -> None:
-        """Events of what was read in the memory of other ranks of the host."""
-        self._model.events.subscribe(
-            lambda event: note(event.dtype, event.payload_bytes, event.group_size, event.group),
-            kinds=("read",),
-        )
-
     def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
         """Exports, uneven DTensors of a copy, files that were read into other weights; two losses.
 

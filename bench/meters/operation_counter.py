@@ -53,9 +53,6 @@ _PYTHON_READS: Final = frozenset(("tolist", "numpy", "__array__"))
 _OPTIMIZERS: Final = str(Path(torch.__file__).parent / "optim")
 _BLOCKING: Final = frozenset(("wait", "sleep", "synchronize", "_cuda_synchronize"))
 _HERE: Final = __file__
-#: The transport of mfsdp between ranks of one host, by its site.
-_CONNECTIONS: Final = "mfsdp_core/comm/host_connections.py:"
-_SEND, _WAIT = _CONNECTIONS + "HostConnections.send", _CONNECTIONS + "Exchange.wait"
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,6 @@ class OperationCounter(TorchDispatchMode):
     def _watch_thread(self) -> None:
         self._local.watched = True
         self._local.inside = False
-        self._local.connections = None
         sys.setprofile(self._profile)
         self._lines.watch()
 
@@ -232,10 +228,6 @@ class OperationCounter(TorchDispatchMode):
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if not self._active:
             sys.setprofile(None)
-        elif self._local.connections is not None:
-            if event == "return" and frame is self._local.connections:
-                self._local.connections = None
-                self._linked(frame, argument)
         elif not self._local.inside and frame.f_code.co_filename != _HERE:
             if event == "call":
                 self._called(frame)
@@ -246,28 +238,8 @@ class OperationCounter(TorchDispatchMode):
 
     def _called(self, frame: FrameType) -> None:
         site, line = self._sites.of_frame(frame)
-        if site.startswith(_CONNECTIONS):
-            self._local.connections = frame
-        elif is_of_engine(site):
+        if is_of_engine(site):
             self._found(("python call", "python_call", "", site), line).count += 1
-
-    def _linked(self, frame: FrameType, result: Any) -> None:
-        """The transport has been called from outside of it, and returns `result`."""
-        site, called = self._sites.of_code(frame.f_code), frame.f_locals
-        if frame.f_back is None or site not in (_SEND, _WAIT):
-            return
-        caller, line = self._sites.of_frame(frame.f_back)
-        if site == _SEND:
-            parts = list(called["outgoing"].values())
-            dtype = str(parts[0].dtype).removeprefix("torch.") if parts else ""
-            found = self._found(("exchange", "collective", dtype, caller), line)
-            found.bytes += sum(called["wanted_bytes"].values())
-            self._works[id(result)] = (result, self._products)
-        else:
-            found = self._found(("exchange", "wait", "", caller), line)
-            issued = self._works.pop(id(called["self"]), None)
-            found.exposed += issued is not None and issued[1] == self._products
-        found.count += 1
 
     def _called_c(self, frame: FrameType, function: Any) -> None:
         name = function.__name__

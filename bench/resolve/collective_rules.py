@@ -116,17 +116,6 @@ def transport_has_no_broadcast(run: ResolvedRun, _machine: Machine) -> str | Non
     )
 
 
-def same_host_needs_a_host(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Ranks read each other's memory through the kernel."""
-    settings, launch = run.collective, run.launch
-    if settings is None or settings.transport != "same_host":
-        return None
-    if launch.device == "cpu" and launch.nodes == 1:
-        return None
-    found = f"device {launch.device}" if launch.device != "cpu" else f"{launch.nodes} nodes"
-    return f"transport same_host reads the memory of CPU ranks on the same host; found {found}"
-
-
 def copy_engine_only_gathers(run: ResolvedRun, _machine: Machine) -> str | None:
     """It copies and cannot add."""
     settings = run.collective

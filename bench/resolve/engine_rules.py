@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from bench.errors import ConfigError
 from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import (
@@ -56,8 +57,13 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
     """The engine with its strategy and its way of gathering chosen.
 
     Raises:
-        ConfigError: nobody offers an engine of this name.
+        ConfigError: nobody offers an engine of this name, or its transport is gone.
     """
+    if spec.engine.asked("transport") == "same_host":
+        raise ConfigError(
+            "engine.transport: same_host is gone, and its runs can only be read; leave it out, or"
+            " write native or point_to_point"
+        )
     row = known_engine(spec.engine.name)
     strategy = spec.engine.strategy or row.strategies[0]
     engine = spec.engine.model_copy(update={"strategy": strategy})

@@ -58,7 +58,6 @@ RULES: tuple[Rule, ...] = (
     Rule("collective-needs-ranks", collective_rules.collective_needs_ranks),
     Rule("collective-is-only-timed", collective_rules.collective_is_only_timed),
     Rule("transport-has-no-broadcast", collective_rules.transport_has_no_broadcast),
-    Rule("same-host-needs-a-host", collective_rules.same_host_needs_a_host),
     Rule("registration-needs-nccl", collective_rules.registration_needs_nccl),
     Rule("copy-engine-only-gathers", collective_rules.copy_engine_only_gathers),
     Rule("nccl-ub-needs-cuda", nccl_rules.nccl_ub_needs_cuda),

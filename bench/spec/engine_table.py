@@ -10,7 +10,7 @@ value is an `EngineRow` in a module that loads no torch.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from bench.spec.names import (
     STRATEGIES,
     AllocatorName,
     CollectiveName,
+    CollectiveTransportName,
     GatherPrecisionName,
     RecipeName,
     RegistrationName,
@@ -109,7 +110,7 @@ class CollectiveSettings(EngineSettings):
     """Of the whole buffer: the output of an all_gather, the input of a reduce_scatter."""
     registration: RegistrationName = "plain"
     """Of its memory with NCCL."""
-    transport: Literal["native", "point_to_point", "same_host"] = "native"
+    transport: CollectiveTransportName = "native"
     """What carries the bytes: the backend, or a transport of the core."""
     operations: int = Field(default=20, ge=1)
     """One after the other in a step, whose time is divided by them."""

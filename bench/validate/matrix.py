@@ -99,8 +99,7 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(base, scenario="equalised")
     yield replace(sharded, transport="native", policy="bf16_wire", microbatches=2)
     yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
-    yield replace(base, transport="same_host", strategy="no_shard", ranks=4, microbatches=2)
-    yield replace(base, transport="same_host", strategy="optim", policy="bf16_wire")
+    yield replace(base, transport="point_to_point", strategy="no_shard", ranks=4, microbatches=2)
     yield replace(sharded, gather_group=True, transport="point_to_point")
     for allocator in POOLS:
         yield replace(sharded, model="cross_tied", microbatches=2, allocator=allocator)
@@ -187,7 +186,6 @@ def _full(engine: str) -> Iterator[Case]:
             yield replace(case, policy=policy, average=True)
             yield replace(case, policy=policy, transport="native")
             yield replace(case, policy=policy, transport="point_to_point")
-            yield replace(case, policy=policy, transport="same_host")
             yield replace(case, policy=policy, overlap=False)
             yield replace(case, policy=policy, gather_group=True)
             for allocator in ("temporary", *POOLS):

@@ -66,8 +66,6 @@ class Bench:
         with contextlib.suppress(UnsupportedError):
             self.optional("follow")(_write)
         self.tap = WireTap()
-        with contextlib.suppress(UnsupportedError):
-            self.optional("follow_reads")(self.tap.note_read)
         self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
         self._logged = 0
         self._accounted = 0

@@ -2,8 +2,7 @@
 
 Every collective of torch.distributed, also one that C++ code starts, is an operator of the
 namespace `c10d`. A dispatch mode sees each with the tensors that it moves, so their dtype and size
-need not be taken on trust from the engine's own log. What a rank reads in the memory of another
-goes past torch: there the engine says what it asked the kernel for.
+need not be taken on trust from the engine's own log.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from torch.utils._pytree import tree_iter
 
 from bench.validate.observation import Sent
 
-#: A peer's memory was read, which no operator of torch does.
-READ = "read"
 #: Operators that move no payload.
 _SILENT = frozenset({"barrier", "monitored_barrier_"})
 #: Times that a ring sends the full buffer, (n-1)/n of it each.
@@ -64,11 +61,6 @@ class WireTap(TorchDispatchMode):
         sent, self._sent = self._sent, []
         return sent
 
-    def note_read(self, dtype: str, size_bytes: int, ranks: int, group: str) -> None:
-        """This rank has read `size_bytes` in the memory of a peer, instead of getting a message."""
-        elements = size_bytes // getattr(torch, dtype).itemsize
-        self._sent.append(Sent(READ, dtype, elements, size_bytes, ranks, group))
-
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         name = func.__name__.partition(".")[0]
         if name in _SILENT or name.startswith("recv"):
@@ -104,11 +96,8 @@ def _group(args: tuple[Any, ...]) -> tuple[int, str]:
 
 
 def ring_bytes(sent: Sent) -> int:
-    """Bytes that a rank sends for it, by the ring convention; a message is its own size.
-
-    A rank reads as much in the memory of its peers as they would have sent it.
-    """
-    if sent.operation in ("send", READ):
+    """Bytes that a rank sends for it, by the ring convention; a message is its own size."""
+    if sent.operation == "send":
         return sent.payload_bytes
     passes = _PASSES.get(sent.operation, 1)
     return passes * sent.payload_bytes * (sent.ranks - 1) // max(1, sent.ranks)

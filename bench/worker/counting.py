@@ -13,7 +13,6 @@ from torch import nn
 from bench.derive.counts import CountRow, Rates, StepCounts, added
 from bench.loop import TrainingLoop
 from bench.meters.call_sites import CallSites
-from bench.meters.line_counter import WAITS
 from bench.meters.operation_counter import OperationCounter, varying
 from bench.models.units import units
 from bench.spec import ResolvedRun, known_engine
@@ -64,7 +63,6 @@ def count_steps(
         microbatches=resolved.microbatches,
         rows=tuple(_sum(gathered(rows, process))),
         varying=tuple(sorted(set(differing))),
-        left_out=WAITS,
         rates=_rates(process.device),
     )
 

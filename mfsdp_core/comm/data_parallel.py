@@ -13,13 +13,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.host_connections import HostConnections
-from mfsdp_core.comm.host_rendezvous import connections_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Scratch
-from mfsdp_core.comm.same_host import SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
@@ -135,9 +132,6 @@ class DataParallelAxes:
         they are all-reduced, `native` stays: the second half of a direct exchange cannot overlap
         with the backward pass, and sums of more than two ranks would change in their last bits.
         Sums that are wider than the wire are exchanged directly on any backend.
-
-        Raises:
-            ConfigurationError: `same_host` was asked for, and some group cannot.
         """
         transport = reduction.transport
 
@@ -145,16 +139,6 @@ class DataParallelAxes:
             role = self.role_prefix + role
             scatters = axis.reduction is not Collective.ALL_REDUCE
             automatic = transport == "auto" and dist.get_backend(group) == "gloo"
-            if transport == "same_host" and group.size() > 1:
-                connections = _connections(group, streams)
-                if isinstance(connections, HostConnections):
-                    return SameHostCommunicator(
-                        group, role, events, streams, scratch, connections=connections
-                    )
-                raise ConfigurationError(
-                    f"transport='same_host' on the ranks of group {role}: {connections}. Use "
-                    "'auto', which sends messages."
-                )
             if not reduction.exchanges:
                 return TorchCommunicator(group, role, events, streams)
             direct = PointToPointCommunicator(group, role, events, streams, scratch)
@@ -170,9 +154,3 @@ class DataParallelAxes:
         if self.has_outer_axis:
             outer = over(self.mesh.get_group(0), "outer", strategy.outer)
         return AxisCommunicators(inner, gather, outer)
-
-
-def _connections(group: dist.ProcessGroup, streams: Streams) -> HostConnections | str:
-    if dist.get_backend(group) != "gloo" or streams.device.type != "cpu":
-        return "it needs gloo and CPU tensors"
-    return connections_of(group)

@@ -6,8 +6,6 @@ from typing import Protocol
 
 import torch
 
-from mfsdp_core.comm.parts import Parts
-
 
 class Pending(Protocol):
     """A collective that was issued."""
@@ -61,8 +59,6 @@ class Communicator(Protocol):
     `role` the group. transport: what carries the bytes.
     takes_scratch: reductions hold as much memory of their own as arrives, while they are under way;
     sums that are wider than the wire do on any backend.
-    takes_parts: gradients can be reduced from several tensors, and scaled while they are added up.
-    All ranks must then pass parts of a bucket, with the same offsets.
     `total` is the dtype in which reductions add up; see [Note: one rounding] of `plan.config`.
     """
 
@@ -71,7 +67,6 @@ class Communicator(Protocol):
     role: str
     transport: str
     takes_scratch: bool
-    takes_parts: bool
 
     def rendezvous(self, bucket: str) -> None:
         """Before a gather that other ranks may not make, where nothing else would tell."""
@@ -92,28 +87,6 @@ class Communicator(Protocol):
 
     def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
         """Whether the `own` of a reduction may be of dtype `result`."""
-
-    def reduce_parts(
-        self,
-        parts: Parts,
-        out: torch.Tensor,
-        bucket: str,
-        *,
-        average: bool,
-        total: torch.dtype,
-    ) -> PendingSum:
-        """Sum (or mean) over ranks of slice `rank` of all parts, into `out` or one of `total`."""
-
-    def all_reduce_parts(
-        self,
-        parts: Parts,
-        full: torch.Tensor,
-        bucket: str,
-        *,
-        average: bool,
-        total: torch.dtype,
-    ) -> PendingSum:
-        """Put the sum (or mean) of all ranks' parts into `full`, which parts may be views of."""
 
     def all_reduce(
         self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype

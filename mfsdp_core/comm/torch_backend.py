@@ -12,7 +12,6 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.protocol import Communicator, Done, Pending, PendingSum, Summed
 from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.events import Event, EventBus
@@ -48,7 +47,6 @@ class TorchCommunicator:
 
     transport = "native"
     takes_scratch = False
-    takes_parts = False
 
     def __init__(
         self,
@@ -155,46 +153,17 @@ class TorchCommunicator:
         works = () if work is None else (work,)
         return self._streams.track(works, name, self._group, reads=(), writes=writes)
 
-    def reduce_parts(
-        self,
-        parts: Parts,
-        out: torch.Tensor,
-        bucket: str,
-        *,
-        average: bool,
-        total: torch.dtype,
-    ) -> PendingSum:
-        """Only where `takes_parts`."""
-        raise NotImplementedError(f"{self.transport} reduces flat buffers")
-
-    def all_reduce_parts(
-        self,
-        parts: Parts,
-        full: torch.Tensor,
-        bucket: str,
-        *,
-        average: bool,
-        total: torch.dtype,
-    ) -> PendingSum:
-        """Only where `takes_parts`."""
-        raise NotImplementedError(f"{self.transport} reduces flat buffers")
-
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
-        self._publish_bytes(operation, full.dtype, full.numel(), bucket)
-
-    def _publish_bytes(
-        self, operation: str, dtype: torch.dtype, elements: int, bucket: str
-    ) -> None:
         if not self._events.wants("collective"):
             return
-        key = (operation, bucket, dtype, elements)
+        key = (operation, bucket, full.dtype, full.numel())
         event = self._published.get(key)
         if event is None:
             event = self._published[key] = Event(
                 kind="collective",
                 operation=operation,
-                dtype=dtype_name(dtype),
-                payload_bytes=elements * dtype.itemsize,
+                dtype=dtype_name(full.dtype),
+                payload_bytes=full.nbytes,
                 group=self.role,
                 group_size=self.size,
                 bucket=bucket,

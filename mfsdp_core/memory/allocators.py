@@ -120,14 +120,6 @@ class TemporaryAllocator:
                 end.atexit = False
         return held
 
-    def adopt(self, key: BufferKey, tensor: torch.Tensor) -> None:
-        """Book what somebody else has allocated for `key`, until the release.
-
-        tensor: some of it.
-        """
-        self._held[key] = tensor
-        _book(self._ledger, key, key.size_bytes)
-
     def release(self, key: BufferKey) -> None:
         """Forget the tensor; its memory goes when its last view does."""
         memory = self._held.pop(key, None)

@@ -9,7 +9,7 @@ from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
 
-Transport = Literal["auto", "native", "point_to_point", "same_host"]
+Transport = Literal["auto", "native", "point_to_point"]
 DEFAULT_TRANSPORT: Transport = "auto"
 UnusedParameters = Literal["none", "zero"]
 
@@ -18,7 +18,7 @@ UnusedParameters = Literal["none", "zero"]
 class ReductionConfig:
     """How gradients are averaged.
 
-    transport: `native`, `point_to_point`, `same_host` or `auto`, whose rule is in
+    transport: `native`, `point_to_point` or `auto`, whose rule is in
     `DataParallelAxes.communicators`.
     average_in_collective: let the collective divide instead of scaling its input.
     per_token: do not divide at all; the caller scales by the number of tokens. It wins over
@@ -128,9 +128,11 @@ def parse_sharding(
     Raises:
         ConfigurationError: unknown strategies or combinations that cannot work.
     """
-    if reduction.transport not in get_args(Transport):
+    transport: str = reduction.transport
+    if transport not in get_args(Transport):
+        gone = " It is gone; 'auto' sends messages instead." if transport == "same_host" else ""
         raise ConfigurationError(
-            f"transport={reduction.transport!r}: expected one of {', '.join(get_args(Transport))}."
+            f"transport={transport!r}: expected one of {', '.join(get_args(Transport))}.{gone}"
         )
     if reduction.unused not in get_args(UnusedParameters):
         raise ConfigurationError(

@@ -22,7 +22,7 @@ def check_graph_mode(config: ShardingConfig, *, has_codec: bool) -> None:
         "the loss between steps instead": config.checks.each_parameter
         or config.checks.before_reduction,
         f"transport={transport!r} exchanges messages from the host; use 'native'": (
-            transport in ("point_to_point", "same_host")
+            transport == "point_to_point"
         ),
         "weight_codec: recipes were never captured": has_codec,
         "nccl_ub with symmetric windows: graphs of symmetric kernels are known to be unreliable "

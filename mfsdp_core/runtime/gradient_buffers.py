@@ -33,10 +33,8 @@ from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
-from mfsdp_core.plan.grouping import ROOT
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.bucket import BucketSpec
-from mfsdp_core.runtime.gradient_sender import GradientSender
 from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.runtime.outer_reduction import OuterReduction
 from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled, part
@@ -53,10 +51,9 @@ class GradientState(Enum):
 
 @dataclass(frozen=True)
 class Reduction:
-    """A collective under way. own: the part for this rank's result, of `own_bytes` on the wire."""
+    """A collective under way. own: the part of what was sent that is this rank's."""
 
     own: torch.Tensor
-    own_bytes: int
     in_place: bool
     work: PendingSum
     key: BufferKey | None
@@ -118,21 +115,6 @@ class GradientBuffers:
                 average=reduction.averages,
             )
             self.reduced = self._outer.own
-        self._sender = GradientSender(
-            communicators.inner, self._allocator, spec, self._scale, average=reduction.averages
-        )
-        self._admit_parts()
-
-    def _admit_parts(self) -> None:
-        """Not where they are looked at or cast; nor the root's, which come first and leave last."""
-        is_whole = self._whole is not None
-        stays = is_whole and (self._bucket_key is not None or self._spec.plan.unit == ROOT)
-        self._sender.admit_parts(
-            self._dtypes,
-            self._inner_reduced.dtype,
-            key=None if is_whole else self._open_key,
-            wanted=self._guard is None and not stays,
-        )
 
     def _allocate_accumulator(self) -> torch.Tensor:
         """Allocate it, and return the part that the inner stage leaves valid."""
@@ -155,14 +137,13 @@ class GradientBuffers:
     @property
     def has_open_bucket(self) -> bool:
         """Whether gradients wait in a bucket that no reduction has taken yet."""
-        held = self._sender.holds and self._whole is None
-        return (self._bucket is not None or held) and self._pending is None
+        return self._bucket is not None and self._pending is None
 
     @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
         outer = self._outer is not None and self._outer.is_live
-        return self._bucket is not None or self._pending is not None or outer or self._sender.holds
+        return self._bucket is not None or self._pending is not None or outer
 
     @property
     def holds_whole(self) -> bool:
@@ -192,7 +173,6 @@ class GradientBuffers:
         spec = self._spec = replace(self._spec, dtypes=dtypes)
         self._bucket_key = spec.key_or_none("grad_bucket")
         self._outer_key = spec.key_or_none("outer_bucket")
-        self._admit_parts()
 
     def target(self, index: int) -> torch.Tensor:
         """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
@@ -201,7 +181,6 @@ class GradientBuffers:
         pass writes a second time, over what is there, it gets other memory for; see `written`.
         """
         self._check_open()
-        self._place_held()
         in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
         if self._whole is None:
             view = self._open_bucket().tensor(index)
@@ -222,7 +201,6 @@ class GradientBuffers:
 
     def written(self, index: int) -> None:
         """A kernel wrote the gradient of tensor `index` into `target` itself."""
-        self._place_held()
         again = self._handed_out.pop(index, [])
         view = (self._whole or self._open_bucket()).tensor(index)
         filled = self._whole is None and index in self._filled
@@ -247,16 +225,6 @@ class GradientBuffers:
             gradient = gradient.to_dense()
         if self._guard is not None:
             self._guard.check_parameter(index, gradient)
-        if self._sender.takes_parts:
-            if self._may_hold(index, gradient, is_last=is_last):
-                self._sender.hold(index, gradient)
-                self._filled.add(index)
-                return
-            self._place_held()
-        self._fill(index, gradient, is_last=is_last)
-
-    def _fill(self, index: int, gradient: torch.Tensor, *, is_last: bool) -> None:
-        """Add it to what the bucket or the whole accumulator has."""
         if self._whole is None:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
@@ -286,10 +254,6 @@ class GradientBuffers:
                 "backward pass, and no gradient followed. Expected grad_added_to_main_grad = True "
                 "on the parameter, and any tensor of its shape as its gradient."
             )
-        if self._sender.holds_all:
-            self._issue_held()
-            return
-        self._place_held()
         if self._whole is None:
             self._issue_bucket(self._open_bucket())
         else:
@@ -308,7 +272,7 @@ class GradientBuffers:
             self._inner_reduced.copy_(result)
         self._landed = True
         self.revision += 1
-        self._publish_landing("add" if adds else "copy", pending.own_bytes)
+        self._publish_landing("add" if adds else "copy", pending.own.nbytes)
         self._pending = None
         self._bucket = None
         if pending.key is not None:
@@ -331,7 +295,6 @@ class GradientBuffers:
         self.land()
         if self._outer is not None:
             self._outer.reset()
-        self._sender.take_back()
         self.drop_bucket()
         self._filled.clear()
         self._scaled.clear()
@@ -342,10 +305,7 @@ class GradientBuffers:
     def drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
         self._handed_out.clear()
-        if self._whole is not None:
-            self._place_held()
         if self.has_open_bucket:
-            self._sender.take_back()
             self._allocator.release(self._open_key)
             self._bucket = None
             self._filled.clear()
@@ -361,9 +321,8 @@ class GradientBuffers:
             self._guard.check_buffer(bucket, accumulated=False)
         own = self._inner_part(bucket.data)
         replaces = self._axis.landing is not Landing.ADD or not self._landed
-        into = self._sender.destination(own, self._inner_reduced) if replaces else own
-        work = self._sender.reduce_scatter(into, bucket)
-        self._pending = Reduction(own, own.nbytes, False, work, self._open_key)
+        work = self._reduce_scatter(own, bucket.data, replaces=replaces)
+        self._pending = Reduction(own, False, work, self._open_key)
         self._filled.clear()
 
     def _issue_whole(self, whole: FullBuffer) -> None:
@@ -376,47 +335,31 @@ class GradientBuffers:
         self._look_before_reducing(data, key)
         if key is None or self._guard is not None:
             self._scale_rest(data)
-        own, buffer = data, FullBuffer(self._layout, data)
+        own = data
         if self._axis.reduction is Collective.REDUCE_SCATTER:
             own = self._inner_part(data)
-            into = self._sender.destination(own, self._inner_reduced)
-            work = self._sender.reduce_scatter(into, buffer)
+            work = self._reduce_scatter(own, data, replaces=True)
         else:
-            work = self._sender.all_reduce(buffer)
-        self._pending = Reduction(own, own.nbytes, key is None, work, key)
+            work = self._communicator.all_reduce(
+                data, self._name, average=self.reduction.averages, total=self._dtypes.reduce
+            )
+        self._pending = Reduction(own, key is None, work, key)
         self.state = GradientState.REDUCED
 
-    def _issue_held(self) -> None:
-        """See [Note: gradients where autograd left them] of `gradient_sender`."""
-        if self._whole is not None and self._axis.reduction is Collective.ALL_REDUCE:
-            own, work = self._whole.data, self._sender.all_reduce_held(self._whole.data)
-        else:
-            own, work = self._inner_reduced, self._sender.reduce_held(self._inner_reduced)
-        if self._whole is None:
-            own_bytes = own.numel() * self._open_key.dtype.itemsize
-            self._pending = Reduction(own, own_bytes, True, work, self._open_key)
-            self._filled.clear()
-        else:
-            self._pending = Reduction(own, own.nbytes, True, work, None)
-            self.state = GradientState.REDUCED
+    def _reduce_scatter(
+        self, own: torch.Tensor, data: torch.Tensor, *, replaces: bool
+    ) -> PendingSum:
+        """Reduce a scaled buffer, of which `own` is this rank's part.
 
-    def _may_hold(self, index: int, gradient: torch.Tensor, *, is_last: bool) -> bool:
-        """Whether a gradient may stay where it is until the reduction, which replaces the last."""
-        if index in self._filled or gradient.requires_grad or not gradient.is_contiguous():
-            return False
-        if self._whole is not None:
-            return is_last and gradient.dtype == self._dtypes.main_grads
-        if self._pending is not None:
-            self.land()
-        adds = self._axis.landing is Landing.ADD and self._landed
-        return not adds and self._bucket is None and gradient.dtype == self._open_key.dtype
-
-    def _place_held(self) -> None:
-        """Copy what is held to where it would have been copied when it came."""
-        held = self._sender.take_back()
-        self._filled.difference_update(held)
-        for index, gradient in held.items():
-            self._fill(index, gradient, is_last=True)
+        A result that replaces the gradient goes where that belongs, which saves a copy of it,
+        unless the transport cannot.
+        """
+        total, into = self._dtypes.reduce, own
+        if replaces and self._communicator.reduces_into(total, self._inner_reduced.dtype):
+            into = self._inner_reduced
+        return self._communicator.reduce_scatter(
+            into, data, self._name, average=self.reduction.averages, total=total
+        )
 
     def _may_scale(self, gradient: torch.Tensor) -> bool:
         """Whether a gradient may be scaled on its way into the whole accumulator, which travels.

@@ -146,11 +146,6 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
     if counts:
         equal = sum(map(is_equal_count, counts))
         found.append(("counts", f"{equal} of {len(counts)} are equal to the digit"))
-        every = [pair.head.counts for pair in result.sides.pairs if pair.head.counts]
-        left_out = sorted({name for one in every for name in one.left_out})
-        if left_out:
-            text = f"{', '.join(name.rstrip(':') for name in left_out)}: waits for other ranks"
-            found.append(("lines left out", text))
     times = [one for one in result.judgements if is_speed(one)]
     found += _about_times(times)
     if times:

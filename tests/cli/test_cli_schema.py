@@ -49,7 +49,7 @@ def test_every_default_is_an_allowed_value(run_schema):
 
 def test_a_setting_of_several_engines_takes_what_any_of_them_takes(run_schema):
     engine = run_schema["$defs"]["EngineSpec"]["properties"]
-    assert engine["transport"]["enum"] == ["auto", "native", "point_to_point", "same_host"]
+    assert engine["transport"]["enum"] == ["auto", "native", "point_to_point"]
     assert engine["transport"]["default"] == "auto"
 
 

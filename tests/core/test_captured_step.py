@@ -275,7 +275,6 @@ def test_loading_optimizer_state_captures_anew():
         ({"report_nan_in_param_grad": True}, "read gradients on the host"),
         ({"check_for_nan_in_grad": True}, "read gradients on the host"),
         ({"transport": "point_to_point"}, "messages from the host"),
-        ({"transport": "same_host"}, "messages from the host"),
     ],
 )
 def test_what_reads_or_moves_is_refused_when_the_model_is_built(options, said):

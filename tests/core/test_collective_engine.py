@@ -72,7 +72,7 @@ def checked(ranks: int, transport: str) -> int:
 
 @pytest.mark.sample
 @pytest.mark.parametrize("ranks_in_group", [2, 3, 4])
-@pytest.mark.parametrize("transport", ["native", "point_to_point", "same_host"])
+@pytest.mark.parametrize("transport", ["native", "point_to_point"])
 def test_every_operation_brings_what_it_should(
     ranks: RankPool, ranks_in_group: int, transport: str
 ) -> None:

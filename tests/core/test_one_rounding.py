@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 
 F32, B16 = torch.float32, torch.bfloat16
 NAME = "linear_stack"
-TRANSPORTS = ("auto", "native", "point_to_point", "same_host")
+TRANSPORTS = ("auto", "native", "point_to_point")
 MICROBATCHES = 3
 
 
@@ -66,7 +66,7 @@ def on_two_axes(inner: str, outer: str, reduce: torch.dtype | None) -> list[str]
     def make(**arguments: Any) -> Any:
         return hybrid(inner, outer, 2, F32, NAME, **arguments)
 
-    return apart(make, reduce, TRANSPORTS if reduce == B16 else ("auto", "same_host"))
+    return apart(make, reduce, TRANSPORTS if reduce == B16 else ("auto",))
 
 
 def from_rank_order(strategy: str, reduce: torch.dtype) -> bool:

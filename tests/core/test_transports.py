@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import time
-import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.host_connections import HostConnections
-from mfsdp_core.comm.host_rendezvous import connections_of
-from mfsdp_core.comm.parts import Parts
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.same_host import UNREAD_REDUCTIONS, SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import ConfigurationError
@@ -32,19 +26,12 @@ pytestmark = pytest.mark.processes
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-def direct(
-    group: Any, *, by_reading: bool = False
-) -> tuple[PointToPointCommunicator, MemoryLedger, WireLog]:
+def direct(group: Any) -> tuple[PointToPointCommunicator, MemoryLedger, WireLog]:
     ledger, events, log = MemoryLedger(), EventBus(), WireLog()
     events.subscribe(log)
     streams = Streams(torch.device("cpu"))
     scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
-    common = (group, "inner", events, streams, scratch)
-    if by_reading and group.size() > 1:
-        connections = connections_of(group)
-        assert isinstance(connections, HostConnections), connections
-        return SameHostCommunicator(*common, connections=connections), ledger, log
-    return PointToPointCommunicator(*common), ledger, log
+    return PointToPointCommunicator(group, "inner", events, streams, scratch), ledger, log
 
 
 def contribution(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -55,14 +42,13 @@ def three_ranks() -> Any:
     return dist.new_group([0, 1, 2])
 
 
-def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
+def collectives(size: int, dtype: torch.dtype) -> list[bool]:
     """Gather, reduce-scatter and all-reduce of one group against local arithmetic."""
     group = three_ranks() if size == 3 else mesh(size).get_group("dp")
     if dist.get_rank() >= 3 and size == 3:
         return []
-    communicator, ledger, _ = direct(group, by_reading=by_reading)
-    # More than one stretch that is added up at a time, and a part of one.
-    rank, elements = communicator.rank, (70_000 if by_reading else 6) * size
+    communicator, ledger, _ = direct(group)
+    rank, elements = communicator.rank, 6 * size
     first = dist.get_global_rank(group, 0)
     inputs = [contribution(first + r, elements, dtype) for r in range(size)]
     wide = torch.promote_types(dtype, torch.float32)
@@ -95,92 +81,11 @@ def collectives(size: int, dtype: torch.dtype, by_reading: bool) -> list[bool]:
     ]
 
 
-def parts_of_both_kinds(size: int, dtype: torch.dtype) -> list[bool]:
-    """Even ranks send tensors as they are, odd ones a flat buffer that is scaled; a gap between."""
-    group = three_ranks() if size == 3 else mesh(size).get_group("dp")
-    if dist.get_rank() >= 3 and size == 3:
-        return []
-    communicator, ledger, _ = direct(group, by_reading=True)
-    rank, first, scale = communicator.rank, dist.get_global_rank(group, 0), 1 / size
-    wide = torch.promote_types(dtype, torch.float32)
-    offsets, sizes, elements = (0, 70_000, 70_008), (70_000, 3, 50_000), 60_010 * size
-    every = [contribution(first + r, elements, dtype) for r in range(size)]
-    for value in every:
-        value[70_003:70_008] = 0
-        value[120_008:] = 0
-    scaled = [value * scale for value in every]
-    expected = direct(group)[0].reduce_scatter(
-        torch.empty(elements // size, dtype=wide),
-        scaled[rank].clone(),
-        "flat",
-        average=False,
-        total=wide,
-    )
-    total = expected.wait().clone()
-    source = scaled[rank] if rank % 2 else every[rank]
-    tensors = [source[o : o + s].clone() for o, s in zip(offsets, sizes, strict=True)]
-    parts = Parts(tensors, offsets, elements, scale, is_scaled=bool(rank % 2))
-    out = torch.zeros_like(total)
-    found = communicator.reduce_parts(parts, out, "parts", average=False, total=wide).wait()
-    uneven = every[rank][: elements - 1].clone()
-    alike = uneven.clone()
-    communicator.all_reduce(uneven, "uneven", average=True, total=wide).wait()
-    direct(group)[0].all_reduce(alike, "uneven", average=True, total=wide).wait()
-    whole = torch.zeros(elements, dtype=dtype)
-    communicator.all_reduce_parts(parts, whole, "parts", average=False, total=wide).wait()
-    own = whole.tensor_split(size)[rank]
-    return [
-        found is out,
-        torch.equal(found, total),
-        torch.equal(own, total.to(dtype)),
-        torch.equal(uneven, alike),
-        torch.equal(tensors[0], source[:70_000]),
-        ledger.bytes_by_category()["communication_buffers"] == 0,
-    ]
-
-
-def held_while_nobody_reads() -> int:
-    """How many of six gradients are alive while the other rank sleeps and has read none."""
-    group = mesh(2).get_group("dp")
-    communicator, _, _ = direct(group, by_reading=True)
-    full, alive, works = torch.zeros(8), [], []
-    if communicator.rank:
-        time.sleep(0.5)
-    most = 0
-    for number in range(6):
-        gradient = torch.full((8,), float(number))
-        alive.append(weakref.ref(gradient))
-        parts = Parts([gradient], (0,), 8, 0.5, is_scaled=False)
-        del gradient
-        works.append(
-            communicator.all_reduce_parts(
-                parts, full.clone(), "held", average=False, total=full.dtype
-            )
-        )
-        del parts
-        most = max(most, sum(one() is not None for one in alive))
-    for work in works:
-        work.wait()
-    return most
-
-
-def bits_of(strategy: str, transport: str) -> list[torch.Tensor]:
-    toy = shard("linear_stack", strategy, 4, torch.float32, transport=transport)
-    toy.run_cycle(1)
-    return [p.grad._local_tensor.clone() for p in toy.model.parameters()]
-
-
-def same_bits(strategy: str) -> bool:
-    """Of gradients that are held, against those that are copied into a bucket."""
-    pairs = zip(bits_of(strategy, "same_host"), bits_of(strategy, "point_to_point"), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
-
-
-def overlapping(by_reading: bool) -> list[bool]:
+def overlapping() -> list[bool]:
     """Several operations under way at once, waited for in another order, gathers interleaved
     differently with reductions on every rank."""
     group = mesh(4).get_group("dp")
-    communicator, _, _ = direct(group, by_reading=by_reading)
+    communicator, _, _ = direct(group)
     rank = communicator.rank
     fulls = [torch.empty(8) for _ in range(3)]
     buckets = [torch.full((8,), float(10 * i + rank)) for i in range(3)]
@@ -218,14 +123,14 @@ def overlapping(by_reading: bool) -> list[bool]:
 def both_accounts(strategy: str) -> tuple[float, bool]:
     """Gradient difference between the transports, and whether they logged the same."""
     logs, gradients = [], []
-    for transport in ("native", "point_to_point", "same_host"):
+    for transport in ("native", "point_to_point"):
         toy = shard("linear_stack", strategy, 2, torch.float64, transport=transport)
         toy.model.wire_log.clear()
         toy.run_cycle(3)
         logs.append(list(toy.model.wire_log))
         gradients.append(toy.full_gradient())
     difference = max(relative_difference(gradients[0], other) for other in gradients[1:])
-    return difference, logs[0] == logs[1] == logs[2]
+    return difference, logs[0] == logs[1]
 
 
 def default_transport(strategy: str) -> str:
@@ -246,35 +151,12 @@ def unknown_transport() -> str:
 def test_direct_exchange_is_exact_and_returns_its_memory(
     ranks: RankPool, size: int, dtype: torch.dtype
 ) -> None:
-    for by_reading in (False, True):
-        for found in ranks.run(collectives, size, dtype, by_reading):
-            assert all(found), found
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_parts_are_summed_as_flat_buffers_are(
-    ranks: RankPool, size: int, dtype: torch.dtype
-) -> None:
-    for found in ranks.run(parts_of_both_kinds, size, dtype):
+    for found in ranks.run(collectives, size, dtype):
         assert all(found), found
 
 
-def test_few_gradients_are_held_while_a_rank_is_behind(ranks: RankPool) -> None:
-    # Those that were not read yet, and the one that is being sent.
-    assert max(ranks.run(held_while_nobody_reads)) <= UNREAD_REDUCTIONS + 1
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_that_stay_where_they_are_have_the_same_bits(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert all(ranks.run(same_bits, strategy))
-
-
 def test_operations_may_overlap_and_interleave_differently(ranks: RankPool) -> None:
-    for by_reading in (False, True):
-        assert ranks.run(overlapping, by_reading) == [[True] * 6] * 4
+    assert ranks.run(overlapping) == [[True] * 6] * 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -294,13 +176,13 @@ def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(
 
 def test_an_unknown_transport_is_refused(ranks: RankPool) -> None:
     for message in ranks.run(unknown_transport):
-        assert "expected one of auto, native, point_to_point, same_host" in message
+        assert "expected one of auto, native, point_to_point" in message
 
 
-def two_models_on_one_group(by_reading: bool) -> list[bool]:
+def two_models_on_one_group() -> list[bool]:
     """Ranks issue the gathers of two communicators in opposite orders, then wait for both."""
     group = mesh(2).get_group("dp")
-    communicators = [direct(group, by_reading=by_reading)[0] for _ in range(2)]
+    communicators = [direct(group)[0] for _ in range(2)]
     rank = communicators[0].rank
     first = dist.get_global_rank(group, 0)
     found = []
@@ -319,6 +201,5 @@ def two_models_on_one_group(by_reading: bool) -> list[bool]:
 
 
 def test_two_models_on_one_group_never_take_each_others_messages(ranks: RankPool) -> None:
-    for by_reading in (False, True):
-        for found in ranks.run(two_models_on_one_group, by_reading):
-            assert all(found)
+    for found in ranks.run(two_models_on_one_group):
+        assert all(found)

@@ -324,7 +324,7 @@ def test_its_twin_on_a_cpu_prunes_what_needs_nccl_and_runs_every_transport():
         "transport-has-no-broadcast",
     }
     runs = {(c.resolved.collective.operation, c.resolved.collective.transport) for c in plan.cells}
-    assert len(runs) == 3 * 3 + 1
+    assert len(runs) == 3 * 2 + 1
 
 
 def test_published_points_are_targets_that_a_machine_without_gpus_prunes():

@@ -192,11 +192,6 @@ CASES = {
         collective(operation="broadcast"),
         "transport point_to_point has no broadcast of its own",
     ),
-    "same-host-needs-a-host": Case(
-        collective(transport="same_host", nodes=2),
-        collective(transport="same_host"),
-        "on the same host; found 2 nodes",
-    ),
     "registration-needs-nccl": Case(
         collective(registration="symmetric"),
         collective(registration="symmetric", device="cuda"),

@@ -108,8 +108,6 @@ def test_what_no_trace_can_know_is_refused():
         predict(run(MFSDP, model=quantised))
     with pytest.raises(UnsupportedError, match="in BF16 alone"):
         predict(run(MFSDP, model={"preset": "hybrid-tiny"}))
-    with pytest.raises(UnsupportedError, match="same_host"):
-        predict(run(MFSDP | {"transport": "same_host"}))
 
 
 def test_a_process_that_is_a_rank_already_is_refused():

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from bench.errors import ConfigError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ModelSpec, ResolvedRun, RunSpec
 from bench.spec.former_name import former_config_hash
@@ -79,6 +80,17 @@ def test_a_former_record_has_the_name_of_the_same_run_today(run: tuple[str, str,
     assert ResolvedRun.model_validate(upgraded_spec(document)).config_hash == today.config_hash
     del document["engine"]["fine_grained_gather"]  # older still: no such setting
     assert ResolvedRun.model_validate(upgraded_spec(document)).config_hash == today.config_hash
+
+
+@pytest.mark.parametrize("engine", ["mfsdp", "collective"])
+def test_a_transport_that_is_gone_is_read_and_not_run(engine: str) -> None:
+    spec = {"engine": {"name": engine, "transport": "point_to_point"}, "launch": {"ranks": 2}}
+    document = resolve_anywhere(RunSpec.model_validate(spec)).model_dump(mode="json")
+    document["engine"]["transport"] = spec["engine"]["transport"] = "same_host"
+    read = ResolvedRun.model_validate(upgraded_spec(document))
+    assert read.engine.setting("transport") == "same_host"
+    with pytest.raises(ConfigError, match="same_host is gone"):
+        resolve_anywhere(RunSpec.model_validate(spec))
 
 
 def test_a_former_plan_names_its_runs_as_today() -> None:

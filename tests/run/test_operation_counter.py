@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import mfsdp_core
 from bench.derive.counts import COUNTED, CountRow
 from bench.meters.call_sites import CallSites
 from bench.meters.memory_profile import peak_of_changes
@@ -131,23 +128,6 @@ def test_turns_of_a_loop_on_one_line_are_counted():
 
     few, many = counted(lambda: on_one_line(1)), counted(lambda: on_one_line(1000))
     assert total(many, "python_lines") - total(few, "python_lines") == 999
-
-
-def test_lines_that_wait_for_other_ranks_and_what_runs_below_them_are_left_out():
-    file = Path(mfsdp_core.__file__).parent / "comm" / "host_connections.py"
-    names: dict[str, Any] = {"turn": turn}
-    source = "def wait(times):\n    while times:\n        times -= 1\n    turn(1000)"
-    exec(compile(source, str(file), "exec"), names)  # noqa: S102 - source of this test
-
-    def step(times: int) -> None:
-        names["wait"](times)
-        turn(5)
-
-    few, many = counted(lambda: step(1)), counted(lambda: step(1000))
-    assert total(few, "python_lines") == total(many, "python_lines")
-    assert {one.site: one.count for one in many if one.site.endswith(":turn")} == {
-        one.site: one.count for one in counted(lambda: turn(5)) if one.site.endswith(":turn")
-    }
 
 
 def test_lines_of_the_harness_do_not_count():

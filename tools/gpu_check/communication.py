@@ -39,7 +39,7 @@ def check(device: Device) -> PartFindings:
 
 def _specs(device: Device) -> list[dict[str, Any]]:
     memories = get_args(RegistrationName)
-    transports = ("point_to_point", "same_host") if device == "cpu" else ()
+    transports = ("point_to_point",) if device == "cpu" else ()
     engines = [
         {"name": "collective", "operation": operation, "size_bytes": size, **own}
         for operation in get_args(CollectiveName)

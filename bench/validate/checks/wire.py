@@ -10,8 +10,8 @@ from bench.spec import DtypeName
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
 from bench.validate.checks.check_verdict import failed, not_applicable, passed
-from bench.validate.observation import Seen, Sent, StepSeen
-from bench.validate.wire_tap import READ, ring_bytes
+from bench.validate.observation import Sent, StepSeen
+from bench.validate.wire_tap import ring_bytes
 from bench.verdict import CheckVerdict
 
 _GATHERS = ("all_gather", "broadcast")
@@ -25,7 +25,7 @@ _MAXIMA = "float32"
 
 def payloads(sent: Iterable[Sent]) -> list[Sent]:
     """Without integers and single numbers, which are the engine's bookkeeping and norms."""
-    several = (s for s in sent if s.elements > 1 or s.operation == READ)
+    several = (s for s in sent if s.elements > 1)
     return [s for s in several if not s.dtype.startswith(("int", "bool"))]
 
 
@@ -87,7 +87,7 @@ def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[st
     found = []
     for one in sent:
         expected = wire if any(word in one.operation for word in _REDUCING) else compute
-        if one.operation in ("send", READ, "alltoall_", "alltoall_base_"):
+        if one.operation in ("send", "alltoall_", "alltoall_base_"):
             expected = f"{compute} or {wire}"
         found.append((one.operation, one.dtype, expected))
     return found
@@ -123,15 +123,8 @@ def order(evidence: CaseEvidence) -> CheckVerdict | None:
 
 
 def _in_order(sent: Sequence[Sent]) -> list[object]:
-    """What is the same on all ranks: of a message, which is a rank's own rows, not the size.
-
-    Reads are made when a peer is ready, which is not the same moment on all ranks.
-    """
-    return [
-        (s.operation, s.dtype, s.ranks) if s.operation == "send" else s
-        for s in sent
-        if s.operation != READ
-    ]
+    """What is the same on all ranks: of a message, which is a rank's own rows, not the size."""
+    return [(s.operation, s.dtype, s.ranks) if s.operation == "send" else s for s in sent]
 
 
 def _difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
@@ -166,27 +159,14 @@ def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
             metered = None if metered is None else metered - single
             pairs = [("the engine's meter", metered, seen_bytes)]
             pairs += [(f"the engine's log, {d}", logged[d], sent[d]) for d in logged | sent]
-            unread = _padding(evidence, one, found)
             for what, said, counted in pairs if found.log else pairs[:1]:
-                if said is not None and not counted <= said <= counted + unread:
+                if said is not None and said != counted:
                     finding = at(
                         step, rank=rank, expected=f"{what}: {counted} B, as seen on the wire",
                         found=f"{said} B", evidence=evidence.wire_lines(step, None, rank),
                     )  # fmt: skip
                     return failed(check, finding)
     return passed(check, f"{total} B in all steps and ranks, as metered")
-
-
-def _padding(evidence: CaseEvidence, one: Seen, found: StepSeen) -> int:
-    """Bytes of padding, at most, that ranks leave out which read their peers' gradients."""
-    if not any(s.operation == READ for s in found.sent):
-        return 0
-    used = {bucket.name: evidence.used_elements(bucket) / bucket.elements for bucket in one.buckets}
-    return sum(
-        max(0, round(e.payload_bytes * (1 - used[e.bucket]))) * (e.group_size - 1)
-        for e in found.log
-        if e.operation in ("reduce_scatter", "all_reduce") and e.bucket in used
-    )
 
 
 def _logged_bytes(evidence: CaseEvidence, found: StepSeen) -> tuple[Counter[str], int]:
@@ -218,8 +198,6 @@ def groups(evidence: CaseEvidence) -> CheckVerdict | None:
     expected = 2 + (case.outer > 1)
     for rank, one in enumerate(evidence.seen):
         messages = [s for step in one.steps[1:] for s in payloads(step.sent)]
-        if any(s.operation == READ for s in messages):
-            return not_applicable(check, "reading a peer's memory needs no process group")
         used = {s.group for s in messages}
         if len(used) != expected:
             finding = at(

@@ -58,7 +58,7 @@ SCOPES: dict[str, Scope] = {
             ("enable_fine_grained_param_gather", (True,)),
             ("allocator", ("temporary", "fixed_pool", "max_pool")),
             ("pool_slots", (3, 4)),
-            ("transport", ("native", "point_to_point", "same_host")),
+            ("transport", ("native", "point_to_point")),
             ("nested_units", ("all",)),
             ("unused_parameters", ("zero",)),
             ("prefetch_order", ("static",)),

@@ -110,15 +110,6 @@ _PROGRAMS: dict[str, Program] = {
         cycles=(_cycle("r", optimizes=False),),
         exact=True,
     ),
-    "sums in the order of ranks by reading": Program(
-        "mfsdp",
-        ranks=4,
-        strategy=2,
-        options=(("transport", "same_host"),),
-        dtype="float32",
-        cycles=(_cycle("r", optimizes=False),),
-        exact=True,
-    ),
     "per token and average": Program(
         "mfsdp",
         options=(("average_in_collective", True), ("calculate_per_token_loss", True)),

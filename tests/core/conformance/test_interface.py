@@ -398,34 +398,6 @@ def test_unused_weights_hold_no_reduction_up() -> None:
     assert reduced < seen.index(later), f"units.2 is reduced behind {later}: {seen}"
 
 
-class _Raising(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        del ctx
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        del ctx, gradient
-        raise ValueError("in the middle of a unit")
-
-
-def test_failed_passes_leave_no_gradient_waiting() -> None:
-    """Not those of a bucket either whose reduction would have read them where they are."""
-    model, _ = pair(1, transport="same_host")
-    hook = model.module.units[1].down.register_forward_pre_hook(
-        lambda _module, inputs: _Raising.apply(inputs[0])
-    )
-    loss = model(batch())
-    refuses(ValueError, "in the middle", loss.backward)
-    hook.remove()
-    senders = [b._sender for unit in model._context.units for b in unit.gradients]
-    same("held by the pass", any(one.holds for one in senders), True)
-    with torch.no_grad():
-        model(batch())
-    same("held behind it", any(one.holds for one in senders), False)
-
-
 class _Coded(nn.Module):
     """A weight of the root's and one of a unit, wide enough for blocks of 32."""
 

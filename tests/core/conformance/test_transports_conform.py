@@ -5,10 +5,9 @@ Numbers are small integers, so that sums and means of four are exact in every dt
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.judging import refuses, same
-from mfsdp_core.comm import host_connections, peer_memory
 from mfsdp_core.comm.any_rank import AnyRank
-from mfsdp_core.comm.host_connections import Exchange, HostConnections, Peer
-from mfsdp_core.comm.host_rendezvous import connections_of
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator
 from mfsdp_core.comm.rendezvous import UnitRendezvous
-from mfsdp_core.comm.same_host import STRETCH_BYTES, SameHostCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.uneven import gather_rows, row_counts
 from mfsdp_core.errors import LifecycleError
@@ -37,8 +32,8 @@ from mfsdp_core.streams import Streams
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(4)]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-#: Elements of a slice: fewer than ranks, odd, and more than one stretch of what is read at a time.
-_SLICES = (1, 7, STRETCH_BYTES // 4 + 3)
+#: Elements of a slice: fewer than ranks, odd, and many.
+_SLICES = (1, 7, 65_539)
 _CPU = torch.device("cpu")
 
 
@@ -63,10 +58,6 @@ class _Ends:
             self.made = TorchCommunicator(*common, direct)
         elif kind == "point_to_point":
             self.made = direct
-        elif kind == "same_host" and group.size() > 1:
-            connections = connections_of(group)
-            assert isinstance(connections, HostConnections), connections
-            self.made = SameHostCommunicator(*common, scratch, connections=connections)
         self.ranks = dist.get_process_group_ranks(group)
 
     def all_parts(self, number: int, elements: int, dtype: torch.dtype) -> list[Tensor]:
@@ -79,7 +70,7 @@ def test_collectives_are_sums_means_and_copies() -> None:
     rank = dist.get_rank()
     groups = [dist.new_group([2 * half, 2 * half + 1]) for half in (0, 1)]
     alone = [dist.new_group([one]) for one in range(dist.get_world_size())]
-    for kind in ("native", "auto", "point_to_point", "same_host"):
+    for kind in ("native", "auto", "point_to_point"):
         for group in (dist.group.WORLD, groups[rank // 2], alone[rank]):
             ends = _Ends(kind, group)
             size = group.size()
@@ -181,112 +172,8 @@ def test_rows_and_flags_are_brought_together() -> None:
     refuses(LifecycleError, "on some ranks only", lambda: rendezvous.wait(f"{rank}"))
 
 
-def _offer(
-    connections: HostConnections, tag: int, elements: int, value: float
-) -> tuple[Exchange, dict[int, Tensor]]:
-    """Offer every other rank its own numbers, and read what each of them offers this one."""
-    rank = dist.get_rank()
-    others = [peer.rank for peer in connections.peers]
-    pids = {peer.rank: peer.pid for peer in connections.peers}
-    parts = {peer: torch.full((elements,), float(value + 10 * rank + peer)) for peer in others}
-    found = {peer: torch.zeros(elements) for peer in others}
-
-    def read(addresses: Mapping[int, int]) -> None:
-        for peer in others:
-            if elements:
-                peer_memory.read(pids[peer], addresses[peer], found[peer])
-
-    return connections.send(tag, parts, {peer: t.nbytes for peer, t in found.items()}, read), found
-
-
-def _arrived(found: Mapping[int, Tensor], value: float) -> None:
-    for peer, values in found.items():
-        same("what a rank offered", values, torch.full_like(values, value + 10 * peer + _rank()))
-
-
 def _rank() -> int:
     return dist.get_rank()
-
-
-def test_exchanges_end_in_any_order() -> None:
-    """Waited for in reverse or never, under one tag and under many, more than sockets hold."""
-    connections = connections_of(dist.new_group(list(range(4))))
-    assert isinstance(connections, HostConnections), connections
-    for peer in connections.peers:
-        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    made = [(n, *_offer(connections, tag, n % 5, n)) for n, tag in enumerate((1, 2, 1, 3, 1, 2))]
-    for value, exchange, found in reversed(made):
-        exchange.wait()
-        same("over", exchange.is_over, True)
-        _arrived(found, value)
-    left = _offer(connections, 1, 3, 50.0)
-    last = _offer(connections, 1, 3, 60.0)
-    last[0].wait()
-    _arrived(last[1], 60.0)
-    _arrived(left[1], 50.0)
-    many = [_offer(connections, 9, 1, n) for n in range(400)] if _rank() else []
-    dist.barrier()
-    many = many or [_offer(connections, 9, 1, n) for n in range(400)]
-    for value, (exchange, found) in enumerate(many):
-        exchange.wait()
-        _arrived(found, value)
-
-
-def test_who_has_posted_need_not_wait() -> None:
-    """A rank that is busy elsewhere is woken; one that never sends, or is gone, is named."""
-    connections = connections_of(dist.new_group(list(range(4))))
-    assert isinstance(connections, HostConnections), connections
-    exchange, found = _offer(connections, 1, 5, 0.0)
-    if _rank() == 0:
-        exchange.wait()
-    dist.barrier()  # the others come here at once, and wait for the first rank
-    exchange.wait()
-    _arrived(found, 0.0)
-    short = connections_of(dist.new_group(list(range(4)), timeout=timedelta(seconds=0.3)))
-    assert isinstance(short, HostConnections), short
-    if _rank() == 0:
-        late, _ = _offer(short, 1, 5, 0.0)
-        refuses(RuntimeError, "of the group, 0.3 s", late.wait)
-    dist.barrier()
-    other, _ = _offer(connections, 2, 5 + (_rank() == 3), 0.0)
-    others = 24 if _rank() < 3 else 20
-    refuses(RuntimeError, f"it sent {others}", other.wait)
-    dist.barrier()
-    if _rank() == 2:
-        connections.close()
-    else:
-        gone, _ = _offer(connections, 3, 5, 0.0)
-        refuses(RuntimeError, "Connection closed by peer: rank 2", gone.wait)
-    dist.barrier()
-
-
-class _Broken:
-    """A socket that fails whenever it is read."""
-
-    def __init__(self, inner: socket.socket) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def recv(self, _most: int) -> bytes:
-        raise ConnectionResetError
-
-
-def test_lost_sockets_are_read_no_more() -> None:
-    """Whether the other end was closed or reading fails; nobody is woken by them again."""
-    for is_broken in (False, True):
-        near, far = socket.socketpair()
-        found = cast(socket.socket, _Broken(near)) if is_broken else near
-        connections = HostConnections([Peer(1, 0, found, b"")], timeout_seconds=0.2)
-        exchange = connections.send(1, {1: torch.ones(2)}, {1: 8}, lambda _: None)
-        if not is_broken:
-            far.close()
-        refuses(RuntimeError, "Connection closed by peer: rank 1", exchange.wait)
-        same("a lost peer wakes nobody", host_connections._host.sleep(0.01), False)
-        connections.close()
-        far.close()
-        same("nor does a closed connection", host_connections._host.sleep(0.01), False)
 
 
 def test_models_of_one_group_do_not_mix() -> None:
