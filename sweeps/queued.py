@@ -7,24 +7,19 @@ time. Started again it reads the same files, asks the queue, and goes on followi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from threading import Event
-from typing import Any
 
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.launcher import prints_of_job
 from bench.record import RunStatus
-from bench.store.atomic import write_text_atomically
 from bench.store.results_store import ResultsStore
 from sweeps.execution import RunMaker, Sides
 from sweeps.jobs import (
     JobArray,
     JobsSeen,
     Submission,
-    arrays_of,
     jobs_folder,
     see_jobs,
     settle,
@@ -32,7 +27,7 @@ from sweeps.jobs import (
     without_secrets,
 )
 from sweeps.plan import Plan
-from sweeps.progress import Remark, RunEnded, Subscriber, SweepStarted, ignore
+from sweeps.progress import Remark, RunEnded, Subscriber, SweepStarted
 from sweeps.resume import PastRun, Progressed, RunOptions
 from sweeps.runner import SweepOutcome, again_lines, as_recorded, look
 
@@ -89,28 +84,6 @@ def run_queued(
         follower.follow(len(adopted))
         after = look(plan, maker, replace(options, force=False, retry_failed=False))
         return _outcome(maker, before, after, known)
-
-
-def write_scripts(
-    submission: Submission,
-    plan: Plan,
-    store: ResultsStore,
-    *,
-    script: Callable[[Any, int], str],
-    sides: Sides,
-    options: RunOptions,
-    whole: Plan,
-) -> list[Path]:
-    """Batch scripts of what is missing, for whoever submits them by hand; nothing is submitted."""
-    maker = RunMaker(plan.id, store, sides, Event(), ignore)
-    with store.lock():
-        plan = _kept(plan, whole, store, options)
-        cells = _missing_by_cell(look(plan, maker, options))
-        paths = []
-        for array, file, request in arrays_of(submission, plan, store, options, cells):
-            paths.append(file.with_suffix(".sbatch"))
-            write_text_atomically(paths[-1], script(request, len(array.cells)))
-        return paths
 
 
 def _kept(plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions) -> Plan:

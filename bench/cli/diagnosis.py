@@ -7,12 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.cli import console, exit_codes
-from bench.doctor.accelerators import accelerator_findings, clock_findings
+from bench.doctor.accelerators import accelerator_findings
 from bench.doctor.finding import DoctorFinding
 from bench.doctor.machine import machine_findings
 from bench.doctor.packages import package_findings
 from bench.doctor.results_folder import results_findings
-from bench.doctor.slurm import slurm_findings
 from bench.resolve import Machine
 
 
@@ -31,8 +30,6 @@ def diagnose(machine: Machine, results: Path) -> list[DoctorFinding]:
         ("the results folder", lambda: results_findings(results)),
         ("packages", package_findings),
         ("torch and its companions: they are loaded", lambda: accelerator_findings(machine)),
-        ("clocks of the GPUs", lambda: clock_findings(machine)),
-        ("Slurm: its controller is asked", slurm_findings),
     )
     found = []
     try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,7 +21,6 @@ from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.nodes import node_of_cluster
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
 from bench.launch.slurm.submission import JobRequest
-from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.import_path import load, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import LaunchSpec
@@ -29,7 +28,6 @@ from sweeps.suggest import did_you_mean
 
 _OF_JOBS = ("--profile", "--slurm", "--max-jobs")
 LOCAL = "local"
-_UNKNOWN = 4096
 
 
 class NoSettings(BaseModel):
@@ -56,15 +54,6 @@ def _node_of_cluster(settings: SlurmSettings) -> Machine:
         raise UsageError(f"the cells cannot be planned for the cluster: {error}") from error
 
 
-def _any_node(settings: SlurmSettings) -> Machine:
-    """Scripts may be written where no cluster is; then its size prunes nothing."""
-    try:
-        return node_of_cluster(settings)
-    except ControllerSilentError:
-        devices = (CudaDevice("unknown"),) * _UNKNOWN
-        return Machine(_UNKNOWN, 2**60, devices, hostname="cluster", nodes=_UNKNOWN)
-
-
 @dataclass(frozen=True)
 class LauncherKind:
     """One way of making runs. What is needed to add one is here, and nowhere else.
@@ -73,7 +62,7 @@ class LauncherKind:
     command line that mean something to it. machine: of the settings, what cells are planned for.
     start: of the settings, what starts the processes of a run (`bench.launch.protocol.Launcher`).
     shares_machine: its runs may be packed on this machine.
-    jobs: runs are made by jobs of a cluster: `followed`, or `written` as scripts to submit by hand.
+    jobs: runs are made by jobs of a cluster.
     elsewhere: settings of runs go to other machines by a file, so that none may be a credential.
     """
 
@@ -82,14 +71,13 @@ class LauncherKind:
     machine: Callable[[Any], Machine] = lambda _: Machine.detect()
     start: Callable[[Any], Launcher] = lambda _: LocalLauncher()
     shares_machine: bool = False
-    jobs: Literal["followed", "written"] | None = None
+    jobs: bool = False
     elsewhere: bool = False
 
 
 LAUNCHERS: dict[str, LauncherKind] = {
     "local": LauncherKind(shares_machine=True),
-    "slurm": LauncherKind(SlurmSettings, _OF_JOBS, _node_of_cluster, jobs="followed"),
-    "print": LauncherKind(SlurmSettings, _OF_JOBS, _any_node, jobs="written"),
+    "slurm": LauncherKind(SlurmSettings, _OF_JOBS, _node_of_cluster, jobs=True),
     "command": LauncherKind(
         CommandSettings,
         machine=_like_this_one,

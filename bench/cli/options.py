@@ -74,7 +74,7 @@ LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        metavar="[local|slurm|print|command]",
+        metavar="[local|slurm|command]",
         help="Where runs are made: here, in Slurm jobs, in scripts to submit yourself, or on hosts"
         " that a command of yours reaches. A launcher of your own is package.module:NAME.",
     ),

@@ -18,14 +18,13 @@ from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_pl
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
-from bench.launch.slurm.submission import batch_script
 from bench.launch.stop_request import StopRequest
 from bench.store import ResultsStore
 from sweeps.execution import Sides
 from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
-from sweeps.queued import run_queued, write_scripts
+from sweeps.queued import run_queued
 from sweeps.resume import DEFAULT_BLOCK_RETRIES, PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides
 
@@ -100,8 +99,6 @@ def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> in
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
-    if plans.launcher.jobs == "written":
-        return _write_scripts(plans, sides, store, options)
     budget = None
     if options.budget_seconds is None:
         outcome = run_planned(plans, sides, store, options)
@@ -274,32 +271,6 @@ def _submission(plans: RequestedPlan, sides: Sides) -> Submission:
         job_request,
         settings.poll_seconds,
     )
-
-
-def _write_scripts(
-    plans: RequestedPlan, sides: Sides, store: ResultsStore, options: Options
-) -> int:
-    """`--launcher print`: paths to stdout, one per script."""
-    settings = SlurmSettings.model_validate(plans.settings)
-    scripts = write_scripts(
-        _submission(plans, sides),
-        plans.chosen,
-        store,
-        script=lambda request, count: batch_script(request, settings, count),
-        sides=sides,
-        options=options.of_runs,
-        whole=plans.whole,
-    )
-    if options.as_json:
-        console.data_json({"sweep": plans.chosen.id, "scripts": [str(path) for path in scripts]})
-    else:
-        for path in scripts:
-            console.data(str(path))
-    console.note(
-        f"{len(scripts)} scripts for sbatch; once submitted, the same command with --launcher slurm"
-        " finds their jobs and follows them"
-    )
-    return exit_codes.OK
 
 
 def outcome_code(plan: Plan, outcome: SweepOutcome) -> int:

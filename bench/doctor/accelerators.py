@@ -13,7 +13,6 @@ from bench.resolve import Machine
 _PROBE_SECONDS = 120.0
 _SYMMETRIC_SINCE = (2, 27)
 _FP8_SINCE = (8, 9)
-_CLOCKS = "index,clocks.sm,clocks.max.sm,power.limit,power.default_limit"
 # Module: its name, what it gives, how to get it.
 _COMPANIONS = {
     "transformer_engine.pytorch": (
@@ -32,32 +31,6 @@ def accelerator_findings(machine: Machine) -> list[DoctorFinding]:
         remedy = "install torch again; python -c 'import torch' says more"
         return [DoctorFinding("problem", "torch loads", problem, "every run", remedy)]
     return judged(facts, has_gpu=bool(machine.cuda_devices))
-
-
-def clock_findings(machine: Machine) -> list[DoctorFinding]:
-    """Clocks and power caps of the GPUs, by the driver's own command; nothing without a GPU."""
-    if not machine.cuda_devices:
-        return []
-    command = ["nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        gives = "clocks and power caps of the GPUs"
-        remedy = "put nvidia-smi of the driver on PATH"
-        return [DoctorFinding("note", "GPU clocks", f"unknown: {error}", gives, remedy)]
-    return [clocks_of(line) for line in done.stdout.splitlines()]
-
-
-def clocks_of(line: str) -> DoctorFinding:
-    """From one line of nvidia-smi: index, clock now and at most, power cap and its default."""
-    index, clock, most, cap, default = (part.strip() for part in line.split(","))
-    what = f"GPU {index} clocks"
-    found = f"{clock} MHz now, {most} MHz at most; power cap {cap} W of {default} W"
-    if cap == default:
-        return DoctorFinding("ok", what, found)
-    return DoctorFinding(
-        "note", what, found, "full speed", f"sudo nvidia-smi -i {index} -pl {default}"
-    )
 
 
 def _probe() -> tuple[dict[str, Any] | None, str]:

@@ -1,9 +1,7 @@
-"""The machine itself: processor, memory, clocks, shared memory, limits of processes."""
+"""The machine itself: processor, memory, shared memory, open files."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import platform
 import resource
 import shutil
@@ -18,12 +16,6 @@ from bench.resolve import Machine
 _SHARED_MEMORY = Path("/dev/shm")
 _ENOUGH_SHARED_BYTES = 2**30
 _ENOUGH_OPEN_FILES = 4096
-_PIDS_LIMIT = Path("/sys/fs/cgroup/pids.max")
-_ENOUGH_PROCESSES = 4096
-# adjtimex(2): struct timex is 208 bytes on 64-bit Linux; maxerror is its third long, in
-# microseconds; 5 (TIME_ERROR) is the answer of a clock that nothing keeps in step.
-_TIMEX_LONGS = 26
-_NOT_SYNCHRONISED = 5
 
 
 def machine_findings(machine: Machine) -> list[DoctorFinding]:
@@ -36,9 +28,8 @@ def machine_findings(machine: Machine) -> list[DoctorFinding]:
         DoctorFinding("ok", "memory", f"{machine.memory_bytes / 2**30:.1f} GiB"),
         _devices(machine),
         governor(cpu_governors()),
-        _system_clock(),
         shared_memory(_SHARED_MEMORY),
-        *limits(),
+        open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
 
 
@@ -70,29 +61,6 @@ def governor(found: Sequence[str]) -> DoctorFinding:
     )
 
 
-def _system_clock() -> DoctorFinding:
-    try:
-        words = (ctypes.c_long * _TIMEX_LONGS)()
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(words)
-    except (OSError, AttributeError):
-        state = -1
-    if state < 0:
-        return DoctorFinding(
-            "ok", "system clock", "the system does not say whether it is synchronised"
-        )
-    if state != _NOT_SYNCHRONISED:
-        return DoctorFinding(
-            "ok", "system clock", f"synchronised, within {words[3] / 1e3:.0f} ms at worst"
-        )
-    return DoctorFinding(
-        "note",
-        "system clock",
-        "nothing keeps it synchronised",
-        "times of several nodes that can be compared",
-        "run chrony or systemd-timesyncd (on the host, where this is a container)",
-    )
-
-
 def shared_memory(folder: Path) -> DoctorFinding:
     """Size of the memory through which processes of one machine exchange data."""
     try:
@@ -113,25 +81,6 @@ def shared_memory(folder: Path) -> DoctorFinding:
     )
 
 
-def limits() -> list[DoctorFinding]:
-    """Limits of this process, which ranks inherit."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    found = [open_files(files[0], files[1]), _locked_memory(locked), _processes()]
-    if size != resource.RLIM_INFINITY:
-        found.append(
-            DoctorFinding(
-                "note",
-                "size of a file",
-                f"at most {size / 2**20:.0f} MiB (ulimit -f)",
-                "logs and samples that are not cut off",
-                "ulimit -f unlimited",
-            )
-        )
-    return found
-
-
 def open_files(soft: int, hard: int) -> DoctorFinding:
     """Each rank holds a socket to every other rank."""
     shown = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
@@ -144,34 +93,4 @@ def open_files(soft: int, hard: int) -> DoctorFinding:
         f"at most {shown} per process (ulimit -n)",
         "groups of many ranks: each holds sockets to the others",
         f"ulimit -n {most}",
-    )
-
-
-def _locked_memory(soft: int) -> DoctorFinding:
-    if soft == resource.RLIM_INFINITY:
-        return DoctorFinding("ok", "locked memory", "unlimited")
-    return DoctorFinding(
-        "note",
-        "locked memory",
-        f"at most {soft / 2**20:.0f} MiB (ulimit -l)",
-        "InfiniBand and RoCE between nodes, which register memory",
-        "ulimit -l unlimited; for jobs, LimitMEMLOCK=infinity in the unit of slurmd or docker",
-    )
-
-
-def _processes() -> DoctorFinding:
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    known = [] if limit == resource.RLIM_INFINITY else [limit]
-    with contextlib.suppress(OSError, ValueError):  # absent, or "max"
-        known.append(int(_PIDS_LIMIT.read_text()))
-    if not known:
-        return DoctorFinding("ok", "processes", "unlimited")
-    if min(known) >= _ENOUGH_PROCESSES:
-        return DoctorFinding("ok", "processes", f"at most {min(known)}")
-    return DoctorFinding(
-        "note",
-        "processes",
-        f"at most {min(known)} processes and threads",
-        "many ranks on one machine: each has tens of threads",
-        "ulimit -u, or --pids-limit of the container",
     )

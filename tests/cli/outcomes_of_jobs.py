@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from pathlib import Path
-
 import pytest
 from outcome_scenarios import TWO_CELLS, World, scenario
+
+from sweeps.jobs import JobArray
+from sweeps.plan import Plan
 
 
 def world_without_slurm(world: World, patch: pytest.MonkeyPatch) -> None:
@@ -33,19 +32,6 @@ def _(world: World) -> int:
     return world.run("run", file, "--launcher", "slurm", "--slurm", "partiton=gpu")
 
 
-@scenario("run", "scripts to submit by hand")
-def _(world: World) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        world_without_slurm(world, patch)
-        code = world.run("run", world.file(TWO_CELLS), "--launcher", "print")
-    (script,) = world.out.split()
-    text = Path(script).read_text()
-    assert "#SBATCH --array=0-1%" in text
-    (line,) = (line for line in text.splitlines() if line.startswith("exec "))
-    assert any(word.startswith("PYTHONPATH=") for word in shlex.split(line))
-    return code
-
-
 @scenario("cancel", "a sweep that no job makes")
 def _(world: World) -> int:
     assert world.run("cancel", "nothing") == 2
@@ -55,10 +41,7 @@ def _(world: World) -> int:
 
 @scenario("cancel", "jobs that are all over")
 def _(world: World) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        world_without_slurm(world, patch)
-        world.run("run", world.file(TWO_CELLS), "--launcher", "print")
-        (file,) = (world.folder / "results" / "sweeps" / "two" / "jobs").glob("*.json")
-        document = json.loads(file.read_text())
-        file.write_text(json.dumps(document | {"id": "7", "over": True}))
-        return world.run("cancel", "two")
+    world.run("run", world.file(TWO_CELLS))
+    plan = Plan.from_document(world.store.read_plan("two"))
+    JobArray("two.1", plan, ("ddp",), {}, {}, id="7", over=True).write(world.store)
+    return world.run("cancel", "two")

@@ -60,7 +60,7 @@ def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, fast):
         (("--launcher", "mine:KIN"), "defines no KIN"),
         (("--launcher", "mine:NO_KIND"), "expected a LauncherKind there, found 3"),
         (("--launcher", "nobody:KIND"), "no module nobody"),
-        (("--max-jobs", "3"), "--max-jobs needs --launcher slurm or print"),
+        (("--max-jobs", "3"), "--max-jobs needs --launcher slurm"),
     ]
     for more, why in refused:
         done = cli.run("plan" if "--max-jobs" not in more else "run", sweep, *own, *more)
@@ -73,7 +73,7 @@ def test_a_launcher_of_the_repository_is_a_row_of_one_table(in_process, monkeypa
     assert in_process("plan", "quickstart", "--launcher", "mine")[0] == 0
     code, _, error = in_process("plan", "quickstart", "--launcher", "mien")
     assert code == 2
-    assert "local, slurm, print, command, mine, or package.module:NAME" in error
+    assert "local, slurm, command, mine, or package.module:NAME" in error
     assert "did you mean 'mine'" in error
 
 

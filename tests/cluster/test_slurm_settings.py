@@ -18,7 +18,7 @@ from bench.launch.slurm.controller import ControllerSilentError, look_at, why_th
 from bench.launch.slurm.launcher import StepJob
 from bench.launch.slurm.nodes import node_of_cluster
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
-from bench.launch.slurm.submission import JobRequest, batch_script
+from bench.launch.slurm.submission import JobRequest, _command_line, _executor
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec
 from sweeps.definition import parse_sweep
@@ -44,7 +44,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SCRIPTS:
 def script(tmp_path: Path, count: int = 3, launch: LaunchSpec | None = None, **given: Any) -> str:
     launch = launch or LaunchSpec(ranks=4, nodes=2)
     request = JobRequest("s.1", tmp_path / "a b", ["env", "X=$(id)", "run", "it's"], launch, 7)
-    return batch_script(request, SlurmSettings(**given), count)
+    executor = _executor(request, SlurmSettings(**given), count)
+    return str(executor._make_submission_file_text(_command_line(request), request.name))
 
 
 def test_layers_of_settings_lie_on_top_of_each_other() -> None:

@@ -32,12 +32,6 @@ class JobRequest:
     time_minutes: int
 
 
-def batch_script(request: JobRequest, settings: SlurmSettings, count: int) -> str:
-    """The script that sbatch takes, for an array of `count` jobs."""
-    executor = _executor(request, settings, count)
-    return str(executor._make_submission_file_text(_command_line(request), request.name))
-
-
 def submit_array(request: JobRequest, settings: SlurmSettings, count: int) -> str:
     """Submit an array of `count` jobs; its id.
 
