@@ -97,7 +97,7 @@ def _more(count: int, noun: str) -> list[str]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3].rstrip() + "..."
+    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3].rstrip(" .,;:") + " ..."
 
 
 def _count(parts: Sequence[str]) -> int:
