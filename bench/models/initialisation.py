@@ -72,4 +72,5 @@ _VECTORS: Final[dict[str, Callable[[int], Tensor]]] = {
     "log_decay": _log_decay_rates,
     "step_bias": _step_bias,
     "conv_bias": torch.zeros,
+    "bias": torch.zeros,
 }

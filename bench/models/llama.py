@@ -22,7 +22,7 @@ def _causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key and value heads (arXiv:2305.13245); no bias."""
+    """Causal self-attention with grouped key and value heads (arXiv:2305.13245)."""
 
     def __init__(self, shape: ModelShape, *, recompute_core: bool) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class Attention(nn.Module):
         self.recompute_core = recompute_core
         query_size = shape.heads * shape.head_dim
         kv_size = shape.kv_heads * shape.head_dim
-        self.query = nn.Linear(shape.hidden, query_size, bias=False)
-        self.key = nn.Linear(shape.hidden, kv_size, bias=False)
-        self.value = nn.Linear(shape.hidden, kv_size, bias=False)
+        self.query = nn.Linear(shape.hidden, query_size, bias=shape.qkv_bias)
+        self.key = nn.Linear(shape.hidden, kv_size, bias=shape.qkv_bias)
+        self.value = nn.Linear(shape.hidden, kv_size, bias=shape.qkv_bias)
         self.output = nn.Linear(query_size, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, rotary: RotaryTables | None) -> Tensor:

@@ -1,7 +1,9 @@
 """The architecture that a Hugging Face `config.json` of the Llama family describes.
 
 Read by the meaning of its fields in the `transformers` library's LlamaConfig, whose defaults stand
-where a field is missing. Whatever would make another model than `bench.models.llama` is refused.
+where a field is missing. Mistral is a Llama unless it looks back no further than a window; Qwen2 is
+one with biases of query, key and value; their defaults differ, so more must be written out.
+Whatever would make another model than `bench.models.llama` is refused.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from pydantic import ValidationError
 from bench.errors import ConfigError
 from bench.spec import ModelShape, RopeScaling
 
-_KINDS = ("llama",)
+_KINDS = ("llama", "mistral", "qwen2")
 _MAX_BYTES = 1 << 20
 _REQUIRED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+_REQUIRED_OF_OTHERS = ("num_key_value_heads", "vocab_size")
 #: Fields that must be absent, or have this value.
 _ONLY: Mapping[str, object] = {
     "hidden_act": "silu",
@@ -27,6 +30,8 @@ _ONLY: Mapping[str, object] = {
     "mlp_bias": False,
     "attention_dropout": 0.0,
     "pretraining_tp": 1,
+    "use_sliding_window": False,
+    "quantization_config": None,
 }
 
 
@@ -40,9 +45,10 @@ def read_config(path: str) -> ModelShape:
     document = _document(file)
     kind = document.get("model_type")
     if kind not in _KINDS:
-        wanted = f"model_type {' or '.join(_KINDS)}"
+        wanted = f"model_type {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
         raise _refusal(file, wanted, f"{kind!r}", "choose another file")
-    missing = [name for name in _REQUIRED if name not in document]
+    required = _REQUIRED if kind == "llama" else (*_REQUIRED, *_REQUIRED_OF_OTHERS)
+    missing = [name for name in required if name not in document]
     if missing:
         raise _refusal(file, "a value for " + ", ".join(missing), "none", "add what is missing")
     for name, only in _ONLY.items():
@@ -51,6 +57,10 @@ def read_config(path: str) -> ModelShape:
             raise _refusal(
                 file, f"{name} {only!r}", f"{found!r}", "the built-in Llama has nothing else"
             )
+    window = document.get("sliding_window", 4096) if kind == "mistral" else None
+    if window is not None:
+        change = f"write null where sequences have at most {window} tokens"
+        raise _refusal(file, "sliding_window null", f"{window}", change)
     try:
         return _shape(file, document)
     except KeyError as error:
@@ -79,6 +89,7 @@ def _shape(file: Path, document: Mapping[str, Any]) -> ModelShape:
         rope_theta=document.get("rope_theta") or rope.get("rope_theta", 10_000.0),
         norm_eps=document.get("rms_norm_eps", 1e-6),
         rope_scaling=_scaling(file, rope),
+        qkv_bias=document["model_type"] == "qwen2",
     )
 
 

@@ -61,8 +61,9 @@ def linear_beside_the_engine(run: ResolvedRun, _machine: Machine) -> str | None:
     linear, engine = run.linear, run.engine
     if linear.kind == "torch":
         return None
-    if run.shape is None or run.shape.hybrid is not None:
-        return f"layers of {linear.kind} are exchanged in a Llama; found another model"
+    if run.shape is None or run.shape.hybrid is not None or run.shape.qkv_bias:
+        found = "one with biases" if run.shape and run.shape.qkv_bias else "another model"
+        return f"layers of {linear.kind} are exchanged in a Llama without biases; found {found}"
     if engine.tensor_parallel > 1:
         return f"layers of {linear.kind} are not cut: set engine.tensor_parallel to 1"
     return _codes_beside_the_engine(linear, engine) if linear.quantised_weights else None

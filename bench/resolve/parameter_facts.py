@@ -90,12 +90,11 @@ def _llama_layer(shape: ModelShape) -> _Layer:
 
 def _attention(shape: ModelShape) -> _Layer:
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    return [
-        ("attention.query.weight", (query, shape.hidden)),
-        ("attention.key.weight", (kv, shape.hidden)),
-        ("attention.value.weight", (kv, shape.hidden)),
-        ("attention.output.weight", (shape.hidden, query)),
-    ]
+    found: _Layer = []
+    for name, size in (("query", query), ("key", kv), ("value", kv)):
+        found.append((f"attention.{name}.weight", (size, shape.hidden)))
+        found += [(f"attention.{name}.bias", (size,))] if shape.qkv_bias else []
+    return [*found, ("attention.output.weight", (shape.hidden, query))]
 
 
 def _feed_forward(name: str, hidden: int, width: int) -> _Layer:

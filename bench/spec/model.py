@@ -127,8 +127,9 @@ TENSOR_PARALLEL_DIMS: Final = {
 class ModelShape(Frozen):
     """A decoder's architecture; every count in elements, not bytes.
 
-    A Llama where `hybrid` is None. In a hybrid, `layers` is the number of blocks and `ffn_hidden`
-    the width of its `-` blocks, and feed-forward and experts are not gated.
+    A Llama where `hybrid` is None, with biases of query, key and value where `qkv_bias`. In a
+    hybrid, `layers` is the number of blocks and `ffn_hidden` the width of its `-` blocks, and
+    feed-forward and experts are not gated.
     """
 
     preset: str
@@ -144,6 +145,7 @@ class ModelShape(Frozen):
     norm_eps: float = 1e-5
     hybrid: HybridShape | None = None
     rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
 
     @property
     def parameters(self) -> int:
@@ -162,6 +164,7 @@ class ModelShape(Frozen):
         hidden, hybrid = self.hidden, self.hybrid
         if hybrid is None:
             layer = self.attention_weights + 3 * hidden * self.ffn_hidden + 2 * hidden
+            layer += self.qkv_bias * (self.heads + 2 * self.kv_heads) * self.head_dim
             return self.layers * layer
         inner, convolved = hybrid.mamba_inner, hybrid.mamba_convolved
         mamba = hidden * (inner + convolved + hybrid.mamba_heads) + inner * hidden + inner

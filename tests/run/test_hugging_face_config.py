@@ -13,6 +13,7 @@ from bench.errors import ConfigError
 from bench.models.build import empty_model
 from bench.models.rotary import stretched
 from bench.resolve.model_shape import resolve_shape
+from bench.resolve.parameter_facts import parameter_facts
 from bench.resolve.presets import PRESETS
 from bench.spec import ModelSpec, RopeScaling
 
@@ -89,10 +90,42 @@ def test_single_fields_are_replaced_as_in_a_preset_and_the_model_can_be_built(co
     assert built.head.weight is built.embedding.weight
 
 
+#: Those of Qwen/Qwen2-0.5B and of mistralai/Mistral-7B-v0.3.
+QWEN2_0_5B = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "head_dim": 64}
+QWEN2_0_5B |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+QWEN2_0_5B |= {"vocab_size": 151_936, "use_sliding_window": False, "sliding_window": 32_768}
+MISTRAL_7B = {"model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14_336}
+MISTRAL_7B |= {"num_hidden_layers": 32, "vocab_size": 32_768, "head_dim": 128}
+MISTRAL_7B |= {"tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("of", "parameters"), [(QWEN2_0_5B, 494_032_768), (MISTRAL_7B, 7_248_023_552)]
+)
+def test_llamas_under_other_names_have_their_published_parameters(config, of, parameters) -> None:
+    path = config(**of)
+    if of is MISTRAL_7B:
+        document = json.loads(Path(path).read_text()) | {"sliding_window": None}
+        Path(path).write_text(json.dumps(document))
+    shape = resolve_shape(ModelSpec(config=path))
+    assert shape is not None
+    assert shape.parameters == parameters
+    with torch.device("meta"):
+        built = empty_model(shape)
+    assert [tuple(p.shape) for p in built.parameters()] == [
+        facts.shape for facts in parameter_facts(shape, "fp32")
+    ]
+    assert sum(p.numel() for p in built.parameters()) == parameters
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "gemma"}, "expected model_type llama, found 'gemma'"),
+        ({"model_type": "gemma"}, "expected model_type llama, mistral or qwen2, found 'gemma'"),
+        ({"model_type": "mistral"}, "expected sliding_window null, found 4096"),
+        ({"model_type": "qwen2", "vocab_size": None}, "expected a value for vocab_size, found"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "expected use_sliding_window False"),
+        ({"quantization_config": {"bits": 4}}, "expected quantization_config None"),
         ({"hidden_act": "gelu"}, "expected hidden_act 'silu', found 'gelu'"),
         ({"attention_bias": True}, "expected attention_bias False, found True"),
         ({"hidden_size": None}, "expected a value for hidden_size, found none"),
