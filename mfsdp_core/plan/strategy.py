@@ -1,4 +1,4 @@
-"""Sharding strategies as data: the only file in which a strategy's name is compared.
+"""Sharding strategies as data: the only file of the core that knows their names.
 
 A strategy says, for each data-parallel mesh axis, where the parameter, the gradient accumulator,
 the reduced gradient and the optimizer state live. Everything the runtime does follows from these

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mfsdp_core.plan.grouping import ROOT, BucketPlan, ParameterFacts, plan_buckets
+from mfsdp_core.plan.layout import PADDING_BUDGET
 
-#: DESIGN.md section 3: padding above what the largest parameter alone needs, of the elements used.
-BUDGET = 0.05
 UNITS = ["layers.0", "layers.1", "vision.blocks.3", ROOT]
 
 SIZE = st.one_of(st.integers(1, 40), st.sampled_from([64, 96, 127, 128, 1000, 1024]))
@@ -82,7 +81,7 @@ def check_padding(plan: BucketPlan, ranks: int) -> None:
         if prod(slot.shape) == largest:
             rows, _ = rows_and_row(slot.shape)
             alone.append((-rows % ranks) / rows)
-    bound = max(alone) + (BUDGET if len(layout.slots) > 1 else 0)
+    bound = max(alone) + (PADDING_BUDGET if len(layout.slots) > 1 else 0)
     assert (layout.total_elements - used) / used <= bound + 1e-9
 
 

@@ -1,4 +1,4 @@
-"""What is told in one place: names of strategies, the default transport, who compares them."""
+"""What is told in one place: strategies and who compares them, the default transport, padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pydantic import TypeAdapter
 
 from bench.spec import DEFAULT_TRANSPORT, SHARDED, OuterStrategyName, StrategyName
 from bench.spec.names import TransportName
+from bench.validate.checks import collectives
 from mfsdp_core.plan import config
+from mfsdp_core.plan.layout import PADDING_BUDGET
 from mfsdp_core.plan.strategy import INNER, OUTER, Placement
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,10 @@ def test_harness_and_core_agree_on_what_is_sharded(name: StrategyName) -> None:
         "weights": row.parameter,
     }
     assert SHARDED[name] == {part for part, where in placed.items() if where is Placement.FLAT}
+
+
+def test_validate_allows_the_padding_that_the_core_promises() -> None:
+    assert collectives.PADDING_BUDGET == PADDING_BUDGET
 
 
 def test_harness_and_core_have_the_same_transports_and_default() -> None:

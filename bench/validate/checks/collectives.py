@@ -21,7 +21,7 @@ from bench.validate.cases import EXPERT_PARALLEL
 from bench.validate.checks.check_verdict import failed, not_applicable, passed
 from bench.verdict import CheckVerdict, Finding
 
-#: Padding of a buffer above what its largest parameter alone would need (DESIGN.md, section 3).
+#: Padding of a buffer above what its largest parameter alone would need, asked of any engine.
 PADDING_BUDGET = 0.05
 
 EXPERTS_APART = "experts are sharded over a mesh of their own, which the table does not describe"
