@@ -141,7 +141,8 @@ def _row(record: RunRecord) -> tuple[float, str]:
 
 def _print_table(results: Path) -> None:
     records = ResultsStore.open(results, create=False).records()
-    rows = sorted(_row(record) for record in records if record.is_whole)
+    newest = {record.status.cell: record for record in records if record.is_whole}
+    rows = sorted(map(_row, newest.values()))
     print("| cell | predicted MiB | measured MiB | error | bytes sent | measured |")
     print("|---|---:|---:|---:|---:|---|")
     print("\n".join(text for _, text in reversed(rows)))

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes, planning
+from bench.cli.fit_pruning import Predictions
 from bench.errors import UnsupportedError, UsageError
 from bench.fit.prediction import Prediction, predict
 from bench.fit.search import Choice, fewest_gpus, search
 from bench.fit.verdict import Verdict, gigabytes
 from bench.resolve import resolve
 from bench.resolve.machine import Machine
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import RunSpec
 from sweeps.selection import parse_assignments
 from sweeps.settings import run_spec
 
@@ -136,10 +137,8 @@ def _spare(choice: Choice) -> str:
 
 def _attack(choice: Choice) -> str:
     assert choice.verdict is not None
-    assert choice.prediction is not None
-    largest = choice.verdict.largest
-    held = gigabytes(choice.prediction.by_category[largest])
-    return f"{held} are {largest.replace('_', ' ')}"
+    verdict = choice.verdict
+    return f"{gigabytes(verdict.largest_bytes)} are {verdict.largest.replace('_', ' ')}"
 
 
 def _show_sweep(request: Request, *, as_json: bool) -> int:
@@ -149,9 +148,8 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
         request.sweep, request.assignments, request.only, request.skip, None, machine=machine
     )
     plan = planning.requested_plan(asked).chosen
-    found: dict[str, Prediction | UnsupportedError] = {}
-    for cell in plan.cells:
-        found[cell.id] = predicted(cell.resolved, whole=request.whole)
+    predictions = Predictions(whole=request.whole)
+    found = {cell.id: predictions.of(cell.resolved) for cell in plan.cells}
     verdicts = {
         name: Verdict.of(one, machine)
         for name, one in found.items()
@@ -173,14 +171,6 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
             console.data("\n" + planning.pruned_text(plan))
     fits = all(one is None or one.fits for one in verdicts.values())
     return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
-
-
-def predicted(resolved: ResolvedRun, *, whole: bool = False) -> Prediction | UnsupportedError:
-    """The prediction, or why there is none."""
-    try:
-        return predict(resolved, whole=whole)
-    except UnsupportedError as error:
-        return error
 
 
 def _sweep_row(
@@ -232,10 +222,7 @@ def prediction_text(found: Prediction, verdict: Verdict | None) -> str:
     if verdict is not None:
         parts.append(verdict.text())
         if not verdict.setup_fits:
-            parts.append(
-                f"set-up does not fit: this harness builds the whole model on each rank first,"
-                f" {gigabytes(found.setup_bytes)}; a model built on the meta device does not"
-            )
+            parts.append(verdict.setup_text())
     if found.is_linear is False:
         parts.append("layers do not add up: a trace of 5 is not what those of 3 and 4 say; --whole")
     alive = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -66,7 +67,7 @@ class RequestedPlan:
 
     `arms` are what is asked for; the plans name them only once they are prepared. named_by_code:
     the id then ends with what the arms are, `asked_id` being what it begins with. launcher,
-    settings: what makes the runs, and its settings.
+    settings: what makes the runs, and its settings. machine: what it is planned for.
     """
 
     whole: Plan
@@ -76,6 +77,7 @@ class RequestedPlan:
     settings: BaseModel = field(default_factory=NoSettings)
     named_by_code: bool = False
     asked_id: str = ""
+    machine: Machine | None = None
 
 
 def requested_plan(request: Request) -> RequestedPlan:
@@ -122,6 +124,7 @@ def requested_plan(request: Request) -> RequestedPlan:
         settings,
         named_by_code=named_by_code,
         asked_id=whole.id,
+        machine=machine,
     )
 
 
@@ -162,7 +165,7 @@ def shipped_sweeps() -> dict[str, Path]:
 def show_plan(request: Request, *, as_json: bool) -> int:
     """Print the plan."""
     requested = requested_plan(request)
-    plan = requested.chosen
+    plan, memory = _with_memory(requested)
     if as_json:
         arms = [{"name": arm.name, "description": arm.described()} for arm in requested.arms]
         predicted = {
@@ -171,12 +174,40 @@ def show_plan(request: Request, *, as_json: bool) -> int:
             "gradient_sums": {
                 c.id: [asdict(one) for one in gradient_sums(c.resolved)] for c in plan.cells
             },
+            "memory": memory,
         }
         console.data_json(plan.to_document() | {"arms": arms} | predicted)
     else:
         parts = [arms_text(requested)] if requested.arms else []
+        if memory:
+            parts.append(_memory_text(plan, memory))
         console.data("\n\n".join([plan_text(plan), *parts]))
     return exit_codes.OK
+
+
+def _with_memory(requested: RequestedPlan) -> tuple[Plan, dict[str, Any]]:
+    """The chosen plan without cells that cannot fit, and the memory of each that was predicted."""
+    machine, plan = requested.machine, requested.chosen
+    on_devices = any(cell.resolved.launch.device == "cuda" for cell in plan.cells)
+    if machine is None or not on_devices or not any(d.memory_bytes for d in machine.cuda_devices):
+        return plan, {}
+    # Loads torch, which other plans do without.
+    from bench.cli.fit_pruning import memory_document, without_what_cannot_fit
+
+    fitting, memory = without_what_cannot_fit(plan, machine)
+    return fitting, {name: memory_document(found) for name, found in memory.items()}
+
+
+def _memory_text(plan: Plan, memory: dict[str, Any]) -> str:
+    """Predicted peaks of the cells that are left, and why some are unknown."""
+    texts: dict[str, list[str]] = {}
+    for cell in plan.cells:
+        found = memory[cell.id]
+        known = "peak_bytes" in found
+        text = f"{found['peak_bytes'] / 1e9:,.2f} GB" if known else f"unknown: {found['refusal']}"
+        texts.setdefault(text, []).append(cell.id)
+    rows = [(", ".join(names), text) for text, names in texts.items()]
+    return console.columns(("cell", "predicted peak per rank (fit)"), rows)
 
 
 def _state_bytes(resolved: ResolvedRun) -> int | None:

@@ -16,7 +16,7 @@ HEADROOM_BYTES: Final = 2 * 2**30
 class Verdict:
     """spare_bytes: negative where it does not fit. largest: the category to attack then.
 
-    setup_fits: whether the whole model that every rank builds first fits as well.
+    setup_fits: whether the whole model that every rank builds first, of setup_bytes, fits as well.
     """
 
     device: str
@@ -24,7 +24,9 @@ class Verdict:
     fits: bool
     spare_bytes: int
     largest: str
+    largest_bytes: int
     setup_fits: bool
+    setup_bytes: int
 
     @classmethod
     def of(cls, prediction: Prediction, machine: Machine) -> Self | None:
@@ -35,13 +37,23 @@ class Verdict:
         room = devices[0].memory_bytes - HEADROOM_BYTES
         spare = room - prediction.peak_bytes
         held = prediction.by_category
+        largest = max(held, key=lambda name: held[name])
         return cls(
             device=devices[0].name,
             device_bytes=devices[0].memory_bytes,
             fits=spare >= 0,
             spare_bytes=spare,
-            largest=max(held, key=lambda name: held[name]),
+            largest=largest,
+            largest_bytes=held[largest],
             setup_fits=prediction.setup_bytes <= room,
+            setup_bytes=prediction.setup_bytes,
+        )
+
+    def setup_text(self) -> str:
+        """A sentence about the whole model that every rank builds first."""
+        return (
+            f"set-up does not fit: this harness builds the whole model on each rank first,"
+            f" {gigabytes(self.setup_bytes)}; a model built on the meta device does not"
         )
 
     def text(self) -> str:
@@ -52,7 +64,7 @@ class Verdict:
             return f"fits {size} with {gigabytes(self.spare_bytes)} to spare ({head})"
         return (
             f"does not fit {size}: {gigabytes(-self.spare_bytes)} too much ({head});"
-            f" most are {self.largest.replace('_', ' ')}"
+            f" {gigabytes(self.largest_bytes)} are {self.largest.replace('_', ' ')}"
         )
 
 

@@ -8,15 +8,19 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from bench.cli.fit_pruning import memory_document, without_what_cannot_fit
 from bench.errors import UnsupportedError, UsageError
 from bench.fit import prediction
 from bench.fit.prediction import predict
 from bench.fit.search import changed, recomputed_flops
 from bench.fit.trace import trace
 from bench.fit.verdict import HEADROOM_BYTES, Verdict
+from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.described import described_machine
+from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import ResolvedRun, RunSpec
+from sweeps.plan import Plan, PlannedCell
 
 BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
 
@@ -129,6 +133,35 @@ def test_a_verdict_names_the_bytes_and_the_category_to_attack():
     assert not verdict.fits
     assert verdict.spare_bytes == 80 * 10**9 - HEADROOM_BYTES - 90 * 10**9 - 5
     assert verdict.largest == "activations"
+
+
+def test_a_plan_prunes_what_fits_no_device_and_traces_equal_memory_once(monkeypatch):
+    traced = []
+    monkeypatch.setattr(prediction, "trace", lambda one: traced.append(one) or trace(one))
+    on_cuda = {"ranks": 2, "device": "cuda"}
+    runs = {
+        "large": run({"name": "ddp"}, launch=on_cuda),
+        "large-again": run({"name": "ddp"}, launch=on_cuda, train={"lr": 0.5}),
+        "small": run(MFSDP, launch=on_cuda),
+        "unknown": run(MFSDP, model={"preset": "debug", "linear": "torchao"}, launch=on_cuda),
+    }
+    cells = tuple(PlannedCell(name, {}, resolved) for name, resolved in runs.items())
+    room = HEADROOM_BYTES + 18_000_000
+    device = CudaDevice("GPU of 18 MB", None, (9, 0), room)
+    machine = Machine(cpu_count=2, memory_bytes=1 << 34, cuda_devices=(device, device))
+    whole = Plan(id="p", name="p", description="", source="", cells=cells)
+    plan, memory = without_what_cannot_fit(whole, machine)
+    assert [cell.id for cell in plan.cells] == ["small", "unknown"]
+    assert [(one.id, one.rule) for one in plan.pruned] == [
+        ("large", "does-not-fit"),
+        ("large-again", "does-not-fit"),
+    ]
+    peak = memory["large"].peak_bytes
+    assert f"{(peak - 18_000_000) / 1e6 / 1e3:.2f} GB too much" in plan.pruned[0].reason
+    assert "GB are optimizer state" in plan.pruned[0].reason
+    assert "only a device has" in memory_document(memory["unknown"])["refusal"]
+    assert memory_document(memory["small"])["peak_bytes"] < 18_000_000
+    assert [one.engine.name for one in traced] == ["ddp", "mfsdp", "mfsdp"]
 
 
 def test_full_recomputation_costs_a_forward_pass_of_all_but_the_head():
