@@ -93,11 +93,13 @@ def pytest_configure() -> None:
     """What of the caller's environment does not hold for tests.
 
     Where PYTHONDONTWRITEBYTECODE is set, every rank and command under test would compile all of the
-    source anew. Signals that the caller ignores (nohup, a job in the background) the runner leaves
+    source anew. The files of tests share the cores among them, so none computes on all of them.
+    Signals that the caller ignores (nohup, a job in the background) the runner leaves
     ignored, on purpose, and so would every process under test.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),

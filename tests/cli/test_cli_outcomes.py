@@ -241,7 +241,9 @@ def _(world: World) -> int:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 
-    done = world.cli.run("run", world.file(TWO_CELLS), preexec_fn=small_files)
+    # Compiled files that are cut off would stay, and break whoever comes next.
+    env = {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = world.cli.run("run", world.file(TWO_CELLS), preexec_fn=small_files, env=env)
     world.err = done.stderr
     assert "error: cannot write" in done.stderr
     assert "Traceback" not in done.stderr

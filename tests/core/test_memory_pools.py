@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.memory.allocators import (
     BufferKey,
     PersistentAllocator,
@@ -31,90 +30,6 @@ def pool(sizes: dict[str, int], slots: int = 2, kind="max_pool", persistent: boo
     fallback = (PersistentAllocator if persistent else StorageResizeAllocator)(CPU, ledger)
     plan = plan_pool(kind, requests, slots)
     return SlotPool("compute_weights", plan, fallback, streams=CPU, ledger=ledger), ledger
-
-
-def test_all_slots_exist_from_the_start_and_hold_finite_numbers():
-    allocator, ledger = pool({"a": 4, "b": 9, "c": 5})
-    assert ledger.bytes_by_category()["compute_weights"] == 2 * 9 * 4
-    assert allocator.acquire(key("a", 4)).tolist() == [0.0] * 4
-    assert ledger.bytes_by_category()["compute_weights"] == 2 * 9 * 4
-
-
-def test_a_unit_gets_the_slot_it_had():
-    allocator, _ = pool({"a": 4, "b": 9, "c": 5})
-    first = allocator.acquire(key("a", 4))
-    allocator.acquire(key("b", 9))
-    allocator.release(key("a", 4))
-    allocator.acquire(key("c", 5))
-    allocator.release(key("b", 9))
-    allocator.release(key("c", 5))
-    again = allocator.acquire(key("a", 4))
-    assert again is first
-    assert again.data_ptr() == first.data_ptr()
-
-
-def test_acquiring_twice_is_acquiring_once_and_releasing_the_unheld_is_nothing():
-    allocator, _ = pool({"a": 4, "b": 9})
-    allocator.release(key("a", 4))
-    assert allocator.acquire(key("a", 4)) is allocator.acquire(key("a", 4))
-    allocator.release(key("a", 4))
-    assert allocator.holders() == {}
-
-
-def test_a_slot_that_is_taken_is_replaced_with_a_warning_that_names_both_units():
-    allocator, _ = pool({"a": 4, "b": 4, "c": 4}, slots=2)
-    for unit in ("a", "c"):
-        allocator.acquire(key(unit, 4))
-        allocator.release(key(unit, 4))
-    allocator.acquire(key("a", 4))
-    with pytest.warns(RuntimeWarning, match=r"unit c had slot 0, which unit a holds; .* slot 1"):
-        moved = allocator.acquire(key("c", 4))
-    allocator.release(key("a", 4))
-    allocator.release(key("c", 4))
-    assert allocator.acquire(key("c", 4)) is moved
-
-
-def test_where_views_are_about_to_be_read_another_slot_is_refused():
-    allocator, _ = pool({"a": 4, "b": 4, "c": 4}, slots=2)
-    for unit in ("a", "c"):
-        allocator.acquire(key(unit, 4))
-        allocator.release(key(unit, 4))
-    allocator.acquire(key("a", 4))
-    with pytest.raises(PoolExhaustedError, match=r"only slot 0 will do.*slot 0: unit a.*slot 1"):
-        allocator.acquire(key("c", 4), in_place=True)
-
-
-def test_exhaustion_names_the_bucket_the_unit_the_holders_and_the_idle_slots():
-    allocator, _ = pool({"a": 4, "b": 4, "c": 4})
-    allocator.acquire(key("a", 4))
-    allocator.acquire(key("b", 4))
-    assert not allocator.has_room(key("c", 4))
-    message = r"2 slots: bucket c/0 of unit c .*slot 0: unit a, slot 1: unit b; idle slots: none"
-    with pytest.raises(PoolExhaustedError, match=message):
-        allocator.acquire(key("c", 4))
-
-
-def test_a_slot_is_idle_only_when_all_buckets_of_its_unit_are():
-    ledger = MemoryLedger()
-    requests = [
-        BucketRequest(u, f"{u}/{b}", "float32", 4 + b, 4) for u in ("a", "b") for b in (0, 1)
-    ]
-    plan = plan_pool("max_pool", requests, 2)
-    allocator = SlotPool(
-        "compute_weights",
-        plan,
-        StorageResizeAllocator(CPU, ledger),
-        streams=CPU,
-        ledger=ledger,
-    )
-    small, large = allocator.acquire(key("a", 4, 0)), allocator.acquire(key("a", 5, 1))
-    small.fill_(1)
-    large.fill_(2)
-    assert small.tolist() == [1.0] * 4
-    allocator.release(key("a", 4, 0))
-    assert allocator.holders() == {0: "a"}
-    allocator.release(key("a", 5, 1))
-    assert allocator.holders() == {}
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.prefetch import (
     PrefetchLimits,
-    PrefetchOrder,
     Residents,
     gather_ahead,
     unit_order,
@@ -97,42 +96,6 @@ def test_a_budget_for_everything_gathers_everything(upcoming, sizes):
     limits = PrefetchLimits(budget_bytes=sum(sizes))
     chosen = gather_ahead(upcoming, sizes, limits, Residents(), from_unit=True, recomputing=False)
     assert chosen == upcoming
-
-
-def test_without_a_budget_the_next_unit_is_gathered_and_no_other():
-    sizes = [1] * UNITS
-    there = Residents(gathered=frozenset({2}))
-    for residents, expected in ((Residents(), [2]), (there, [])):
-        found = gather_ahead(
-            [2, 3], sizes, PrefetchLimits(), residents, from_unit=True, recomputing=False
-        )
-        assert found == expected
-
-
-def test_a_given_order_is_never_replaced_by_what_is_seen():
-    order = PrefetchOrder(3, given=[2, 0, 1])
-    for unit in (0, 1, 2):
-        order.observe(unit)
-    order.finish_pass()
-    assert list(order.upcoming(None, "forward")) == [2, 0, 1]
-    assert list(order.upcoming(0, "backward")) == [2]
-
-
-def test_a_static_order_is_that_of_registration_whatever_runs():
-    order = PrefetchOrder(3, records=False)
-    for unit in (2, 1, 0):
-        order.observe(unit)
-    order.finish_pass()
-    assert list(order.upcoming(0, "forward")) == [1, 2]
-
-
-def test_a_recorded_order_is_replayed_in_both_directions():
-    order = PrefetchOrder(3)
-    for unit in (1, 2, 0):
-        order.observe(unit)
-    order.finish_pass()
-    assert list(order.upcoming(1, "forward")) == [2, 0]
-    assert list(order.upcoming(None, "backward")) == [0, 2, 1]
 
 
 def test_an_order_is_given_by_the_names_of_all_units():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, Chain, beside, distance, own_batch, refusal
+from oracle.beside_torch import WAYS, Chain, beside, distance, own_batch
 from oracle.models import Block, loss
 from oracle.ranks import RankPool
 
@@ -124,18 +122,6 @@ def batched_gradients(way: tuple[str, str]) -> list[float]:
     return [distance(found[1], found[0])]
 
 
-def graphs_of_parameter_gradients(way: tuple[str, str]) -> str:
-    pair = beside(Chain, way)
-    value = loss(pair.model(own_batch(1)))
-    with warnings.catch_warnings(action="ignore"):  # torch warns of the cycle of references
-        said = refusal(lambda: value.backward(create_graph=True), LifecycleError)
-    # What was refused is forgotten.
-    for module in pair.both:
-        loss(module(own_batch(2))).backward()
-    assert pair.worst_gradient() < 1e-12
-    return said
-
-
 CASES: dict[str, Any] = {
     case.__name__: case
     for case in (
@@ -157,10 +143,3 @@ def test_gradients_of_gradients_are_those_of_plain_torch(
 ) -> None:
     for errors in ranks.run(CASES[case], way):
         assert max(errors) < 1e-10, errors
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_graph_of_parameter_gradients_is_refused(ranks: RankPool, way: tuple[str, str]) -> None:
-    for said in ranks.run(graphs_of_parameter_gradients, way):
-        assert "create_graph=True" in said
-        assert "autograd.grad" in said

@@ -10,53 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_, fully_shard_optimizer, gather_full
-from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, Chain, beside, distance, mean_over_ranks, own_batch, refusal
+from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_
+from oracle.beside_torch import WAYS, Chain, beside, distance, own_batch
 from oracle.models import loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes
-
-
-def halved_mask(gradient: Tensor) -> Tensor:
-    return (gradient * 0.5).where(gradient > 0, torch.zeros_like(gradient))
-
-
-def clamped(parameter: nn.Parameter) -> None:
-    assert parameter.grad is not None
-    parameter.grad.clamp_(-0.01, 0.01)
-
-
-def hooked(way: tuple[str, str]) -> list[float]:
-    """Weights after two steps with hooks that return, return None, see and change gradients."""
-    pair = beside(Chain, way)
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in pair.both]
-    fully_shard_optimizer(optimizers[1])
-    seen: list[float] = []
-    head: Any = pair.model.module.head
-    # Plain torch hooks what one process over both ranks' batches would see: the mean.
-    head.weight.register_hook(halved_mask)
-    head.weight.register_hook(lambda g: seen.append(float(gather_full(g).norm())))
-    head.bias.register_post_accumulate_grad_hook(clamped)
-    removed = head.weight.register_hook(lambda g: g * 100)
-    removed.remove()
-    errors = []
-    for cycle in range(2):
-        for module in pair.both:
-            loss(module(own_batch(cycle))).backward()
-        for parameter in pair.plain.parameters():
-            parameter.grad = mean_over_ranks(parameter)
-        plain: Any = pair.plain
-        plain.head.weight.grad = halved_mask(plain.head.weight.grad)
-        clamped(plain.head.bias)
-        errors += [pair.worst_gradient(), abs(seen[-1] - float(plain.head.weight.grad.norm()))]
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        errors.append(pair.worst_weight())
-    assert len(seen) == 2
-    return errors
 
 
 def hooked_before_sharding(way: tuple[str, str]) -> float:
@@ -71,31 +30,6 @@ def hooked_before_sharding(way: tuple[str, str]) -> float:
     for module in pair.both:
         loss(module(own_batch(1))).backward()
     return pair.worst_gradient()
-
-
-def hooked_sums(way: tuple[str, str]) -> tuple[str, float, str]:
-    """What is said of a hook for single passes; the error of one for the sum; a wrong result."""
-    pair = beside(Chain, way, sync_model_each_microbatch=False)
-    handle = pair.model.module.head.weight.register_hook(lambda g: g)
-    for _ in range(2):
-        loss(pair.model(own_batch(1))).backward()
-    said = refusal(pair.model.finish_grad_sync, LifecycleError)
-    handle.remove()
-    pair.zero_grad()
-    pair.model.module.head.weight.register_post_accumulate_grad_hook(clamped)
-    for microbatch in range(2):
-        for module in pair.both:
-            loss(module(own_batch(microbatch))).backward()
-    pair.model.finish_grad_sync()
-    plain: Any = pair.plain
-    wanted = mean_over_ranks(plain.head.weight)
-    assert wanted is not None
-    found = gather_full(pair.model.module.head.weight.grad)
-    error = distance(found, wanted.clamp(-0.01, 0.01))
-    pair.zero_grad()
-    pair.model.module.head.weight.register_hook(lambda _: torch.zeros(8, 8))
-    loss(pair.model(own_batch(1))).backward()
-    return said, error, refusal(pair.model.finish_grad_sync, LifecycleError)
 
 
 def clipped_then_scaled(way: tuple[str, str]) -> list[float]:
@@ -168,28 +102,10 @@ def test_transforms_of_functions_are_those_of_plain_torch(
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_hooks_of_sharded_parameters_run_on_the_reduced_gradient(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for errors in ranks.run(hooked, way):
-        assert max(errors) < 1e-12, errors
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_hooks_of_before_sharding_run_on_the_gradient_of_the_rank(
     ranks: RankPool, way: tuple[str, str]
 ) -> None:
     assert max(ranks.run(hooked_before_sharding, way)) < 1e-12
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_hooks_of_single_passes_are_refused_for_sums_and_for_other_shapes(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for said, error, wrong in ranks.run(hooked_sums, way):
-        assert "summed up several" in said
-        assert error < 1e-12
-        assert "returned a Tensor; expected None or a DTensor of shape (8, 8)" in wrong
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)

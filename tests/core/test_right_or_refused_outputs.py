@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import threading
 import warnings
-from collections import OrderedDict, UserDict, deque
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,116 +17,6 @@ from oracle.models import Block, loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes
-
-
-class Attributes:
-    """A class of one's own, which pytree does not know."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.inner = [value]
-
-
-class Slots:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-
-class Dictionary(dict):  # type: ignore[type-arg]
-    """A subclass of dict, which pytree takes for a leaf."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Nested:
-    inner: dict[str, Any]
-
-
-def _closure(value: Tensor) -> Any:
-    return lambda: value
-
-
-#: How a unit wraps its result, and how the result is found again.
-WRAPPERS: dict[str, tuple[Any, Any]] = {
-    "distribution": (lambda y: torch.distributions.Normal(y, 1.0 + y.square()), lambda o: o.mean),
-    "transformed": (
-        lambda y: torch.distributions.Independent(torch.distributions.Laplace(y, 1.0), 1),
-        lambda o: o.mean,
-    ),
-    "attributes": (Attributes, lambda o: o.inner[0]),
-    "slots": (Slots, lambda o: o.value),
-    "dictionary": (lambda y: Dictionary(y=y), lambda o: o["y"]),
-    "user dictionary": (lambda y: UserDict({"y": y}), lambda o: o["y"]),
-    "ordered": (lambda y: OrderedDict(y=(y, None, 3)), lambda o: o["y"][0]),
-    "deque": (lambda y: deque([y]), lambda o: o[0]),
-    "dataclass": (lambda y: Nested({"deep": (Slots(y),)}), lambda o: o.inner["deep"][0].value),
-    "closure": (_closure, lambda o: o()),
-    "beside a tensor": (lambda y: (y.sum(), Slots(y)), lambda o: o[1].value + o[0]),
-}
-
-
-class Wrapping(Block):
-    def __init__(self, wrapper: str) -> None:
-        super().__init__(width=8, hidden=16)
-        self.wrapper = wrapper
-
-    def forward(self, x: Tensor) -> Any:
-        return WRAPPERS[self.wrapper][0](super().forward(x))
-
-
-class Wrapped(nn.Module):
-    """Three units that return objects, each with a weight behind it that the root owns."""
-
-    def __init__(self, wrapper: str) -> None:
-        super().__init__()
-        self.wrapper = wrapper
-        self.blocks = nn.ModuleList(Wrapping(wrapper) for _ in range(3))
-        self.scale = nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = WRAPPERS[self.wrapper][1](block(x)) * self.scale
-        return x
-
-
-class Leaving(Block):
-    """A unit that leaves a loss on a child of its own, as routers do, in two ways."""
-
-    def __init__(self) -> None:
-        super().__init__(width=8, hidden=16)
-        self.left: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        self.down.auxiliary = (y.detach() @ self.up.weight.T).square().mean()
-        self.left = [self.norm(x).sum(-1).tanh().mean()]
-        return y
-
-
-class Auxiliary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Leaving() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        left = sum(block.down.auxiliary + block.left[0] for block in self.blocks)
-        return x.detach().sum() * 0 + left * torch.ones(8, dtype=x.dtype)
-
-
-class Generating(Block):
-    def forward(self, x: Tensor) -> Iterator[Tensor]:  # type: ignore[override]
-        yield super().forward(x)
-
-
-class Generator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Generating(width=8, hidden=16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sum(self.block(x))  # type: ignore[return-value]
 
 
 class Prompted(nn.Module):
@@ -152,33 +39,6 @@ class WithPrompt(Block):
     def forward(self, x: Tensor, prompt: Any) -> Tensor:  # type: ignore[override]
         value = prompt["prompt"] if isinstance(prompt, dict) else prompt
         return super().forward(x + value)
-
-
-def wrapped(way: tuple[str, str], wrapper: str) -> float:
-    pair = beside(lambda: Wrapped(wrapper), way, units=[Wrapping])
-    worst = 0.0
-    for cycle in range(2):
-        for module in pair.both:
-            loss(module(own_batch(cycle))).backward()
-        worst = max(worst, pair.worst_gradient())
-        pair.zero_grad()
-    return worst
-
-
-def left_behind(way: tuple[str, str]) -> float:
-    pair = beside(Auxiliary, way, units=[Leaving])
-    worst = 0.0
-    for cycle in range(3):
-        for module in pair.both:
-            module(own_batch(cycle)).sum().backward()
-        worst = max(worst, pair.worst_gradient())
-        pair.zero_grad()
-    return worst
-
-
-def generated(way: tuple[str, str]) -> str:
-    pair = beside(Generator, way, units=[Generating])
-    return refusal(lambda: pair.model(own_batch(1)), LifecycleError)
 
 
 #: How a unit gives out a weight.
@@ -285,29 +145,6 @@ def test_recording_a_sharded_forward_pass_is_refused_and_training_goes_on(ranks:
     for said, error in ranks.run(recorded, WAYS[-1]):
         assert all("expected a module that is not sharded" in words for words in said), said
         assert error < 1e-12
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("arranged", WAYS[::3], ids="-".join)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_outputs_of_any_class_give_the_gradient_of_plain_torch(
-    ranks: RankPool, wrapper: str, arranged: tuple[str, str]
-) -> None:
-    assert max(ranks.run(wrapped, arranged, wrapper)) < 1e-12
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_loss_left_on_a_module_gives_the_gradient_of_plain_torch(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    assert max(ranks.run(left_behind, way)) < 1e-12
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_unit_that_returns_a_generator_is_refused(ranks: RankPool, way: tuple[str, str]) -> None:
-    for said in ranks.run(generated, way):
-        assert "generator" in said
-        assert "Return a list" in said
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import cache
-from typing import ClassVar
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.comm import point_to_point
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, beside, own_batch, refusal
-from oracle.models import Block, loss
+from oracle.beside_torch import own_batch, refusal
+from oracle.models import Block
 from oracle.ranks import WORLD, RankPool
 from oracle.sharded import STRATEGIES
 
@@ -75,34 +74,6 @@ def repeated_on_one_rank(strategy: str, name: str) -> tuple[str, list[float]]:
     return refusal(evaluate, LifecycleError), errors
 
 
-class Hiding(Block):
-    """A unit whose result leaves it by a list of somebody else's."""
-
-    results: ClassVar[list[Tensor]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.results.append(self.down(self.up(x)))
-        return x
-
-
-class Hidden(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Hiding(width=8, hidden=16)
-        self.scale = nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.block(x)
-        return Hiding.results.pop() * self.scale
-
-
-def hidden(way: tuple[str, str]) -> tuple[str, float]:
-    pair = beside(Hidden, way, units=[Hiding])
-    loss(pair.plain(own_batch(0))).backward()
-    said = refusal(lambda: loss(pair.model(own_batch(0))).backward(), LifecycleError)
-    return said, 0.0 if said else pair.worst_gradient()
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("transport", ["point_to_point", "point_to_point without tags", "native"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -116,12 +87,3 @@ def test_weights_of_different_units_never_mix(
         else:
             assert len(errors) == 3
             assert not said
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_result_that_nobody_can_see_is_right_or_refused(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for said, error in ranks.run(hidden, way):
-        assert error < 1e-12
-        assert "Return that tensor" in said or way[0] != "optim_grads_params"

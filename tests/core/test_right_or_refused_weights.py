@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import prune
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import LifecycleError
@@ -32,105 +29,9 @@ from oracle.ranks import RankPool
 pytestmark = pytest.mark.processes
 
 
-def multiplied(module: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(0.5)
-
-
 def multiplied_by_data(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.data.mul_(0.5)
-
-
-def multiplied_all_at_once(module: nn.Module) -> None:
-    with torch.no_grad():
-        torch._foreach_mul_(list(module.parameters()), 0.5)
-
-
-def averaged_all_at_once(module: nn.Module) -> None:
-    """As averages of weights are taken."""
-    shards = [p.detach() for p in module.parameters()]
-    torch._foreach_lerp_(shards, [torch.ones_like(shard) for shard in shards], 0.25)
-
-
-def clamped_by_data(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.data.clamp_(-0.05, 0.05)
-
-
-def set_anew(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        nn.init.constant_(parameter, 0.01)
-
-
-def swapped(module: nn.Module) -> None:
-    """As an average of weights is swapped in."""
-    for parameter in module.parameters():
-        average = parameter.detach().clone() * 0.9
-        parameter.data, average = average, parameter.data
-
-
-def changed_by_detached(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.detach().add_(0.1)
-
-
-def changed_by_local(module: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            held.sub_(0.1)
-
-
-def changed_later_by_data(module: nn.Module) -> None:
-    """What was read before a pass is written after it."""
-    held = [parameter.data for parameter in module.parameters()]
-    module(own_batch(0))
-    for data in held:
-        data.neg_()
-
-
-CHANGES: tuple[Callable[[nn.Module], None], ...] = (
-    multiplied,
-    multiplied_by_data,
-    multiplied_all_at_once,
-    averaged_all_at_once,
-    clamped_by_data,
-    set_anew,
-    swapped,
-    changed_by_detached,
-    changed_by_local,
-    changed_later_by_data,
-)
-
-
-def changes(way: tuple[str, str]) -> dict[str, float]:
-    """Error of outputs and of gradients after every change, one after the other."""
-    pair = beside(Chain, way, sync_model_each_microbatch=False)
-    errors = {}
-    for number, change in enumerate(CHANGES):
-        for module in pair.both:
-            change(module)
-        for module in pair.both:
-            loss(module(own_batch(number))).backward()
-        pair.model.finish_grad_sync()
-        outputs = [module(own_batch(50 + number)) for module in pair.both]
-        errors[change.__name__] = max(
-            distance(outputs[1], outputs[0]), pair.worst_gradient(), pair.worst_weight()
-        )
-        pair.zero_grad()
-    return errors
-
-
-def changes_of_a_cast_copy(way: tuple[str, str]) -> float:
-    """BF16 compute weights of FP32 main weights follow a change, within their rounding."""
-    pair = beside(Chain, way, dtype=torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy())
-    pair.model(own_batch(0).bfloat16())
-    for module in pair.both:
-        multiplied_by_data(module)
-    outputs = [module(own_batch(1).bfloat16()) for module in pair.both]
-    return distance(outputs[1].double(), outputs[0].double())
 
 
 def swap_for_an_evaluation(way: tuple[str, str]) -> list[float]:
@@ -255,24 +156,6 @@ def converted(way: tuple[str, str]) -> list[str]:
     return messages
 
 
-def added(way: tuple[str, str]) -> tuple[list[str], bool]:
-    """What is said of new parameters and modules; and whether the model runs with frozen ones."""
-    pair = beside(Chain, way)
-    module = pair.model.module
-    messages = [
-        refusal(lambda: setattr(module, "more", nn.Parameter(torch.zeros(2))), LifecycleError),
-        refusal(lambda: setattr(module.blocks[0], "lora", nn.Linear(2, 2)), LifecycleError),
-        refusal(lambda: module.blocks.append(nn.Linear(2, 2)), LifecycleError),
-        refusal(lambda: prune.identity(module.head, "weight"), LifecycleError),
-    ]
-    module.empty = nn.ModuleList()
-    messages.append(refusal(lambda: module.empty.append(nn.Linear(2, 2)), LifecycleError))
-    module.blocks = nn.ModuleList(module.blocks)
-    module.frozen = nn.Linear(2, 2).requires_grad_(False)
-    loss(pair.model(own_batch(0))).backward()
-    return messages, all(p.grad is not None for p in pair.model.parameters() if p.requires_grad)
-
-
 def registration_hooks() -> tuple[int, int]:
     """How many there are while one model lives, and once others have come and gone."""
     hooks = torch.nn.modules.module._global_module_registration_hooks
@@ -283,12 +166,6 @@ def registration_hooks() -> tuple[int, int]:
         del model
         gc.collect()
     return counts[0], counts[1]
-
-
-def pickled(way: tuple[str, str]) -> list[str]:
-    model = beside(Chain, way).model
-    parts = (model, model.module, model.module.blocks[0])
-    return [refusal(lambda p=part: torch.save(p, io.BytesIO()), LifecycleError) for part in parts]
 
 
 class ChangesItself(Chain):
@@ -345,19 +222,6 @@ def complex_weights(policy: str) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_changes_in_place_reach_every_rank(ranks: RankPool, way: tuple[str, str]) -> None:
-    for errors in ranks.run(changes, way):
-        assert max(errors.values()) < 1e-12, errors
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_changes_in_place_reach_compute_weights_of_another_dtype(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    assert max(ranks.run(changes_of_a_cast_copy, way)) < 0.02
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_weights_swapped_for_an_evaluation_come_back(ranks: RankPool, way: tuple[str, str]) -> None:
     for errors in ranks.run(swap_for_an_evaluation, way):
         assert max(errors) < 1e-12, errors
@@ -399,19 +263,8 @@ def test_what_is_made_of_a_sharded_weight_is_no_weight_of_the_model(ranks: RankP
     assert ranks.run(saved_and_copied, WAYS[3]) == [["UnevenShard"] * 4] * 4
 
 
-def test_what_is_added_after_sharding_is_refused_unless_it_is_frozen(ranks: RankPool) -> None:
-    for messages, is_run in ranks.run(added, WAYS[3]):
-        assert all("after sharding" in message for message in messages), messages
-        assert is_run
-
-
 def test_models_that_come_and_go_leave_one_watch_on_registrations(ranks: RankPool) -> None:
     assert all(first == second for first, second in ranks.run(registration_hooks))
-
-
-def test_a_sharded_model_is_not_pickled(ranks: RankPool) -> None:
-    for messages in ranks.run(pickled, WAYS[3]):
-        assert all("cannot be pickled" in message for message in messages), messages
 
 
 def test_complex_weights_keep_their_imaginary_part_or_are_refused(ranks: RankPool) -> None:

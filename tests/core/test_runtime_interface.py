@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from mfsdp_core import (
     MixedPrecisionPolicy,
     clip_grad_norm_,
     fully_shard,
-    fully_shard_model,
-    gather_full,
 )
 from mfsdp_core.errors import ConfigurationError, LifecycleError, StateDictError
 from oracle.models import Block, batch, build, loss
@@ -70,89 +66,6 @@ def after_loading(strategy: str, compute: torch.dtype) -> tuple[bool, bool, list
     with pytest.raises(LifecycleError, match="assign"):
         toy.model.load_state_dict(state, assign=True)
     return main, compute_equal, refused
-
-
-def state_dict_round_trip(strategy: str) -> bool:
-    """Shards of one model loaded into another one of the same sharding."""
-    source, target = shard(NAME, strategy, 4), shard(NAME, strategy, 4)
-    source.run_cycle(1)
-    with torch.no_grad():
-        for parameter in source.model.parameters():
-            parameter.mul_(1.5)
-    target.model.load_state_dict(source.model.state_dict())
-    wanted, found = source.full_parameters(), target.full_parameters()
-    return all(torch.equal(wanted[name], found[name]) for name in wanted)
-
-
-def outputs_after_broadcast() -> bool:
-    """Ranks that were seeded differently agree after broadcast_params."""
-    rank = mesh(4).get_local_rank("dp")
-    with pytest.warns(UserWarning, match="other values on other ranks"):
-        model = fully_shard_model(
-            build(NAME, seed=rank),
-            device_mesh=mesh(4)["dp"],
-            zero_dp_strategy=0,
-            fsdp_unit_modules=[Block],
-        )
-    model.broadcast_params()
-    value = batch(NAME, 0, 0, torch.float32)
-    with torch.no_grad():
-        return torch.equal(model(value), build(NAME, seed=0)(value))
-
-
-class FusedLinear(torch.autograd.Function):
-    """Writes its weight gradient where the core says, as fused kernels do."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        ctx.weight = weight
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        (x,) = ctx.saved_tensors
-        target = ctx.weight.get_main_grad()
-        if ctx.weight.overwrite_main_grad:
-            torch.matmul(gradient.t(), x, out=target)
-        else:
-            target.addmm_(gradient.t(), x)
-        ctx.weight.grad_added_to_main_grad = True
-        return gradient @ ctx.weight, torch.full_like(ctx.weight, float("nan"))
-
-
-class Fused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return FusedLinear.apply(x, self.weight)
-
-
-def fused_gradient_error(strategy: str) -> float:
-    model = fully_shard_model(
-        nn.Sequential(Fused()),
-        device_mesh=mesh(2)["dp"],
-        zero_dp_strategy=strategy,
-        fsdp_unit_modules=[Fused],
-        sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-    )
-    rank, worst = mesh(2).get_local_rank("dp"), 0.0
-    for cycle in range(2):  # the second one must not add to what the first one left
-        inputs = torch.arange(32, dtype=torch.float64).view(2, 2, 8) / 7 + cycle
-        weight = Fused().weight.detach().requires_grad_()
-        for value in inputs.view(4, 1, 8):
-            (loss(value.requires_grad_() @ weight.t()) / 2).backward()
-        for j in range(2):
-            loss(model(inputs[rank, j : j + 1].requires_grad_())).backward()
-        model.finish_grad_sync()
-        (parameter,) = model.parameters()
-        found = {"w": gather_full(parameter.grad)}
-        worst = max(worst, relative_difference(found, {"w": weight.grad}))
-        model.zero_grad_buffer()
-    return worst
 
 
 def around_start_grad_sync(strategy: str) -> tuple[list[int], bool, float]:
@@ -246,22 +159,6 @@ def test_loading_whole_tensors_sets_main_and_compute_weights(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_state_dict_of_shards_loads_into_an_equally_sharded_model(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert ranks.run(state_dict_round_trip, strategy) == [True] * 4
-
-
-def test_broadcasting_makes_replicas_equal_to_the_first_rank(ranks: RankPool) -> None:
-    assert ranks.run(outputs_after_broadcast) == [True] * 4
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_kernel_may_write_its_weight_gradient_itself(ranks: RankPool, strategy: str) -> None:
-    assert max(ranks.run(fused_gradient_error, strategy)) < 1e-12
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_start_grad_sync_issues_what_the_cycle_owes_and_attaches_nothing(
     ranks: RankPool, strategy: str
 ) -> None:
@@ -329,23 +226,3 @@ def test_loading_reaches_the_compute_copies_of_frozen_weights(
     ranks: RankPool, strategy: str
 ) -> None:
     assert ranks.run(frozen_outputs_after_loading, strategy) == [True] * 4
-
-
-def half_loaded(strategy: str) -> list[bool]:
-    """Whether weights are untouched after a state dict with a wrong shape, or a missing name."""
-    toy = shard("linear_stack", strategy, 4)
-    before = toy.full_parameters()
-    whole = {f"module.{k}": v for k, v in build("linear_stack", seed=8).state_dict().items()}
-    (*_, last) = whole
-    unchanged = []
-    for broken in ({**whole, last: torch.zeros(7)}, {k: whole[k] for k in whole if k != last}):
-        with pytest.raises(StateDictError):
-            toy.model.load_state_dict(broken)
-        after = toy.full_parameters()
-        unchanged.append(all(torch.equal(after[name], before[name]) for name in before))
-    return unchanged
-
-
-@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
-def test_r18_a_refused_state_dict_changes_nothing(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(half_loaded, strategy) == [[True, True]] * 4

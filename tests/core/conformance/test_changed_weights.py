@@ -43,6 +43,12 @@ def _set_data(p: nn.Parameter) -> None:
     p.data = p.data * 0.5 + 0.25
 
 
+def _swap(p: nn.Parameter) -> None:
+    """As an average of weights is swapped in."""
+    average = p.detach().clone() * 0.9
+    p.data, average = average, p.data
+
+
 _CHANGES: dict[str, _Change] = {
     "in place": _each(lambda p: p.mul_(1.5)),
     "by data": _each(lambda p: p.data.sub_(0.125)),
@@ -55,6 +61,8 @@ _CHANGES: dict[str, _Change] = {
     "filled": _each(lambda p: nn.init.constant_(p, 0.375)),
     "copied": _each(lambda p: p.copy_(p.detach() * 2)),
     "one of them": lambda ps: ps[-1].add_(0.5),
+    "swapped": _each(_swap),
+    "by local": _each(lambda p: (p.to_local() if isinstance(p, DTensor) else p).sub_(0.1)),
 }
 
 

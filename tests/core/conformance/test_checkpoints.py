@@ -157,8 +157,19 @@ def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - on
             text = change if isinstance(change, str) else json.dumps(document | change)
             on_first(lambda t=text: manifest.write_text(t))
             refuses(CheckpointError, words, lambda: load(folder / "a", model))
+        on_first(lambda: manifest.write_text(kept))
+        data = max((folder / "a").glob("*.distcp"))
+        whole = data.read_bytes()
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        on_first(lambda: data.write_bytes(flipped))
+        refuses(CheckpointError, "the file has changed since", lambda: load(folder / "a", model))
+        on_first(lambda: data.write_bytes(whole))
         metadata = folder / "a" / ".metadata"
+        outside = pickle.loads(metadata.read_bytes())  # noqa: S301 - this test's own
+        next(iter(outside.storage_data.values())).relative_path = "../secret"
         for words, content in (
+            ("names a file outside of its folder: '../secret'", pickle.dumps(outside)),
             ("which no metadata needs", pickle.dumps(_Runs())),
             ("holds no metadata", pickle.dumps(torch.Size([1]))),
             ("but a _MEM_FORMAT_ENCODING", pickle.dumps(_Member("TORCH_CONTIGUOUS_FORMAT"))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -69,6 +69,8 @@ _WRAPPINGS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] =
     "one slot": (_OneSlot, lambda r: r.x),
     "mapping": (lambda x: _Mapping(a=x), lambda r: r["a"]),
     "deque": (lambda x: deque([x]), lambda r: r[0]),
+    "user dictionary": (lambda x: UserDict({"x": x}), lambda r: r["x"]),
+    "beside a tensor": (lambda x: (x.sum(), _Slots(x)), lambda r: r[1].x + 0 * r[0]),
     "object in a circle": (_circle, lambda r: r.itself[0].x),
     "partial": (lambda x: functools.partial(torch.add, x, other=0), lambda r: r()),
     "keywords": (lambda x: functools.partial(torch.add, 0, other=x), lambda r: r()),

@@ -98,20 +98,10 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "stopped_rank",
-    [
-        pytest.param(False, id="all-run", marks=pytest.mark.nightly),
-        pytest.param(True, id="stopped"),
-    ],
-)
-def test_a_launcher_killed_by_sigkill_takes_every_rank_with_it(
-    store: ResultsStore, stopped_rank: bool
-) -> None:
+def test_a_launcher_killed_by_sigkill_takes_every_rank_with_it(store: ResultsStore) -> None:
     launcher = start_launcher(store)
     tree = tree_after_first_step(launcher)
-    if stopped_rank:
-        os.kill(tree[-1].pid, signal.SIGSTOP)
+    os.kill(tree[-1].pid, signal.SIGSTOP)
     launcher.kill()
     launcher.wait()
     assert gone_within(tree, 3.0)
@@ -123,74 +113,12 @@ def test_a_launcher_killed_by_sigkill_takes_every_rank_with_it(
     launcher.stdout.close()
 
 
-# Daily where the launcher is killed, above; who is blamed for it: test_launch_outcome.py.
-@pytest.mark.nightly
-def test_an_agent_killed_by_sigkill_takes_the_ranks_with_it_and_is_a_crash(
-    store: ResultsStore,
-) -> None:
-    launcher = start_launcher(store)
-    tree = tree_after_first_step(launcher)
-    os.kill(tree[0].pid, signal.SIGKILL)
-    assert gone_within(tree, 3.0)
-    output, _ = launcher.communicate(timeout=20)
-    assert output.splitlines()[-1] == "crashed"
-    (record,) = store.records()
-    assert "the process that starts the ranks was ended by SIGKILL" in record.status.reason
-
-
-# Daily with real ranks: tests/cli/test_cli_real_runs.py.
-@pytest.mark.nightly
-@pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(2, id="twice")])
-def test_ctrl_c_interrupts_the_run_and_the_record_says_so(store: ResultsStore, times: int) -> None:
-    launcher = start_launcher(store, {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")})
-    tree = tree_after_first_step(launcher)
-    for _ in range(times):
-        launcher.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-    output, _ = launcher.communicate(timeout=20)
-    assert output.splitlines()[-1] == "interrupted"
-    assert gone_within(tree, 0.5)
-    (record,) = store.records()
-    assert (record.status.state, record.status.reason) == (
-        "interrupted",
-        "interrupted by the user (Ctrl-C)",
-    )
-
-
-# Daily with a child of a rank to end as well: test_faults_ranks.py.
-@pytest.mark.nightly
-def test_a_stop_request_interrupts_the_run(scripted) -> None:
-    stop = threading.Event()
-
-    def request(steps: int) -> None:
-        stop.set()
-
-    status = scripted(steps=ENDLESS).run(stop=stop, on_step=request)
-    assert status.state == "interrupted"
-    assert "stopped on request" in status.reason
-
-
 def test_a_stop_request_before_the_ranks_are_up_leaves_nothing_behind(scripted) -> None:
     stop = threading.Event()
     stop.set()
     status = scripted(steps=ENDLESS).run(stop=stop)
     assert (status.state, status.failed_rank) == ("interrupted", None)
     assert "before the first step" in status.reason
-
-
-# Daily where the folder is removed, below.
-@pytest.mark.nightly
-def test_a_caller_that_fails_while_watching_leaves_a_record_and_no_process(scripted) -> None:
-    def fail(steps: int) -> None:
-        raise ZeroDivisionError
-
-    run = scripted(steps=ENDLESS)
-    with pytest.raises(ZeroDivisionError):
-        run.run(on_step=fail)
-    assert run.survivors() == []
-    status = run.record().status
-    assert status.state == "crashed"
-    assert "ZeroDivisionError" in status.reason
 
 
 def test_a_run_whose_folder_is_removed_is_ended_at_once_and_says_so(scripted) -> None:
