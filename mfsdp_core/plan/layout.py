@@ -128,6 +128,18 @@ class Layout:
         return LocalRows(first, (end - start) // row, start - low, end - start)
 
     @cached_property
+    def cuts(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of each tensor in each slice; kept, as every gradient of every step has its own."""
+        return tuple(map(self._cut, range(len(self.slots))))
+
+    def _cut(self, index: int) -> tuple[int, ...]:
+        slot, rows = self.slots[index], [0] * self.slices
+        if slot.elements:
+            first, end = slot.offset // self.slice_elements, -(-slot.end // self.slice_elements)
+            rows[first:end] = [self.local_rows(index, rank).rows for rank in range(first, end)]
+        return tuple(rows)
+
+    @cached_property
     def gaps(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of the buffer that belong to no tensor, in order."""
         gaps = []

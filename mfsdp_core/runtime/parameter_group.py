@@ -366,7 +366,5 @@ class ParameterGroup:
         part = managed.part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
         shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
-        layout = self.plan.layout
-        slices = layout.slices if self._shards_optimizer else 0
-        cut = [layout.local_rows(index, i).rows for i in range(slices)]
+        cut = self.plan.layout.cuts[index] if self._shards_optimizer else ()
         return with_cut(shard, cut, what + managed.names[0])

@@ -45,6 +45,26 @@ def test_tensors_neither_overlap_nor_leave_the_buffer(shapes, slices):
 
 @settings(max_examples=400)
 @given(SHAPES, SLICES)
+def test_the_cut_of_a_tensor_has_the_rows_of_every_slice(shapes, slices):
+    layout = build_layout(shapes, slices)
+    for index in range(len(shapes)):
+        held = [layout.local_rows(index, rank).rows for rank in range(slices)]
+        assert list(layout.cuts[index]) == held
+
+
+def test_cuts_ask_slices_that_hold_a_tensor_alone_and_once(monkeypatch):
+    asked = []
+    local_rows = Layout.local_rows
+    monkeypatch.setattr(
+        Layout, "local_rows", lambda *one: asked.append(one[1:]) or local_rows(*one)
+    )
+    layout = build_layout([(4096, 2), (1024, 2), (2,), ()], 4096)
+    assert layout.cuts is layout.cuts
+    assert len(asked) < 2 * 4096
+
+
+@settings(max_examples=400)
+@given(SHAPES, SLICES)
 def test_no_slice_boundary_cuts_a_row(shapes, slices):
     layout = build_layout(shapes, slices)
     for slot in layout.slots:
