@@ -19,7 +19,7 @@ _EXPLANATIONS = {
         "The gradient norm of the first step, where both have the same weights, shows the rounding "
         "of one reduction; later steps show what training makes of it. Runs do not record the "
         "exact sum: that point_to_point is the FP32 sum of the BF16 contributions, bit by bit, on "
-        "2, 3 and 4 ranks, is what tests/core/test_reducers_exact.py checks."
+        "2 and 4 ranks, is what tests/core/test_oracle_dtypes.py checks."
     ),
     "gather_precision": (
         "Weights gathered as codes of their recipe, or in the compute dtype and quantised on "

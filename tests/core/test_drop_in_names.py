@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import mfsdp_core
 from mfsdp_core import (
@@ -23,14 +22,12 @@ from mfsdp_core import (
     MegatronFSDP,
     MixedPrecisionPolicy,
     fully_shard_model,
-    gather_full,
-    uneven_dtensor,
 )
-from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.sharding_arguments import OWN_DEFAULTS
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool, mesh, two_axes
-from oracle.sharded import STRATEGIES, shard
+from oracle.sharded import STRATEGIES
 
 NAME = "conv_linear"
 #: Arguments of upstream's wrapper class, in order, with their defaults.
@@ -175,127 +172,6 @@ def through_the_constructor(strategy: str, hybrid: bool) -> list[str]:
     return bad if same else [*bad, "gradients"]
 
 
-def attributes(strategy: str) -> list[str]:
-    """What callers read on the wrapper and on parameters, between steps and in a forward pass."""
-    toy = shard(NAME, strategy, 4)
-    model, bad = toy.model, []
-    names = [name.removeprefix("module.") for name, _ in model.named_parameters()]
-    listed = [sorted(model.param_to_name.values()), sorted(model.raw_param)]
-    if listed != [sorted(names)] * 2:
-        bad.append("names")
-    for name, p in toy.parameters():
-        whole = gather_full(p.detach())
-        if not torch.equal(whole.flatten()[p.megatron_fsdp_slice], p.to_local().detach().flatten()):
-            bad.append(f"slice of {name}")
-        if not (p.__fsdp_param__ and p.megatron_fsdp_dist_index is model.dist_index):
-            bad.append(f"marks of {name}")
-        if p.orig_param.shape != whole.shape or model.param_to_name[p] != name:
-            bad.append(f"orig_param of {name}")
-    seen: list[str] = []
-
-    def look(module: nn.Module, _inputs: object) -> None:
-        seen.append(model.param_to_name[module.first.weight])
-        assert model.raw_param["features.first.weight"] is module.first.weight
-        assert module.first.weight.__fsdp_param__
-
-    model.module.features.register_forward_pre_hook(look)
-    groups = model.param_and_grad_buffer.parameter_groups
-    listed = [model.param_to_name[p] for group in groups for p in group.params]
-    if sorted(listed) != sorted(names) or {g.fsdp_unit_id for g in groups} != {None, 0}:
-        bad.append("parameter_groups")
-    counts = [model.microbatch_count]
-    with model.no_sync():
-        toy.backward()
-        counts.append(model.microbatch_count)
-        assert not model.is_last_microbatch
-    toy.backward(1)
-    counts.append(model.microbatch_count)
-    model.finish_grad_sync(force_all_reduce=True)
-    counts.append(model.microbatch_count)
-    if counts != [0, 1, 2, 0] or seen[0] != "features.first.weight":
-        bad.append(f"{counts} {seen}")
-    if strategy == "optim_grads_params":
-        with pytest.raises(LifecycleError, match="not gathered"):
-            model.raw_param["features.first.weight"]
-    return bad
-
-
-def reductions_of_marked_microbatches(strategy: str) -> list[int]:
-    """Whole gradients are reduced by the microbatch that is said to be the last."""
-    toy = shard("aligned_stack", strategy, 4)
-    counts = []
-    for attribute in ("is_last_microbatch", "model_auto_sync"):
-        toy.model.zero_grad_buffer()
-        with toy.collectives() as first:
-            toy.backward()
-        setattr(toy.model, attribute, True)
-        assert getattr(toy.model, attribute)
-        with toy.collectives() as last:
-            toy.backward(1)
-        setattr(toy.model, attribute, False)
-        counts += [sum(n for (op, _), n in c.items() if op != "all_gather") for c in (first, last)]
-    return counts
-
-
-def dtensor_functions() -> list[str]:
-    """`uneven_dtensor` on a sharded model's parameters and on torch's own DTensors."""
-    bad = []
-    axes, group = two_axes()
-    model = fully_shard_model(
-        build(NAME),
-        axes,
-        "inner",
-        "outer",
-        hybrid_fsdp_group=group,
-        outer_dp_sharding_strategy=1,
-        fsdp_unit_modules=list(TOYS[NAME].units),
-    )
-    wanted = dict(build(NAME).named_parameters())
-    whole = torch.arange(70.0).view(10, 7)
-    theirs = [
-        distribute_tensor(whole, axes, [Shard(0), Shard(0)]),
-        distribute_tensor(whole, axes, [Shard(1), Shard(0)]),
-        distribute_tensor(whole, mesh(4)["dp"], [Shard(1)]),
-    ]
-    cases = [(whole, value) for value in theirs]
-    cases += [
-        (wanted[name.removeprefix("module.")].detach(), p.detach())
-        for name, p in model.named_parameters()
-    ]
-    for expected, value in cases:
-        uneven_dtensor.validate_uneven_dtensor(value)
-        if not torch.equal(uneven_dtensor.uneven_dtensor_to_full_tensor(value), expected):
-            bad.append(f"whole {tuple(value.placements)}")
-        replicated = uneven_dtensor.gather_uneven_dtensor_to_full_tensor(value)
-        if not torch.equal(replicated.to_local(), expected):
-            bad.append(f"replicated {tuple(value.placements)}")
-        chunk = uneven_dtensor.gather_and_compute_chunk_metadata(value)
-        box = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
-        if not torch.equal(expected[box], value.to_local()):
-            bad.append(f"chunk {tuple(value.placements)}")
-        for dim in range(value.ndim):
-            sections = [1, value.shape[dim] - 1]
-            parts = list(
-                uneven_dtensor.split_dtensor(
-                    value, sections, dim=dim, update_uneven_dtensor_chunk_meta=True
-                )
-            )
-            found = [uneven_dtensor.uneven_dtensor_to_full_tensor(part) for part in parts]
-            if not all(map(torch.equal, found, expected.split(sections, dim))):
-                bad.append(f"split {dim} {tuple(value.placements)}")
-    state = {"a": {"b": theirs[0]}, "c": 1}
-    if uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(state) is not state:
-        bad.append("state dict")
-    for _, p in model.named_parameters():
-        local = p.to_local().detach().flatten().clone()
-        made = uneven_dtensor.make_fsdp_dtensor(local, p, model.dist_index, run_check=True)
-        if not isinstance(made, DTensor) or made.shape != p.shape:
-            bad.append("made")
-    with pytest.raises(TypeError):
-        uneven_dtensor.uneven_dtensor_to_full_tensor(whole)
-    return bad
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_constructor_shards_as_the_function_does(ranks: RankPool, strategy: str) -> None:
@@ -304,24 +180,3 @@ def test_the_constructor_shards_as_the_function_does(ranks: RankPool, strategy: 
         assert ranks.run(through_the_constructor, strategy, False) == [[]] * 4
         if strategy != "no_shard":
             assert ranks.run(through_the_constructor, strategy, True) == [[]] * 4
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_attributes_say_what_upstreams_say(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(attributes, strategy) == [[]] * 4
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
-def test_the_last_microbatch_may_be_said_by_attribute(ranks: RankPool, strategy: str) -> None:
-    for marked_first, marked_last, auto_first, auto_last in ranks.run(
-        reductions_of_marked_microbatches, strategy
-    ):
-        assert marked_first == auto_first == 0
-        assert marked_last == auto_last > 0
-
-
-@pytest.mark.processes
-def test_functions_on_uneven_dtensors_equal_those_on_whole_tensors(ranks: RankPool) -> None:
-    assert ranks.run(dtensor_functions) == [[]] * 4

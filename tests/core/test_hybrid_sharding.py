@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 import torch
 
 from mfsdp_core import (
     MixedPrecisionPolicy,
     clip_grad_norm_,
-    fully_shard_model,
     fully_shard_optimizer,
     gather_full,
 )
-from mfsdp_core.errors import ConfigurationError, GradAlreadyReducedError
-from oracle.hybrid import PAIRS, both_axes, hybrid, hybrid_mesh
+from mfsdp_core.errors import GradAlreadyReducedError
+from oracle.hybrid import PAIRS, hybrid
 from oracle.models import batch, build, loss
 from oracle.ranks import WORLD, RankPool
 from oracle.reference import expected_gradient, relative_difference
@@ -80,36 +76,6 @@ def training_error(inner: str, outer: str, dtype: torch.dtype) -> float:
     return relative_difference(toy.full_parameters(), wanted)
 
 
-def collectives_per_bucket(inner: str, outer: str, microbatches: int) -> dict[str, float]:
-    """Collectives of the second cycle, by operation and group, per unit bucket (the root aside)."""
-    toy = hybrid(inner, outer)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.01))
-    for cycle in range(2):
-        toy.model.wire_log.clear()
-        toy.run_cycle(microbatches, cycle=cycle)
-        optimizer.step()
-        optimizer.zero_grad()
-    records = [r for r in toy.model.wire_log if not r.bucket.startswith("(root)")]
-    counted = Counter(f"{r.operation} {r.group}" for r in records)
-    buckets = len({r.bucket for r in records})
-    return {key: count / buckets for key, count in counted.items()}
-
-
-def bytes_at_rest(inner: str, outer: str, policy: MixedPrecisionPolicy) -> dict[str, int]:
-    return hybrid(
-        inner, outer, dtype=torch.bfloat16, mixed_precision_policy=policy
-    ).model.ledger.bytes_by_category()
-
-
-def outer_wire_dtypes(inner: str, outer: str) -> set[tuple[str, str]]:
-    policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.bfloat16)
-    toy = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
-    toy.model.wire_log.clear()
-    toy.run_cycle(2)
-    kinds = ("reduce_scatter", "all_reduce")
-    return {(r.group, r.dtype) for r in toy.model.wire_log if r.operation in kinds}
-
-
 def late_accumulation(inner: str) -> str:
     toy = hybrid(inner, "no_shard")
     toy.run_cycle(1)
@@ -131,22 +97,6 @@ def adam_on_replicas() -> bool:
         and torch.equal(p.detach().full_tensor(), gather_full(p))  # type: ignore[attr-defined]
         for p in toy.model.parameters()
     )
-
-
-def refusals() -> list[str]:
-    messages = []
-    mesh = hybrid_mesh(2)
-    cases: list[dict[str, Any]] = [
-        {"dp_outer_dim": "outer"},
-        {"hybrid_fsdp_group": both_axes(2)},
-        {"dp_outer_dim": "outer", "hybrid_fsdp_group": mesh.get_group("inner")},
-        {"outer_dp_sharding_strategy": 1},
-    ]
-    for case in cases:
-        with pytest.raises(ConfigurationError) as error:
-            fully_shard_model(build(NAME), device_mesh=mesh, dp_shard_dim="inner", **case)
-        messages.append(str(error.value))
-    return messages
 
 
 def communication_bytes_at_rest(inner: str, outer: str) -> list[int]:
@@ -210,43 +160,6 @@ def test_three_clipped_adamw_steps_equal_one_process(
     assert max(ranks.run(training_error, inner, outer, dtype)) < bound
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_the_outer_axis_is_used_once_per_cycle(
-    ranks: RankPool, inner: str, outer: str, microbatches: int
-) -> None:
-    k = microbatches
-    expected: dict[str, float] = {
-        "no_shard": {"all_reduce inner": 1},
-        "optim": {"reduce_scatter inner": 1, "all_gather inner": 1},
-        "optim_grads": {"reduce_scatter inner": k, "all_gather inner": 1},
-        "optim_grads_params": {"reduce_scatter inner": k, "all_gather inner": 2 * k},
-    }[inner]
-    if outer == "no_shard":
-        expected = expected | {"all_reduce outer": 1}
-    else:
-        expected = expected | {"reduce_scatter outer": 1, "all_gather outer": 1}
-    assert ranks.run(collectives_per_bucket, inner, outer, k) == [expected] * WORLD
-
-
-def test_hfsdp_holds_a_quarter_of_main_weights_and_half_of_the_rest(ranks: RankPool) -> None:
-    policy = MixedPrecisionPolicy(torch.float32, torch.float32, torch.float32)
-    for strategy, share in (("no_shard", 2), ("optim", 4)):
-        held = ranks.run(bytes_at_rest, "optim_grads_params", strategy, policy)[0]
-        whole = ranks.run(bytes_at_rest, "no_shard", "no_shard", policy)[0]
-        assert held["main_weights"] == pytest.approx(whole["main_weights"] / share, rel=0.05)
-        assert held["gradients"] == pytest.approx(whole["gradients"] / 2, rel=0.05)
-
-
-@pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_both_stages_travel_in_the_communication_dtype(
-    ranks: RankPool, inner: str, outer: str
-) -> None:
-    for seen in ranks.run(outer_wire_dtypes, inner, outer):
-        assert seen == {("inner", "bfloat16"), ("outer", "bfloat16")}
-
-
 @pytest.mark.parametrize("inner", STRATEGIES)
 def test_a_microbatch_after_the_outer_stage_is_refused(ranks: RankPool, inner: str) -> None:
     for message in ranks.run(late_accumulation, inner):
@@ -260,11 +173,3 @@ def test_r14_adam_steps_on_weights_replicated_over_two_axes(ranks: RankPool) -> 
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_r13_gathered_rows_are_in_their_places(ranks: RankPool, inner: str, outer: str) -> None:
     assert ranks.run(gathered_rows, inner, outer) == [True] * WORLD
-
-
-def test_half_a_hybrid_configuration_is_refused(ranks: RankPool) -> None:
-    for only_dim, only_group, wrong_group, no_axis in ranks.run(refusals):
-        assert "found only dp_outer_dim" in only_dim
-        assert "found only hybrid_fsdp_group" in only_group
-        assert "must hold the ranks of both axes, [0, 1, 2, 3]" in wrong_group
-        assert "there is none" in no_axis

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
-from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import ADAM, MemoryModel, PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of, name_of
@@ -269,74 +267,3 @@ def test_the_ledger_equals_the_model_on_every_mesh_in_every_dtype(
 ) -> None:
     found = ranks.run(on_two_axes, inner, outer, outer_size, POLICIES, list(TOYS), seconds=400.0)
     assert found == [[]] * WORLD
-
-
-def test_every_line_of_a_bucket_is_named_and_padding_is_a_line_of_its_own() -> None:
-    # Two ranks; a unit of 5 rows of 3 (padded to 6) and a root vector of 4, BF16 over FP32.
-    parameters = [
-        ParameterFacts(("unit.weight",), ("unit",), (5, 3), "bfloat16", requires_grad=True),
-        ParameterFacts(("scale",), ("",), (4,), "bfloat16", requires_grad=True),
-    ]
-    strategy, policy = parse_strategy(3), PolicyNames("float32", "bfloat16", "bfloat16")
-    first, last = (
-        memory_at_rest(
-            parameters,
-            strategy,
-            Coordinate(rank, 2),
-            policy,
-            optimizer=ADAM,
-            gradients_attached=True,
-        )
-        for rank in range(2)
-    )
-    assert first.bytes_by_line() == {
-        "preserved root weights": 4 * 2,
-        "main weights": (9 + 2) * 4,
-        "gradient accumulator": (9 + 2) * 2,
-        "cast gradient": (9 + 2) * 4,
-        "optimizer state": 2 * (9 + 2) * 4,
-        "step counters": 2 * 4,
-        "padding": 0,
-    }
-    # The last rank has 2 rows and one of padding in every buffer, and no moments for padding.
-    assert last.bytes_by_line() == first.bytes_by_line() | {
-        "main weights": (6 + 2) * 4,
-        "gradient accumulator": (6 + 2) * 2,
-        "cast gradient": (6 + 2) * 4,
-        "optimizer state": 2 * (6 + 2) * 4,
-        "padding": 3 * (4 + 2 + 4),
-    }
-    assert first.total_bytes == sum(first.bytes_by_line().values())
-
-
-@pytest.mark.parametrize(
-    ("inner", "outer", "shares"),
-    [
-        # Of 1024 FP32 elements on 4 inner and 2 outer ranks: compute, main, gradients.
-        ("no_shard", "no_shard", (4096, 0, 4096)),
-        ("optim", "no_shard", (4096, 0, 4096)),
-        ("optim_grads", "no_shard", (4096, 0, 1024)),
-        ("optim_grads_params", "no_shard", (0, 1024, 1024)),
-        ("optim_grads_params", "optim", (1024, 0, 1024)),
-    ],
-)
-def test_one_copy_of_fp32_weights_is_sharded_as_the_strategy_says(
-    inner: str, outer: str, shares: tuple[int, int, int]
-) -> None:
-    parameters = [ParameterFacts(("u.w",), ("u",), (64, 16), "float32", requires_grad=True)]
-    found = memory_at_rest(
-        parameters, parse_strategy(inner, outer), Coordinate(1, 4, 1, 2), PolicyNames()
-    ).bytes_by_category()
-    names = ("compute_weights", "main_weights", "gradients")
-    assert tuple(found[name] for name in names) == shares
-
-
-def test_a_dtype_of_unknown_size_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="float32, bfloat16"):
-        PolicyNames("float8_e4m3fn")
-
-
-def test_experts_without_a_coordinate_are_refused() -> None:
-    expert = ParameterFacts(("u.e",), ("u",), (4, 2), "float32", requires_grad=True, is_expert=True)
-    with pytest.raises(ConfigurationError, match="pass expert_coordinate"):
-        memory_at_rest([expert], parse_strategy(3), Coordinate(0, 2), PolicyNames())

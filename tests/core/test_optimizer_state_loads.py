@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import tempfile
@@ -116,28 +115,6 @@ def through_a_file_per_rank(layout: Layout) -> list[str]:
     return [*bad, *different(target.whole(), source.whole())]
 
 
-def from_an_unsharded_run(layout: Layout) -> list[str]:
-    """Model and optimizer state of plain torch, whole, as `torch.save` has it there."""
-    plain = build(NAME)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.05)
-
-    def step(microbatch: int) -> None:
-        loss(plain(batch(NAME, 0, microbatch, torch.float32))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step(0)
-    step(1)
-    target = toy(NAME, layout, seed=8)
-    target.model.load_state_dict({f"module.{k}": v for k, v in plain.state_dict().items()})
-    target.optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    target.train(1)
-    step(0)
-    wanted = {f"module.{k}": p.detach().reshape(-1) for k, p in plain.named_parameters()}
-    found = target.whole()
-    return [k for k, v in wanted.items() if not torch.allclose(found[k], v, rtol=0, atol=1e-6)]
-
-
 def through_torchs_optimizer_functions(folder: str) -> list[str]:
     """`get_optimizer_state_dict`, plain `dcp` and `set_optimizer_state_dict`."""
     source, target = toy(NAME, SHARDED), toy(NAME, SHARDED, seed=8)
@@ -226,7 +203,6 @@ def test_a_state_dict_before_the_first_step_has_places_and_changes_nothing(
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout[1])
 def test_what_torch_load_returns_arrives(ranks: RankPool, layout: Layout) -> None:
     assert ranks.run(through_a_file_per_rank, layout) == [[]] * 4
-    assert ranks.run(from_an_unsharded_run, layout) == [[]] * 4
 
 
 def test_torchs_function_sets_state_and_moves_no_weight(ranks: RankPool) -> None:

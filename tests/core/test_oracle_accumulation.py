@@ -54,14 +54,6 @@ def presence_of_gradients(strategy: str) -> list[bool]:
     return [*seen, present()]
 
 
-def second_reduction(strategy: str) -> str:
-    toy = shard(NAME, strategy, 2)
-    toy.run_cycle(1)
-    with pytest.raises(GradAlreadyReducedError) as error:
-        toy.run_cycle(1)
-    return str(error.value)
-
-
 def after_the_error(strategy: str) -> float:
     """Gradient error of a cycle that follows a refused one and a `zero_grad_buffer`."""
     toy = shard(NAME, strategy, 2, torch.float64)
@@ -109,20 +101,6 @@ def error_with_evaluation_between(strategy: str) -> float:
     return relative_difference(toy.full_gradient(), expected)
 
 
-def bytes_at_rest(strategy: str) -> list[dict[str, int]]:
-    """What the core holds after each of two full cycles of bf16 compute on fp32 main weights."""
-    policy = MixedPrecisionPolicy(grad_comm_dtype=torch.float32)
-    toy = shard(NAME, strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
-    held = []
-    for cycle in range(2):
-        toy.run_cycle(2, cycle)
-        optimizer.step()
-        optimizer.zero_grad()
-        held.append(toy.model.ledger.bytes_by_category())
-    return held
-
-
 def finished_by_backward_alone() -> list[bool]:
     """Whether a backward pass finishes the gradient: inside and after `sync`, by prior state."""
     toy = shard(NAME, 3, 2)
@@ -139,15 +117,6 @@ def finished_by_backward_alone() -> list[bool]:
             note()
         note()
     return finished
-
-
-def error_inside_sync(strategy: str) -> float:
-    """Inside `sync()` a backward pass alone leaves a finished gradient."""
-    toy = shard(NAME, strategy, 2, torch.float64)
-    with toy.model.sync():
-        toy.backward()
-    expected = expected_gradient(NAME, 2, 1, torch.float64)
-    return relative_difference(toy.full_gradient(), expected)
 
 
 def plain_loop(strategy: str) -> tuple[list[float], float]:
@@ -188,21 +157,6 @@ def communication_peak_bytes(strategy: str, comm: torch.dtype) -> int:
     return peaks["communication_buffers"]
 
 
-def step_keywords() -> list[bool]:
-    """Whether gradients are there after steps and zero_grads with the keywords of the wrapper."""
-    toy = shard(NAME, 3, 2)
-    optimizer: Any = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
-    (parameter, *_) = toy.model.parameters()
-    before = toy.full_parameters()
-    toy.backward()
-    optimizer.step(sync_grad_before_optimizer_step=False)
-    unchanged = relative_difference(toy.full_parameters(), before) == 0
-    optimizer.step(sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)
-    changed = relative_difference(toy.full_parameters(), before) > 0
-    optimizer.zero_grad(set_to_none=True, zero_grad_buffer=True)
-    return [unchanged, changed, parameter.grad is None]
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_sync_sends_no_gradient_where_it_can_be_kept_whole(
     ranks: RankPool, strategy: str
@@ -216,12 +170,6 @@ def test_gradients_appear_when_the_cycle_is_finished_and_go_with_zero_grad(
     ranks: RankPool, strategy: str
 ) -> None:
     assert ranks.run(presence_of_gradients, strategy) == [[False, True, False]] * 4
-
-
-@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
-def test_a_second_reduction_in_one_cycle_raises(ranks: RankPool, strategy: str) -> None:
-    for message in ranks.run(second_reduction, strategy):
-        assert "zero_grad" in message
 
 
 @pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
@@ -247,37 +195,8 @@ def test_evaluation_between_microbatches_changes_no_gradient(
     assert max(ranks.run(error_with_evaluation_between, strategy)) <= 1e-12
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_after_a_step_the_core_holds_what_its_strategy_promises(
-    ranks: RankPool, strategy: str
-) -> None:
-    elements, root_elements = 3 * 288 + 64, 64
-    # Shares of one rank of two. Root-owned weights stay whole once they have been gathered; others
-    # that come and go are cast from the main weights each time.
-    main, compute, gradients = {
-        "no_shard": (1, 1, 1),
-        "optim": (0.5, 1, 1),
-        "optim_grads": (0.5, 1, 0.5),
-        "optim_grads_params": (0.5, root_elements / elements, 0.5),
-    }[strategy]
-    expected = {
-        "main_weights": 4 * elements * main,
-        "compute_weights": 2 * elements * compute,
-        "gradients": 2 * elements * gradients,
-        "communication_buffers": 0,
-        "optimizer_state": 0,
-    }
-    for held in ranks.run(bytes_at_rest, strategy):
-        assert held == [expected, expected]
-
-
 def test_sync_restores_the_previous_state(ranks: RankPool) -> None:
     assert ranks.run(finished_by_backward_alone) == [[True, False, True, True]] * 4
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_inside_sync_a_backward_pass_finishes_the_gradient(ranks: RankPool, strategy: str) -> None:
-    assert max(ranks.run(error_inside_sync, strategy)) <= 1e-12
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -295,7 +214,3 @@ def test_no_communication_buffer_exists_where_no_dtype_changes(
 ) -> None:
     assert ranks.run(communication_peak_bytes, strategy, torch.float32) == [0] * 4
     assert min(ranks.run(communication_peak_bytes, strategy, torch.bfloat16)) > 0
-
-
-def test_the_optimizer_wrapper_honours_its_keywords(ranks: RankPool) -> None:
-    assert ranks.run(step_keywords) == [[True, True, True]] * 4

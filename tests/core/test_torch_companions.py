@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import mfsdp_core
-from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.errors import LifecycleError
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool, mesh, two_axes
 from oracle.reference import Named, relative_difference
@@ -90,77 +90,6 @@ def with_schedule(schedule: str) -> tuple[float, list[list[float]]]:
     return relative_difference(toy.full_parameters(), parameters_of(model)), rates
 
 
-def with_closure(strategy: str, hooked: bool, auto_sync: bool) -> tuple[float, list[list[float]]]:
-    """Steps that are given a closure, as Lightning's automatic optimization does."""
-    toy, optimizer = sharded(strategy, adamw, sync_model_each_microbatch=auto_sync)
-    if hooked:
-        optimizer.register_step_post_hook(lambda *_: None)
-    model, mean_loss = plain()
-    reference = adamw(model.parameters())
-    losses = []
-    for step in range(STEPS):
-
-        def closure(step: int = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            value = toy.forward(cycle=step)
-            value.backward()
-            return value
-
-        def reference_closure(step: int = step) -> torch.Tensor:
-            reference.zero_grad()
-            value = mean_loss(step)
-            value.backward()
-            return value
-
-        own = optimizer.step(closure).detach()
-        torch.distributed.all_reduce(own, group=mesh(RANKS).get_group("dp"))
-        theirs = reference.step(reference_closure).detach()
-        losses.append([float(own) / RANKS, float(theirs)])
-    return relative_difference(toy.full_parameters(), parameters_of(model)), losses
-
-
-class LookAround(torch.optim.SGD):
-    """Steps along the gradient found a little ahead: evaluates in the middle of its step."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        ahead = [0.1 * p.grad for p in parameters]
-        torch._foreach_sub_(parameters, ahead)
-        with torch.enable_grad():
-            value = closure()
-        torch._foreach_add_(parameters, ahead)
-        super().step()
-        return value
-
-
-def with_an_evaluation_inside_the_step(strategy: str) -> float:
-    """A look-ahead optimizer, whose closure must see the weights that it has just moved."""
-    make = lambda parameters: LookAround(parameters, lr=0.05)  # noqa: E731
-    toy, optimizer = sharded(strategy, make)
-    model, mean_loss = plain()
-    reference = make(model.parameters())
-    for step in range(STEPS):
-
-        def closure(step: int = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            value = toy.forward(cycle=step)
-            value.backward()
-            return value
-
-        def reference_closure(step: int = step) -> torch.Tensor:
-            reference.zero_grad()
-            value = mean_loss(step)
-            value.backward()
-            return value
-
-        closure()
-        optimizer.step(closure)
-        reference_closure()
-        reference.step(reference_closure)
-    return relative_difference(toy.full_parameters(), parameters_of(model))
-
-
 def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
     """A GradScaler; in step 1 a single rank overflows, so that all of them must skip the step."""
     make = lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused)  # noqa: E731
@@ -199,23 +128,6 @@ def test_a_scheduler_made_after_fully_shard_drives_the_optimizer(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "hooked"), [(name, index % 2 == 1) for index, name in enumerate(STRATEGIES)]
-)
-def test_a_step_takes_a_closure(ranks: RankPool, strategy: str, hooked: bool) -> None:
-    for auto_sync in (True, False):
-        for error, losses in ranks.run(with_closure, strategy, hooked, auto_sync):
-            assert error < 1e-12
-            assert all(ours == pytest.approx(theirs) for ours, theirs in losses)
-
-
-@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
-def test_a_closure_sees_the_weights_that_its_optimizer_has_moved(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert max(ranks.run(with_an_evaluation_inside_the_step, strategy)) < 1e-12
-
-
-@pytest.mark.parametrize(
     ("strategy", "fused"), [(name, index % 2 == 1) for index, name in enumerate(STRATEGIES)]
 )
 def test_a_gradient_scaler_skips_on_all_ranks_what_overflows_on_one(
@@ -224,122 +136,6 @@ def test_a_gradient_scaler_skips_on_all_ranks_what_overflows_on_one(
     for error, scales in ranks.run(with_scaler, strategy, fused):
         assert error < 1e-12
         assert all(ours == theirs for ours, theirs in scales)
-
-
-def refusal(name: str, strategy: int) -> str:
-    """What `fully_shard` says; the module must be as it was."""
-    module = nn.Linear(4, 4, bias=False)
-    optimizer = getattr(torch.optim, name)(module.parameters())
-    before = type(module.weight.data)
-    try:
-        mfsdp_core.fully_shard(
-            module, optimizer, device_mesh=mesh(2), dp_shard_dim="dp", zero_dp_strategy=strategy
-        )
-    except ConfigurationError as error:
-        assert type(module.weight.data) is before
-        assert optimizer.param_groups[0]["params"][0] is module.weight
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Muon", "SparseAdam"])
-def test_an_optimizer_that_needs_whole_matrices_is_refused_by_name(
-    ranks: RankPool, name: str
-) -> None:
-    if not hasattr(torch.optim, name):
-        pytest.skip(f"this torch has no {name}")
-    for strategy in (1, 2, 3):
-        assert all(name in said for said in ranks.run(refusal, name, strategy))
-    whole = ranks.run(refusal, name, 0)
-    assert all(bool(said) == (name in {"LBFGS", "SparseAdam"}) for said in whole)
-
-
-class Rows(torch.optim.Optimizer):
-    """An optimizer that nobody here knows. `rule` makes the update of one matrix."""
-
-    def __init__(self, parameters: Any, rule: str) -> None:
-        super().__init__(parameters, {"rule": rule})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(RULES[group["rule"]](p, p.grad), alpha=0.1)
-
-
-RULES: dict[str, Callable[[Any, Any], Any]] = {
-    "trust ratio": lambda p, g: g * (p.norm() / (g.norm() + 1e-3)),
-    "products of rows": lambda _, g: g @ g.t() @ g,
-    "mean of columns": lambda _, g: g - g.mean(dim=0, keepdim=True),
-    "sum of columns": lambda _, g: g / (g.square().sum(dim=0, keepdim=True) + 1),
-}
-
-
-def two_matrices() -> nn.Module:
-    """Two matrices of which ranks have unequal numbers of rows."""
-    return nn.Sequential(nn.Linear(4, 7, bias=False), nn.Linear(7, 3, bias=False))
-
-
-def with_a_rule(rule: str) -> float | str:
-    """Error of the weights against plain torch, or what is said."""
-    torch.manual_seed(2)
-    module, plain_module = two_matrices(), two_matrices()
-    plain_module.load_state_dict(module.state_dict())
-    model, optimizer = mfsdp_core.fully_shard(
-        module, Rows(module.parameters(), rule), device_mesh=mesh(4), dp_shard_dim="dp"
-    )
-    reference = Rows(plain_module.parameters(), rule)
-    value = torch.randn(3, 4)
-    try:
-        for _ in range(2):
-            for one, chosen in ((model, optimizer), (plain_module, reference)):
-                chosen.zero_grad()
-                one(value).square().mean().backward()
-                chosen.step()
-    except ConfigurationError as error:
-        return str(error)
-    found = {n: mfsdp_core.gather_full(p.detach()) for n, p in model.module.named_parameters()}
-    return relative_difference(found, parameters_of(plain_module))
-
-
-def test_an_unknown_optimizer_is_right_or_refused_by_name(ranks: RankPool) -> None:
-    for found in ranks.run(with_a_rule, "trust ratio"):
-        assert found < 1e-5
-    for rule in ("products of rows", "mean of columns", "sum of columns"):
-        for found in ranks.run(with_a_rule, rule):
-            assert (
-                "Rows looks at whole matrices" in found if isinstance(found, str) else found < 1e-5
-            )
-
-
-def matrices_under_no_shard(name: str) -> float:
-    """Where every rank has whole tensors, such an optimizer does what it does in plain torch."""
-    torch.manual_seed(3)
-    module = nn.Linear(300, 300, bias=False)
-    plain_module = nn.Linear(300, 300, bias=False)
-    plain_module.load_state_dict(module.state_dict())
-    make = lambda m: getattr(torch.optim, name)(m.parameters(), lr=0.1)  # noqa: E731
-    model, optimizer = mfsdp_core.fully_shard(
-        module, make(module), device_mesh=mesh(2), dp_shard_dim="dp", zero_dp_strategy=0
-    )
-    reference = make(plain_module)
-    value = torch.randn(3, 300)
-    for _ in range(3):
-        for one, chosen in ((model, optimizer), (plain_module, reference)):
-            chosen.zero_grad()
-            one(value).square().mean().backward()
-            chosen.step()
-    found = {"weight": mfsdp_core.gather_full(model.module.weight.detach())}
-    return relative_difference(found, {"weight": plain_module.weight.detach()})
-
-
-@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
-def test_an_optimizer_of_whole_matrices_works_where_ranks_have_them(
-    ranks: RankPool, name: str
-) -> None:
-    if not hasattr(torch.optim, name):
-        pytest.skip(f"this torch has no {name}")
-    assert max(ranks.run(matrices_under_no_shard, name)) < 1e-6
 
 
 class WithBuffers(nn.Module):

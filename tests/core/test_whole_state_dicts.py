@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from mfsdp_core import fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import StateDictError
@@ -93,31 +91,6 @@ def there_and_back(strategy: str, size: int) -> list[bool]:
     return [*right, alike(whole(fresh), whole(model))]
 
 
-def even_shards(strategy: str, size: int) -> bool:
-    """Rows as `distribute_tensor` cuts them."""
-    model, _ = built(strategy, size)
-    wanted = {name: torch.randn(p.shape) for name, p in whole(model).items()}
-    axis = mesh(size)["dp"]
-    model.load_state_dict({n: distribute_tensor(v, axis, [Shard(0)]) for n, v in wanted.items()})
-    return alike(whole(model), wanted)
-
-
-def pickled(weights_only: bool) -> bool:
-    """A rank's file, read again by the same rank."""
-    model, optimizer = built("optim_grads_params", 2)
-    step(model, optimizer, 1)
-    stream = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, stream)
-    stream.seek(0)
-    read = torch.load(stream, weights_only=weights_only)
-    fresh, other = built("optim_grads_params", 2)
-    fresh.load_state_dict(read["model"])
-    other.load_state_dict(read["optimizer"])
-    step(model, optimizer, 2)
-    step(fresh, other, 2)
-    return alike(whole(fresh), whole(model))
-
-
 def written_by_torch() -> list[str]:
     """What is said of a model's own parameters, as they are and as torch's broadcast leaves them.
 
@@ -142,16 +115,6 @@ def test_whole_state_is_taken_and_set(ranks: RankPool, strategy: str, size: int)
 @pytest.mark.parametrize("outer_strategy", [0, 1])
 def test_whole_state_is_taken_from_two_axes(ranks: RankPool, outer_strategy: int) -> None:
     assert all(ranks.run(on_two_axes, outer_strategy))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rows_that_torch_has_cut_are_loaded(ranks: RankPool, strategy: str) -> None:
-    assert all(ranks.run(even_shards, strategy, 4))
-
-
-@pytest.mark.parametrize("weights_only", [True, False])
-def test_what_a_rank_has_pickled_is_loaded(ranks: RankPool, weights_only: bool) -> None:
-    assert all(ranks.run(pickled, weights_only))
 
 
 def test_rows_that_torch_writes_elsewhere_are_refused(ranks: RankPool) -> None:
