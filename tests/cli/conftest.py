@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.launch.arm import probe
+from bench.launch.code import RankCode
 from bench.record import RunStatus, StepSample
 from bench.store import ResultsStore, RunFolder
 
@@ -178,8 +181,26 @@ class World:
         raise AssertionError(f"no run of {cell}")
 
 
+_ANSWERS: dict[str, dict[str, Any]] = {}
+_ask = probe._ask
+
+
+def _asked_once(code: RankCode, asked: dict[str, Any]) -> dict[str, Any]:
+    """What an interpreter says of this checkout, which no test changes: a process less each time.
+
+    `tests/run/test_launch_arm_preparation.py` asks anew.
+    """
+    if code.root != CHECKOUT or code.paths:
+        return _ask(code, asked)
+    key = json.dumps([code.python, asked | {"arm": ""}], default=str)
+    if key not in _ANSWERS:
+        _ANSWERS[key] = _ask(code, asked)
+    return _ANSWERS[key]
+
+
 @pytest.fixture
 def world(tmp_path, in_process, cli, monkeypatch) -> World:
     made = World(tmp_path, in_process, cli)
     monkeypatch.setattr("bench.cli.arm_preparation.launch", made.launch)
+    monkeypatch.setattr(probe, "_ask", _asked_once)
     return made
