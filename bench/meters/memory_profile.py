@@ -96,24 +96,30 @@ def _peaks(recorded: profile) -> tuple[int, int | None]:
     """The most bytes that the allocator held: since the profile began, and since steps began."""
     # torch has no public reader for these events but the trace file that it writes from them.
     inner: Any = recorded.profiler
-    totals: list[tuple[int, int, int]] = []
+    changes: list[tuple[int, int, int, int]] = []
     begin: int | None = None
     waiting = list(inner.kineto_results.experimental_event_tree())
     while waiting:
         event = waiting.pop()
         waiting += event.children
         found = event.extra_fields
-        if hasattr(found, "total_allocated"):
-            if found.device.type == "cpu":
-                totals.append((event.start_time_ns, found.total_allocated, found.alloc_size))
-        elif event.name == _STEPS_BEGIN:
-            begin = event.start_time_ns
-    if not totals:
-        return 0, None
-    _, total, size = min(totals)
-    before = total - size  # of earlier profiles of this process
-    peak = max(total for _, total, _ in totals) - before
-    if begin is None:
-        return peak, None
-    held = max((one for one in totals if one[0] <= begin), default=(0, before, 0))[1]
-    return peak, max([held, *(total for at, total, _ in totals if at > begin)]) - before
+        if not hasattr(found, "total_allocated"):
+            begin = event.start_time_ns if event.name == _STEPS_BEGIN else begin
+        elif found.device.type == "cpu":
+            change = (event.start_time_ns, found.total_allocated, found.alloc_size, found.ptr)
+            changes.append(change)
+    changes.sort()
+    # What an earlier profile of this process counted, until it is freed.
+    before = changes[0][1] - changes[0][2] if changes else 0
+    peak = held = steps_peak = 0
+    ours: set[int] = set()
+    for at, total, size, address in changes:
+        if size > 0:
+            ours.add(address)
+        elif address not in ours:
+            before += size
+        if begin is not None and at > begin:
+            steps_peak = max(steps_peak, held, total - before)
+        held = total - before
+        peak = max(peak, held)
+    return peak, None if begin is None else max(steps_peak, held)
