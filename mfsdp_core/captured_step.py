@@ -156,7 +156,7 @@ class CapturedStep:
     def _publish(self) -> None:
         bus = self._model.events
         for event in self._events:
-            if bus.wants(event.kind):
+            if event.kind in bus.wanted:
                 bus.publish(event)
 
     def _current_settings(self) -> dict[str, object]:

@@ -48,12 +48,13 @@ Subscriber = Callable[[Event], None]
 class EventBus:
     """Fan-out of events. What nobody subscribes to costs a look at a set, if publishers ask first.
 
-    A publisher asks `wants` before it makes an event, which costs more than handing it over.
+    wanted: the kinds that anybody would see; a publisher looks there before it makes an event,
+    which costs more than handing it over.
     """
 
     def __init__(self) -> None:
         self._subscriptions: list[tuple[Subscriber, frozenset[EventKind]]] = []
-        self._wanted: frozenset[EventKind] = frozenset()
+        self.wanted: frozenset[EventKind] = frozenset()
 
     def subscribe(
         self, subscriber: Subscriber, kinds: Iterable[EventKind] = EVENT_KINDS
@@ -70,10 +71,6 @@ class EventBus:
 
         return unsubscribe
 
-    def wants(self, kind: EventKind) -> bool:
-        """Whether anybody would see an event of `kind`."""
-        return kind in self._wanted
-
     def publish(self, event: Event) -> None:
         """Hand `event` to every subscriber of its kind."""
         for subscriber, kinds in self._subscriptions:
@@ -81,4 +78,4 @@ class EventBus:
                 subscriber(event)
 
     def _count_wanted(self) -> None:
-        self._wanted = frozenset().union(*(kinds for _, kinds in self._subscriptions))
+        self.wanted = frozenset().union(*(kinds for _, kinds in self._subscriptions))

@@ -4,8 +4,10 @@ Units of 256 parameters on torch's fake process group, which returns from every 
 arithmetic, memory and transfers vanish, and what is left of a forward and backward pass is the
 bookkeeping of the engine. Rounds of the same model without an engine, under FSDP2 (each unit
 resharded after its forward, as by default) and under this package (`optim_grads_params`) alternate
-in one process. Time is the CPU time of the thread, which other processes disturb least; calls of
-Python functions are counted as well, which nothing disturbs.
+in one process: plain units, units whose activations are recomputed, and hybrid sharding on 2 x 2
+ranks. Time is the CPU time of the thread, which other processes disturb least, and its ratio the
+median of the ratios of rounds; calls of Python functions are counted as well, which nothing
+disturbs.
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ import json
 import pstats
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from mfsdp_core.api import fully_shard_model
 
+CASES: Final = ("zero3", "recompute", "hsdp")
+_ENGINES: Final = ("fsdp2", "mfsdp")
 _WIDTH = 16
 _WARM_UP = 3
 
@@ -49,14 +54,15 @@ class TinyUnit(nn.Module):
 class TinyModel(nn.Module):
     """A chain of units and nothing else; returns the sum of its output."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: int, *, recomputes: bool) -> None:
         super().__init__()
         self.units = nn.ModuleList(TinyUnit() for _ in range(units))
+        self._recomputes = recomputes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., 16] to a scalar."""
         for unit in self.units:
-            x = unit(x)
+            x = checkpoint(unit, x, use_reentrant=False) if self._recomputes else unit(x)
         return x.sum()
 
 
@@ -71,14 +77,18 @@ class HostCost:
     calls: float
 
 
-def measure(units: int, rounds: int) -> dict[str, HostCost]:
-    """Host cost per unit of `fsdp2` and `mfsdp`. Needs a default process group of type fake."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    passes = {
-        "plain": _plain_pass(units),
-        "fsdp2": _fsdp2_pass(units, mesh),
-        "mfsdp": _mfsdp_pass(units, mesh),
-    }
+@dataclass(frozen=True)
+class CaseCost:
+    """Both engines in one case. ratio: `mfsdp` over `fsdp2`, of the time by rounds."""
+
+    fsdp2: HostCost
+    mfsdp: HostCost
+    ratio: HostCost
+
+
+def measure(case: str, units: int, rounds: int) -> CaseCost:
+    """Host cost per unit in a case. Needs a default process group of type fake, of four ranks."""
+    passes = {name: _pass_of(name, case, units) for name in ("plain", *_ENGINES)}
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for round_ in range(_WARM_UP + rounds):
         for name, run in passes.items():
@@ -87,13 +97,20 @@ def measure(units: int, rounds: int) -> dict[str, HostCost]:
             if round_ >= _WARM_UP:
                 seconds[name].append(time.thread_time() - start)
     calls = {name: _calls(run) for name, run in passes.items()}
-    return {
-        name: HostCost(
-            (median(seconds[name]) - median(seconds["plain"])) / units,
-            (calls[name] - calls["plain"]) / units,
-        )
-        for name in ("fsdp2", "mfsdp")
-    }
+    found = {}
+    for name in _ENGINES:
+        own = [
+            (one - plain) / units
+            for one, plain in zip(seconds[name], seconds["plain"], strict=True)
+        ]
+        found[name] = own, (calls[name] - calls["plain"]) / units
+    theirs, ours = found["fsdp2"], found["mfsdp"]
+    ratio = median(one / other for one, other in zip(ours[0], theirs[0], strict=True))
+    return CaseCost(
+        HostCost(median(theirs[0]), theirs[1]),
+        HostCost(median(ours[0]), ours[1]),
+        HostCost(ratio, ours[1] / theirs[1]),
+    )
 
 
 def _calls(run: Callable[[], None]) -> int:
@@ -101,6 +118,28 @@ def _calls(run: Callable[[], None]) -> int:
     profile.runcall(run)
     stats: Any = pstats.Stats(profile)
     return int(stats.total_calls)
+
+
+def _pass_of(engine: str, case: str, units: int) -> Callable[[], None]:
+    model = TinyModel(units, recomputes=case == "recompute")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "dp"))
+    used = mesh if case == "hsdp" else mesh["dp"]
+    if engine == "fsdp2":
+        for unit in model.units:
+            fully_shard(unit, mesh=used)
+        fully_shard(model, mesh=used, reshard_after_forward=False)
+    elif engine == "mfsdp":
+        return _mfsdp_pass(model, mesh, is_hybrid=case == "hsdp")
+    return _pass(model, model.zero_grad)
+
+
+def _mfsdp_pass(model: TinyModel, mesh: DeviceMesh, *, is_hybrid: bool) -> Callable[[], None]:
+    where: dict[str, Any] = {"device_mesh": mesh["dp"]}
+    if is_hybrid:
+        group = mesh["outer", "dp"]._flatten("both").get_group()
+        where = {"device_mesh": mesh, "dp_outer_dim": "outer", "hybrid_fsdp_group": group}
+    sharded = fully_shard_model(model, dp_shard_dim="dp", fsdp_unit_modules=[TinyUnit], **where)
+    return _pass(sharded, sharded.zero_grad_buffer)
 
 
 def _pass(model: nn.Module, reset: Callable[[], object]) -> Callable[[], None]:
@@ -113,28 +152,8 @@ def _pass(model: nn.Module, reset: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def _plain_pass(units: int) -> Callable[[], None]:
-    model = TinyModel(units)
-    return _pass(model, model.zero_grad)
-
-
-def _fsdp2_pass(units: int, mesh: DeviceMesh) -> Callable[[], None]:
-    model = TinyModel(units)
-    for unit in model.units:
-        fully_shard(unit, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    return _pass(model, model.zero_grad)
-
-
-def _mfsdp_pass(units: int, mesh: DeviceMesh) -> Callable[[], None]:
-    model = fully_shard_model(
-        TinyModel(units), device_mesh=mesh, dp_shard_dim="dp", fsdp_unit_modules=[TinyUnit]
-    )
-    return _pass(model, model.zero_grad_buffer)
-
-
 def main() -> None:
-    """Print one line per engine and the two ratios."""
+    """Print one line per engine and case, and the two ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=40)
@@ -144,18 +163,20 @@ def main() -> None:
     # Registers the backend `fake` on import; torch has no public name for it.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    found = measure(options.units, options.rounds)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    found = {case: measure(case, options.units, options.rounds) for case in CASES}
     dist.destroy_process_group()
-    ours, theirs = found["mfsdp"], found["fsdp2"]
-    ratios = {"seconds": ours.seconds / theirs.seconds, "calls": ours.calls / theirs.calls}
     if options.json:
-        costs = {name: vars(cost) for name, cost in found.items()}
-        print(json.dumps(costs | {"ratio": ratios}))
+        print(json.dumps({case: asdict(one) for case, one in found.items()}))
         return
-    for name, cost in found.items():
-        print(f"{name}: {cost.seconds * 1e6:6.0f} us and {cost.calls:5.0f} calls per unit and step")
-    print(f"mfsdp / fsdp2: {ratios['seconds']:.2f} of the time, {ratios['calls']:.2f} of the calls")
+    for case, one in found.items():
+        for name, cost in (("fsdp2", one.fsdp2), ("mfsdp", one.mfsdp)):
+            print(
+                f"{case:9} {name}: {cost.seconds * 1e6:5.0f} us and {cost.calls:5.0f} calls a unit"
+            )
+        print(
+            f"{case:9} ratio: {one.ratio.seconds:.2f} of the time, {one.ratio.calls:.3f} of calls"
+        )
 
 
 if __name__ == "__main__":

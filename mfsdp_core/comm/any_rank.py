@@ -47,7 +47,7 @@ class AnyRank:
             self._work = None
 
     def _publish(self) -> None:
-        if self._events.wants("agreement"):
+        if "agreement" in self._events.wanted:
             self._events.publish(
                 Event(
                     kind="agreement",

@@ -154,7 +154,7 @@ class TorchCommunicator:
         return self._streams.track(works, name, self._group, reads=(), writes=writes)
 
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
-        if not self._events.wants("collective"):
+        if "collective" not in self._events.wanted:
             return
         key = (operation, bucket, full.dtype, full.numel())
         event = self._published.get(key)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
@@ -23,8 +22,7 @@ from mfsdp_core.streams import Streams
 _COMMUNICATED: frozenset[Role] = frozenset({"compute_weights", "compute_shard", "accumulator"})
 
 
-@dataclass(frozen=True, slots=True)
-class BufferKey:
+class BufferKey(NamedTuple):
     """Identity of a buffer: which bucket, in which role, of how many elements of which dtype.
 
     payload: which one of the encoded weights.
@@ -35,17 +33,6 @@ class BufferKey:
     elements: int
     dtype: torch.dtype
     payload: str = ""
-    # Looked up a dozen times per unit and step, and hashing five fields takes a microsecond.
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Hash once."""
-        fields = (self.bucket, self.role, self.elements, self.dtype, self.payload)
-        object.__setattr__(self, "_hash", hash(fields))
-
-    def __hash__(self) -> int:
-        """Of all fields."""
-        return self._hash
 
     @classmethod
     def of(cls, bucket: str, row: Buffer) -> Self:
@@ -114,7 +101,7 @@ class TemporaryAllocator:
         if held is None:
             held = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._held[key] = held
-            _book(self._ledger, key, key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
             if key.role == "compute_weights":
                 end = weakref.finalize(held.untyped_storage(), self._book_end, key)
                 end.atexit = False
@@ -130,7 +117,7 @@ class TemporaryAllocator:
                 self._book_end(key)
 
     def _book_end(self, key: BufferKey) -> None:
-        _book(self._ledger, key, -key.size_bytes)
+        self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes, key.bucket, key.role)
 
 
 class StorageResizeAllocator:
@@ -171,14 +158,14 @@ class StorageResizeAllocator:
                 self._streams.observer.resized(tensor, stays=self._lasts)
         if key not in self._held:
             self._held.add(key)
-            _book(self._ledger, key, key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
         return tensor
 
     def adopt(self, key: BufferKey, tensor: torch.Tensor) -> None:
         """Let what somebody else has allocated come and go from now on; it is held."""
         self._tensors[key] = tensor
         self._held.add(key)
-        _book(self._ledger, key, key.size_bytes)
+        self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
 
     def release(self, key: BufferKey) -> None:
         """Free the storage; the tensor object and its views stay, without contents."""
@@ -188,7 +175,7 @@ class StorageResizeAllocator:
             if self._streams.observer is not None:
                 self._streams.observer.released(memory, key)
             memory.untyped_storage().resize_(0)
-            _book(self._ledger, key, -key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes, key.bucket, key.role)
 
 
 class PersistentAllocator:
@@ -213,12 +200,8 @@ class PersistentAllocator:
         if tensor is None:
             tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._tensors[key] = tensor
-            _book(self._ledger, key, key.size_bytes)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
         return tensor
 
     def release(self, key: BufferKey) -> None:
         """Keep it."""
-
-
-def _book(ledger: MemoryLedger, key: BufferKey, size_bytes: int) -> None:
-    ledger.add(CATEGORY_OF_ROLE[key.role], size_bytes, bucket=key.bucket, role=key.role)

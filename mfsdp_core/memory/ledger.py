@@ -49,18 +49,27 @@ class MemoryLedger:
         self._alive: dict[tuple[Category, str, str, bool], int] = {}
 
     def add(
-        self, category: Category, count_bytes: int, *, bucket: str = "", role: str = ""
+        self,
+        category: Category,
+        count_bytes: int,
+        bucket: str = "",
+        role: str = "",
+        in_pool: bool = False,
     ) -> None:
-        """Book `count_bytes` (negative: give back) for a buffer."""
-        self._bytes[category] += count_bytes
-        self._peaks[category] = max(self._peaks[category], self._bytes[category])
-        self._total += count_bytes
-        self._peak_total = max(self._peak_total, self._total)
-        self._note(category, count_bytes, bucket, role, in_pool=False)
-
-    def occupy(self, category: Category, count_bytes: int, *, bucket: str, role: str) -> None:
-        """Note that a buffer uses (negative: leaves) memory that is booked already."""
-        self._note(category, count_bytes, bucket, role, in_pool=True)
+        """Book `count_bytes` (negative: give back) for a buffer; in_pool: see `Booking`."""
+        if not in_pool:
+            held = self._bytes[category] = self._bytes[category] + count_bytes
+            self._peaks[category] = max(self._peaks[category], held)
+            self._total += count_bytes
+            self._peak_total = max(self._peak_total, self._total)
+        key = (category, bucket, role, in_pool)
+        left = self._alive.pop(key, 0) + count_bytes
+        if left:
+            self._alive[key] = left
+        if self._subscribers:
+            booking = Booking(category, count_bytes, bucket, role, in_pool)
+            for subscriber in self._subscribers:
+                subscriber(booking)
 
     def subscribe(self, subscriber: BookingSubscriber) -> Callable[[], None]:
         """Call `subscriber` with every later booking; the returned function ends that."""
@@ -100,18 +109,6 @@ class MemoryLedger:
     def peak_bytes(self) -> int:
         """Highest total of what the core itself allocated."""
         return self._peak_total
-
-    def _note(
-        self, category: Category, count_bytes: int, bucket: str, role: str, *, in_pool: bool
-    ) -> None:
-        key = (category, bucket, role, in_pool)
-        left = self._alive.pop(key, 0) + count_bytes
-        if left:
-            self._alive[key] = left
-        if self._subscribers:
-            booking = Booking(category, count_bytes, bucket, role, in_pool)
-            for subscriber in self._subscribers:
-                subscriber(booking)
 
     def _with_meters(self, booked: dict[Category, int]) -> dict[str, int]:
         result = {str(category): count for category, count in booked.items()}

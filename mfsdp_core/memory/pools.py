@@ -144,9 +144,8 @@ class SlotPool:
             del self._holders[self._assigned[unit]]
 
     def _occupy(self, key: BufferKey, count_bytes: int) -> None:
-        self._ledger.occupy(
-            CATEGORY_OF_ROLE[self.role], count_bytes, bucket=key.bucket, role=key.role
-        )
+        category = CATEGORY_OF_ROLE[self.role]
+        self._ledger.add(category, count_bytes, key.bucket, key.role, in_pool=True)
 
     def _view(self, key: BufferKey, slot: int) -> torch.Tensor:
         """One tensor object per buffer and slot, so that holders can tell whether it has moved."""

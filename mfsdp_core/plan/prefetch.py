@@ -180,7 +180,7 @@ class PrefetchOrder:
         """The units that are expected to run after `unit`, nearest first, as `following`."""
         sequence = self._sequences[direction]
         start = 0 if unit is None else self._positions[direction][unit] + 1
-        return (sequence[i] for i in range(start, len(sequence)))
+        return map(sequence.__getitem__, range(start, len(sequence)))
 
     def following(self, unit: int | None, direction: Direction) -> int | None:
         """The unit that is expected to run after `unit` (None: the root, which runs before all).

@@ -91,12 +91,12 @@ class AxisPlacements:
         """The collective that a freshly computed (PARTIAL) gradient goes through."""
         return collective_between(Placement.PARTIAL, self.gradient)
 
-    @property
+    @cached_property
     def reduces_every_microbatch(self) -> bool:
         """Whether the accumulator has no room for an un-reduced gradient."""
         return self.accumulator is not Placement.PARTIAL
 
-    @property
+    @cached_property
     def landing(self) -> Landing:
         """Copy or add: see `Landing`."""
         return Landing.ADD if self.reduces_every_microbatch else Landing.COPY

@@ -57,7 +57,10 @@ def _collect(value: Any, found: list[torch.Tensor], seen: set[int] | None) -> No
         return
     elif type(value) in _ITEMS:
         for item in value:
-            _collect(item, found, seen)
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            else:
+                _collect(item, found, seen)
     elif type(value) is dict:
         for item in value.values():
             _collect(item, found, seen)

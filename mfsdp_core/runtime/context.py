@@ -6,7 +6,7 @@ rest. Nothing here knows a strategy: buckets do what their placements say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,13 +36,10 @@ _CHANGED = (
 )
 
 
-def current_backward() -> int:
-    """Number of the graph that autograd is running on this thread, -1 outside of a backward pass.
-
-    A flag set by a module's backward hook would not do: with reentrant checkpointing the recomputed
-    forward runs before that hook. Reentrant checkpointing also nests one graph in another.
-    """
-    return int(torch._C._current_graph_task_id())
+#: Number of the graph that autograd is running on this thread, -1 outside of a backward pass.
+#: A flag set by a module's backward hook would not do: with reentrant checkpointing the recomputed
+#: forward runs before that hook. Reentrant checkpointing also nests one graph in another.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def inside_backward() -> bool:
@@ -121,8 +118,8 @@ class ShardedContext:
     @outside_of_transforms
     def before_forward(self, point: GatherPoint) -> None:
         """A module is about to run: its weights become ready and visible."""
-        unit, recomputing = point.unit, inside_backward()
-        if point.is_unit:
+        unit, recomputing = point.unit, current_backward() != _NO_BACKWARD
+        if point.is_unit and "enter" in self.events.wanted:
             self._tell("enter", "recompute" if recomputing else "forward", unit)
         opens = not recomputing and (point.is_unit or not unit.open)
         if opens:
@@ -145,13 +142,13 @@ class ShardedContext:
         Not so for a module that the unit calls: its backward pass is a part of the unit's. Nobody
         knows who calls what is recomputed: there it counts if its end can be seen (has_inputs).
         """
-        if inside_backward():
+        if current_backward() != _NO_BACKWARD:
             return point.is_unit or has_inputs
         return point in point.unit.open[-1:]
 
     def end_call(self, point: GatherPoint) -> Call | None:
         """It has run: what a backward pass through this call is to be known by."""
-        if inside_backward():
+        if current_backward() != _NO_BACKWARD:
             return None
         ends = point in point.unit.open[-1:]
         return self._calls.end_call(point.unit.index) if ends else self._calls.mark()
@@ -159,8 +156,8 @@ class ShardedContext:
     @outside_of_transforms
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
-        unit, recomputing = point.unit, inside_backward()
-        if point.is_unit:
+        unit, recomputing = point.unit, current_backward() != _NO_BACKWARD
+        if point.is_unit and "leave" in self.events.wanted:
             self._tell("leave", "recompute" if recomputing else "forward", unit)
         if recomputing:
             return
@@ -205,16 +202,18 @@ class ShardedContext:
         if unit is self.root and self._backward not in {_NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
-        self._begin_backward()
-        if point.is_unit and unit is not self.root:
+        if self._backward == _NO_BACKWARD:
+            self._begin_backward()
+        if point.is_unit and unit is not self.root and "enter" in self.events.wanted:
             self._tell("enter", "backward", unit)
         if epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
         self._calls.reach(unit.index, call)
-        with torch.no_grad():
-            self._reduce_what_is_over()
-            if unit.index is not None:
-                self._take_part_before(unit.index)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._catch_up(unit)
+        else:
+            self._catch_up(unit)
         unit.active_backwards += counts
         self.gathering.backward(point)
         if unit is self.root:
@@ -234,7 +233,8 @@ class ShardedContext:
         through the unit in an order that nobody knows.
         """
         unit = point.unit
-        self._begin_backward()
+        if self._backward == _NO_BACKWARD:
+            self._begin_backward()
         self._calls.lose_track()
         unit.active_backwards += 1
         self.params.ready(unit, "backward")
@@ -243,10 +243,13 @@ class ShardedContext:
     @outside_of_transforms
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
-        self._tell("leave", "backward", unit)
-        unit.active_backwards = max(0, unit.active_backwards - 1)
+        if "leave" in self.events.wanted:
+            self._tell("leave", "backward", unit)
+        if unit.active_backwards:
+            unit.active_backwards -= 1
         self._release_if_spent(unit)
-        self._gather_ahead()
+        if self._gather_ahead_of is not None:
+            self._gather_ahead()
 
     @outside_of_transforms
     def gradient_ready(
@@ -257,11 +260,14 @@ class ShardedContext:
             with torch.no_grad():
                 self.gradient_ready(unit, buffers, index, raw)
             return
-        self._begin_backward()
+        if self._backward == _NO_BACKWARD:
+            self._begin_backward()
         if self._spares_parameters:
             self._begin_gradients()
-        self._refuse_unseen(unit)
-        self._gather_ahead()
+        if not unit.active_backwards:
+            self._refuse_unseen(unit)
+        if self._gather_ahead_of is not None:
+            self._gather_ahead()
         self.grads.take(unit, buffers, index, raw, is_last=self._reduces_last)
         if not unit.missing:
             self._release_if_spent(unit)
@@ -288,8 +294,15 @@ class ShardedContext:
         Other ranks reduce it after they have gathered it: reducing first could wait for a rank that
         waits for the gather.
         """
-        was_gathered = unit.index in self._backward_order or not unit.has_backward
+        was_gathered = unit.index in self._backward_order.gathered or not unit.has_backward
         return was_gathered and self._calls.is_over(unit.index)
+
+    def _catch_up(self, unit: Unit) -> None:
+        """Before a backward pass goes on with `unit`: reduce and gather what comes before it."""
+        if not self.grads.waits_for(unit):  # which is not over: the pass has come to it
+            self._reduce_what_is_over()
+        if unit.index is not None:
+            self._take_part_before(unit.index)
 
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
@@ -306,14 +319,14 @@ class ShardedContext:
         self.params.order.observe(index)
         if torch.is_grad_enabled() or self._calls.is_counting:
             self._calls.begin_call(index)
-        if self._forward_running and index in self._forward_order:
+        if self._forward_running and index in self._forward_order.gathered:
             for group in self.gathering.buckets(self.units[index], "forward"):
                 group.weights.rendezvous()
             return
         for skipped in self._forward_order.missing_before(index):
-            self._forward_order.mark(skipped)
+            self._forward_order.gathered.add(skipped)
             self._take_part(self.units[skipped], "forward")
-        self._forward_order.mark(index)
+        self._forward_order.gathered.add(index)
 
     def _take_part_before(self, index: int) -> None:
         """In a backward pass: take part in gathers that other ranks make before that of `index`.
@@ -321,16 +334,16 @@ class ShardedContext:
         The unit around another one comes first, whichever hook of a tensor runs first.
         """
         for outer in self.units[index].around:
-            if outer.index is not None and outer.index not in self._backward_order:
+            if outer.index is not None and outer.index not in self._backward_order.gathered:
                 self._take_part_before(outer.index)
                 self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
             if unit.has_backward and self._calls.is_over(unit.index):
-                self._backward_order.mark(skipped)
+                self._backward_order.gathered.add(skipped)
                 self._take_part(unit, "backward")
                 self._reduce_what_is_over()
-        self._backward_order.mark(index)
+        self._backward_order.gathered.add(index)
 
     def _take_part(self, unit: Unit, direction: Direction) -> None:
         self.params.take_part(unit, direction, self.gathering.buckets(unit, direction))
@@ -361,8 +374,8 @@ class ShardedContext:
     def _gather_ahead(self) -> None:
         """Start the gathers of the unit that follows in backward order, once."""
         point, self._gather_ahead_of = self._gather_ahead_of, None
-        if point is not None:
-            self.gathering.ahead(point, "backward")
+        assert point is not None
+        self.gathering.ahead(point, "backward")
 
     def begin_cycle(self, *, keeps_zeros: bool = False) -> None:
         """Forget the gradients of the cycle that ends here; keeps_zeros: leave zeros."""
@@ -387,8 +400,6 @@ class ShardedContext:
             self._calls.begin_pass()
 
     def _begin_backward(self) -> None:
-        if self._backward != _NO_BACKWARD:
-            return
         spares = leaves_parameters_alone()
         if not spares:
             self._refuse_graph()
@@ -410,8 +421,8 @@ class ShardedContext:
 
     def _refuse_unseen(self, unit: Unit) -> None:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""
-        was_seen = unit.active_backwards or unit.index in self._backward_order
-        if was_seen or unit.index is None or self._forward_running:
+        was_seen = unit.index is None or unit.index in self._backward_order.gathered
+        if was_seen or self._forward_running:
             return
         if any(group.weights.comes_and_goes for group in unit.groups):
             raise LifecycleError(
@@ -431,12 +442,12 @@ class ShardedContext:
             )
 
     def _tell(self, kind: UnitKind, operation: str, unit: Unit) -> None:
-        if self.events.wants(kind):
-            self.events.publish(Event(kind, operation, "", 0, "", 1, unit.name))
+        self.events.publish(Event(kind, operation, "", 0, "", 1, unit.name))
 
     @outside_of_transforms
     def _end_backward(self) -> None:
-        self._tell("leave", "backward", self.root)
+        if "leave" in self.events.wanted:
+            self._tell("leave", "backward", self.root)
         with torch.no_grad():
             self._take_part_in_rest()
             if self._spares_parameters:

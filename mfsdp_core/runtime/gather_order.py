@@ -10,53 +10,47 @@ Where every unit runs, nothing is gathered in addition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder
 
 
 class GatherOrder:
-    """Which units one pass has gathered, in one direction. Units are known by their indices."""
+    """Which units one pass has gathered, in one direction. Units are known by their indices.
+
+    gathered: those that the pass has gathered, where whoever gathers a unit adds it.
+    """
 
     def __init__(self, order: PrefetchOrder, direction: Direction) -> None:
         self._order = order
         self._direction: Direction = direction
         self._sequence: list[int] = []
-        self._gathered: set[int] = set()
+        self.gathered: set[int | None] = set()
         self._first = 0
 
     def begin(self) -> None:
         """A pass begins: no unit has been gathered."""
         self._sequence = self._order.sequence(self._direction)
-        self._gathered.clear()
+        self.gathered.clear()
         self._first = 0
 
     def end(self) -> None:
         """No pass runs: no unit is waited for."""
         self._sequence = []
-        self._gathered.clear()
+        self.gathered.clear()
 
-    def mark(self, index: int) -> None:
-        """The unit is gathered now."""
-        self._gathered.add(index)
-
-    def __contains__(self, index: object) -> bool:
-        """Whether the pass has gathered the unit."""
-        return index in self._gathered
-
-    def missing_before(self, index: int | None) -> Iterator[int]:
+    def missing_before(self, index: int | None) -> list[int]:
         """Units before `index` in the order (None: before the end) that were not gathered yet.
 
         None for a unit that was gathered already: it runs once more.
         """
-        if index in self:
-            return
-        sequence, gathered = self._sequence, self._gathered
-        while self._first < len(sequence) and sequence[self._first] in gathered:
-            self._first += 1
-        for position in range(self._first, len(sequence)):
-            other = sequence[position]
-            if other == index:
-                return
-            if other not in gathered:
-                yield other
+        sequence, gathered, first = self._sequence, self.gathered, self._first
+        if index in gathered:
+            return []
+        while first < len(sequence) and sequence[first] in gathered:
+            first += 1
+        self._first = first
+        if first < len(sequence) and sequence[first] == index:
+            return []
+        rest = itertools.takewhile(lambda other: other != index, sequence[first:])
+        return [other for other in rest if other not in gathered]

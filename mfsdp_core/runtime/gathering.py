@@ -19,6 +19,7 @@ still waiting for its own module. Ranks must run the same modules of a unit in t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,23 +49,24 @@ class GatherPoint:
     index: int = -1
     running: Any = None
 
-    @property
+    @cached_property
     def is_unit(self) -> bool:
         """Whether a call of the module is a call of the unit."""
         return self.module is self.unit.module
 
     def has_returned_weights(self, outputs: list[torch.Tensor]) -> bool:
         """Whether one of `outputs` lies in the memory of gathered weights."""
-        held = {
+        held = [
             group.weights.full.data.untyped_storage()._cdata
             for group in (self.unit.groups if self.is_unit else self.groups)
             if group.weights.comes_and_goes
-        }
-        return bool(held) and any(
-            local_tensor(levels(tensor)[-1]).untyped_storage()._cdata in held
-            for tensor in outputs
-            if tensor.layout == torch.strided
-        )
+        ]
+        for tensor in outputs if held else ():
+            if tensor.layout is torch.strided:
+                plain = local_tensor(levels(tensor)[-1])
+                if plain.untyped_storage()._cdata in held:
+                    return True
+        return False
 
 
 class GatherByUnit:
@@ -171,7 +173,7 @@ class GatherByModule:
         waits = any(group.weights.is_gathered for group in self._waiting)
         if not self._prefetch or waits:
             return
-        passed = self._params.gathered[direction]
+        passed = self._params.gathered[direction].gathered
         for index in self._order.upcoming(point.index, direction):
             target = self.points[index]
             if target.unit is not point.unit and target.unit.index in passed:

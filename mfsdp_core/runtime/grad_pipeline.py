@@ -108,6 +108,11 @@ class GradPipeline:
         if not unit.missing and self._overlap:
             self.issue_over(_never, is_last=is_last)
 
+    def waits_for(self, unit: Unit) -> bool:
+        """Whether the next reduction is that of `unit`, of which gradients are missing."""
+        order = self._order
+        return bool(unit.missing) and self._next < len(order) and order[self._next] is unit
+
     def issue_over(self, is_over: Callable[[Unit], bool], *, is_last: bool) -> list[Unit]:
         """Reduce units as far as the order allows that get no more gradients in this pass.
 

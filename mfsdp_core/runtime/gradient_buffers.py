@@ -407,6 +407,8 @@ class GradientBuffers:
         return self._allocator.acquire(key)
 
     def _zero_missing(self, buffer: FullBuffer) -> None:
+        if len(self._filled) == len(self._layout.slots):
+            return
         for index in range(len(self._layout.slots)):
             if index not in self._filled:
                 buffer.tensor(index).zero_()
@@ -426,7 +428,7 @@ class GradientBuffers:
         self.state = GradientState.ACCUMULATING
 
     def _publish_landing(self, operation: str, own_bytes: int) -> None:
-        if not self._events.wants("land"):
+        if "land" not in self._events.wanted:
             return
         self._events.publish(
             Event(

@@ -61,7 +61,7 @@ class HookedWeights(WeightBuffers):
         self._metadata: Any = None
         self._sharded: Any = None
         self.raw: nn.Parameter | None = None
-        self.state = Residency.PRESERVED
+        self.state, self.is_gathered = Residency.PRESERVED, False
         self.main = self._lasting.acquire(spec.key("main_weights")).zero_()
 
     @property

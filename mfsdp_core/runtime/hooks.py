@@ -37,6 +37,8 @@ from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.transforms import with_graphs
 from mfsdp_core.runtime.units import Unit
 
+#: What compiles the frames that this thread enters; None where nothing does.
+_compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 #: Attribute of the runtime's own hooks on modules.
 _RUNTIME = "_mfsdp_runtime_hook"
 
@@ -59,7 +61,7 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
         hooks = CallHooks(context, point)
         if torch.is_grad_enabled() and context.counts(point, has_inputs=True):
             # Now, since the module may change its inputs in place.
-            inputs = differentiable((args, kwargs))
+            inputs = differentiable((*args, *kwargs.values()))
             if inputs:
                 hooks.watch_inputs(inputs, leaves)
 
@@ -159,6 +161,15 @@ def is_runtime_hook(hook: Any) -> bool:
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """`hook` as it is where nothing is compiled: what torch wraps around it costs as much as it."""
     disabled: Callable[..., None] = torch.compiler.disable(hook)
-    setattr(disabled, _RUNTIME, True)
-    return disabled
+
+    def run(*arguments: Any) -> None:
+        if _compiler() is None:
+            hook(*arguments)
+        else:
+            disabled(*arguments)
+
+    setattr(run, _RUNTIME, True)
+    untraced: Callable[..., None] = torch._dynamo.decorators.skip(run)
+    return untraced

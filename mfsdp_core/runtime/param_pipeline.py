@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import filterfalse
+from typing import Any
 
 import torch
 
@@ -48,6 +50,7 @@ class ParamPipeline:
         self._streams = allocators.streams
         self._by_name = {unit.name: unit for unit in units}
         self._gathered = _Gathered(units)
+        self._anywhere = Residents(self._gathered)
         self._limits = PrefetchLimits(budget_bytes, None if pool is None else pool.plan.slots)
         self._sizes_bytes = [sum(g.weights.full_bytes for g in unit.groups) for unit in units]
         self._pooled = frozenset(
@@ -64,7 +67,8 @@ class ParamPipeline:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
         wanted = unit.groups if groups is None else groups
         for group in wanted:
-            if not group.weights.serves(direction):
+            is_known = group.weights.is_gathered and not group.weights.has_two_payloads
+            if not (is_known or group.weights.serves(direction)):
                 break
         else:
             return False
@@ -111,9 +115,9 @@ class ParamPipeline:
         """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
         if not self._prefetch:
             return
-        passed = self.gathered[direction]
+        passed = self.gathered[direction].gathered
         chosen = gather_ahead(
-            (u for u in self.order.upcoming(unit.index, direction) if u not in passed),
+            filterfalse(passed.__contains__, self.order.upcoming(unit.index, direction)),
             self._sizes_bytes,
             self._limits,
             self._residents(),
@@ -127,6 +131,8 @@ class ParamPipeline:
                 self._publish(target.groups)
 
     def _residents(self) -> Residents:
+        if self._limits.budget_bytes is None and self._pool is None:
+            return self._anywhere
         ahead_bytes = 0
         if self._limits.budget_bytes is not None:
             ahead = (unit.index for unit in self._units if unit.ahead and unit.index is not None)
@@ -207,7 +213,7 @@ class ParamPipeline:
                 group.weights.broadcast()
 
     def _publish(self, groups: list[ParameterGroup]) -> None:
-        if not self._events.wants("prefetch"):
+        if "prefetch" not in self._events.wanted:
             return
         for group in groups:
             layout, compute = group.plan.layout, group.dtypes.compute
@@ -230,7 +236,8 @@ class _Gathered:
     def __init__(self, units: list[Unit]) -> None:
         self._units = units
 
-    def __contains__(self, index: object) -> bool:
-        return isinstance(index, int) and all(
-            group.weights.is_gathered for group in self._units[index].groups
-        )
+    def __contains__(self, index: Any) -> bool:
+        for group in self._units[index].groups:  # noqa: SIM110 - one frame, in every prefetch
+            if not group.weights.is_gathered:
+                return False
+        return True

@@ -20,22 +20,26 @@ class ReductionQueue:
     """Inner reductions by unit, each followed by its outer stage where the cycle ends with it."""
 
     def __init__(self) -> None:
-        self._inner: deque[tuple[Unit, bool]] = deque()
+        self._inner: deque[tuple[Unit, bool, bool]] = deque()
         self._outer: deque[GradientBuffers] = deque()
 
     def __contains__(self, unit: object) -> bool:
         """Whether a reduction of the unit is under way."""
-        return any(flying is unit for flying, _ in self._inner)
+        for flying, _, _ in self._inner:  # noqa: SIM110 - one frame, in the hooks of every pass
+            if flying is unit:
+                return True
+        return False
 
     def start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
         """Reduce one bucket of `unit`. is_last: the outer stage follows."""
         joins = unit not in self
-        if joins and _takes_memory(unit):
-            while sum(_takes_memory(flying) for flying, _ in self._inner) >= IN_FLIGHT:
+        takes_memory = joins and _takes_memory(unit)
+        if takes_memory:
+            while sum([takes for _, _, takes in self._inner]) >= IN_FLIGHT:
                 self._land_oldest()
         buffers.issue()
         if joins:
-            self._inner.append((unit, is_last))
+            self._inner.append((unit, is_last, takes_memory))
 
     def start_outer(self, buffers: GradientBuffers) -> None:
         """Start the outer stage of a bucket whose inner one has landed."""
@@ -59,7 +63,7 @@ class ReductionQueue:
             self._outer.popleft().land_outer()
 
     def _land_oldest(self) -> None:
-        unit, is_last = self._inner.popleft()
+        unit, is_last, _ = self._inner.popleft()
         for buffers in unit.gradients:
             buffers.land()
             if is_last and buffers.awaits_outer and not buffers.has_open_bucket:

@@ -10,6 +10,9 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
+#: The function of `torch.func` that runs, None outside of all.
+_innermost: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+_is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -23,7 +26,7 @@ def outside_of_transforms(body: Callable[Arguments, Result]) -> Callable[Argumen
 
     @wraps(body)
     def outside(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if torch._C._functorch.peek_interpreter_stack() is None:
+        if _innermost() is None:
             return body(*args, **kwargs)
         with temporarily_clear_interpreter_stack():
             return body(*args, **kwargs)
@@ -34,24 +37,24 @@ def outside_of_transforms(body: Callable[Arguments, Result]) -> Callable[Argumen
 def levels(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensor, then what it wraps, level by level; a plain one alone."""
     found = [tensor]
-    while torch._C._functorch.is_functorch_wrapped_tensor(found[-1]):
+    while _is_wrapper(found[-1]):
         found.append(torch._C._functorch.get_unwrapped(found[-1]))
     return found
 
 
 def _tangents(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Directional derivatives beside them, which forward mode computes in graphs of their own."""
-    if forward_ad._current_level < 0:
-        return []
     found = [forward_ad.unpack_dual(tensor).tangent for tensor in tensors]
     return [tangent for tangent in found if tangent is not None]
 
 
 def with_graphs(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Of all levels of `tensors`, those through which a backward pass may come."""
+    if forward_ad._current_level >= 0:
+        tensors = [*tensors, *_tangents(tensors)]
     return [
         level
-        for tensor in [*tensors, *_tangents(tensors)]
+        for tensor in tensors
         for level in levels(tensor)
         if level.requires_grad and not level.is_leaf
     ]

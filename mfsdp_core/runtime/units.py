@@ -14,7 +14,7 @@ from mfsdp_core.errors import UnitSelectionError
 from mfsdp_core.plan.grouping import ROOT, enclosing_units
 from mfsdp_core.plan.prefetch import backward_of_nested
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
-from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Unit:
     has_backward: bool = True
     epoch: int = 0
 
-    @property
+    @cached_property
     def gradients(self) -> list[GradientBuffers]:
         """Gradients of the trainable buckets, in bucket order."""
         return [group.gradients for group in self.groups if group.gradients is not None]
@@ -63,25 +63,35 @@ class Unit:
 
     def expect_gradients(self) -> None:
         """Begin a backward pass: every trainable parameter owes a gradient."""
+        self.missing.update(self._trainable)
+
+    @cached_property
+    def _trainable(self) -> frozenset[int]:
+        """The trainable parameters, by id of raw."""
         trainable = (group for group in self.groups if group.gradients is not None)
-        self.missing = {id(managed.raw) for group in trainable for managed in group.parameters}
+        return frozenset(id(managed.raw) for group in trainable for managed in group.parameters)
+
+    @cached_property
+    def _faces(self) -> list[tuple[nn.Module, str, ManagedParameter]]:
+        """Where the parameters are seen: module, attribute, parameter."""
+        parameters = [managed for group in self.groups for managed in group.parameters]
+        return [(*holder, managed) for managed in parameters for holder in managed.holders]
 
     def check_held(self) -> None:
         """Refuse parameters that were put in the place of this unit's."""
-        for group in self.groups:
-            for managed in group.parameters:
+        for module, attribute, managed in self._faces:
+            if module._parameters.get(attribute) is not managed.sharded:
                 managed.check_held()
 
     def show_raw(self) -> None:
         """Let the modules of this unit see compute weights."""
-        for group in self.groups:
-            group.show_raw()
+        for module, attribute, managed in self._faces:
+            module._parameters[attribute] = managed.raw
 
     def show_sharded(self) -> None:
         """Let the modules of this unit see shards."""
-        for group in self.groups:
-            for managed in group.parameters:
-                managed.show_sharded()
+        for module, attribute, managed in self._faces:
+            module._parameters[attribute] = managed.sharded
 
 
 def resolve_unit_classes(

@@ -68,6 +68,8 @@ class Residency(Enum):
     READY = "ready"
     PRESERVED = "preserved"
 
+    __hash__ = object.__hash__  # looked up in every transition, and Enum's is written in Python
+
 
 _TRANSITIONS: dict[tuple[Residency, str], Residency] = {
     (Residency.EMPTY, "issue"): Residency.COMMUNICATING,
@@ -86,6 +88,8 @@ class WeightBuffers:
     """Storage, gathering and installation of one bucket's weights.
 
     on_move: called when the full buffer has another tensor behind it; with None when it has none.
+    is_gathered: whether the compute weights are there or under way. has_two_payloads: whether a
+    forward pass reads another payload than a backward pass.
     """
 
     def __init__(
@@ -115,13 +119,13 @@ class WeightBuffers:
             for direction in BOTH
         }
         self._is_whole = spec.strategy.inner.weight_refresh is Collective.NONE
-        self._serves_both = self._names["forward"] == self._names["backward"]
+        self.has_two_payloads = self._names["forward"] != self._names["backward"]
         self._work: list[Pending] = []
         self._sources: dict[str, torch.Tensor] = {}
         self._parts: dict[str, torch.Tensor] = {}
         self._direction: Direction = "forward"
         self._outer_stale = False
-        self.state = Residency.READY
+        self.state, self.is_gathered = Residency.READY, True
         self._full_key = spec.key("compute_weights")
         self.full = FullBuffer(spec.layout, self._allocator.acquire(self._full_key))
         self._nothing = self.full.data[:0].clone()
@@ -138,23 +142,13 @@ class WeightBuffers:
         return not self._persistent
 
     @property
-    def has_two_payloads(self) -> bool:
-        """Whether a forward pass reads another payload than a backward pass."""
-        return not self._serves_both
-
-    @property
     def is_for_backward(self) -> bool:
         """Whether what is gathered now, or was last, is what a backward pass reads."""
         return self._direction == "backward"
 
-    @property
-    def is_gathered(self) -> bool:
-        """Whether the compute weights are there or under way."""
-        return self.state in (Residency.READY, Residency.COMMUNICATING)
-
     def serves(self, direction: Direction) -> bool:
         """Whether what a pass in that direction reads is there or under way."""
-        return self.is_gathered and (self._serves_both or direction == self._direction)
+        return self.is_gathered and not (self.has_two_payloads and direction != self._direction)
 
     def adopt(self) -> None:
         """Make the source and main copies from the full buffer, which the caller has filled."""
@@ -191,7 +185,8 @@ class WeightBuffers:
             self.complete()
         if self.state is Residency.EMPTY:
             self._allocate()
-            self._publish("materialise")
+            if "materialise" in self._events.wanted:
+                self._publish("materialise")
         copy_in = self._streams.copy_in
         self._enter("issue")
         self._direction = direction
@@ -259,7 +254,8 @@ class WeightBuffers:
 
     def release(self) -> None:
         """Free the full buffer, unless this bucket stays materialised."""
-        self.complete()
+        if self._work:
+            self.complete()
         if self._persistent or self.state is Residency.EMPTY:
             return
         self._enter("release")
@@ -269,7 +265,8 @@ class WeightBuffers:
         else:
             with copy_in.behind():
                 self._free()
-        self._publish("release")
+        if "release" in self._events.wanted:
+            self._publish("release")
 
     def install(self) -> None:
         """Bring updated main weights into the compute copy; other ranks' parts become stale."""
@@ -374,10 +371,9 @@ class WeightBuffers:
         if following is None:
             raise LifecycleError(f"weights of {self._spec.name}: {event} while {self.state.value}")
         self.state = following
+        self.is_gathered = following is Residency.READY or following is Residency.COMMUNICATING
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
-        if not self._events.wants(kind):
-            return
         self._events.publish(
             Event(
                 kind=kind,

@@ -104,9 +104,8 @@ class WeightWatch:
                 f"{self._local.dtype} on {self._local.device}, found {_described(weight)}. Cast or "
                 "move a module before it is sharded."
             )
-        changed = self.has_changed
-        self._versions = weight._version + self._local._version
-        return changed
+        before, self._versions = self._versions, weight._version + self._local._version
+        return before != self._versions
 
 
 def _described(value: torch.Tensor) -> str:

@@ -76,7 +76,7 @@ def test_the_ledger_adds_up() -> None:
     found, peaks = ledger.bytes_by_category(), ledger.peak_bytes_by_category()
     same("now", (found["gradients"], found["main_weights"]), (3, 7))
     same("peaks", (peaks["gradients"], peaks["main_weights"], ledger.peak_bytes), (8, 7, 12))
-    ledger.occupy("gradients", 2, bucket="p", role="r")
+    ledger.add("gradients", 2, bucket="p", role="r", in_pool=True)
     same("occupied", ledger.bytes_by_category(), found)
     alive = [(b.bucket, b.role, b.count_bytes, b.in_pool) for b in ledger.alive()]
     same(
@@ -84,7 +84,7 @@ def test_the_ledger_adds_up() -> None:
         sorted(alive),
         [("b", "gradients", 3, False), ("b", "main_weights", 7, False), ("p", "r", 2, True)],
     )
-    ledger.occupy("gradients", -2, bucket="p", role="r")
+    ledger.add("gradients", -2, bucket="p", role="r", in_pool=True)
     same("gone", len(ledger.alive()), 2)
     ledger.measure("optimizer_state", lambda: 5)
     same("measured", ledger.bytes_by_category()["optimizer_state"], 5)
@@ -392,12 +392,12 @@ def test_events_reach_who_asked() -> None:
     seen: list[Event] = []
     all_of_them: list[Event] = []
     event = Event("collective", "all_gather", "float32", 8, "inner", 2, "b")
-    same("nobody", bus.wants("collective"), False)
+    same("nobody", "collective" in bus.wanted, False)
     end = bus.subscribe(seen.append, kinds=("land",))
     bus.subscribe(all_of_them.append)
     same(
         "wants",
-        [bus.wants(k) for k in ("land", "collective", "enter", "read")],
+        [k in bus.wanted for k in ("land", "collective", "enter", "read")],
         [True, True, False, False],
     )
     bus.publish(event)
