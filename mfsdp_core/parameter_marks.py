@@ -53,7 +53,7 @@ def mark_for_kernels(managed: ManagedParameter, group: ParameterGroup) -> None:
 
 
 def _slice(managed: ManagedParameter) -> slice:
-    local = local_tensor(managed.sharded.data)
+    local = local_tensor(managed.sharded)
     shape = managed.part.shape
     row_elements = 1
     for size in shape[1:]:

@@ -27,12 +27,12 @@ from mfsdp_core.runtime.hooked_weights import HookedWeights
 from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
-from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements
+from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, name_tensor
 from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
 from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
-from mfsdp_core.shard.uneven_shard import with_cut
+from mfsdp_core.shard.uneven_shard import shard_like, with_cut
 
 _OTHER_GRADIENT = (
     "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
@@ -121,6 +121,13 @@ class ManagedParameter:
         """Let modules see the shard of the main weight."""
         for module, attribute in self.holders:
             module._parameters[attribute] = self.sharded
+
+
+def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
+    shard: Any = managed.sharded
+    gradient = shard_like(local, shard)
+    name_tensor(gradient, f"gradient of {managed.names[0]}")
+    return gradient
 
 
 def move_parameters(parameters: list[ManagedParameter], full: FullBuffer | None) -> None:
@@ -223,9 +230,8 @@ class ParameterGroup:
         if self._cast_key is not None:
             reduced = self._allocator.acquire(self._cast_key).copy_(reduced)
         if self._gradient_shards is None:
-            self._gradient_shards = [
-                self._as_dtensor(i, v, "gradient of ") for i, v in self._enumerate(reduced)
-            ]
+            views = self.local_views(reduced)
+            self._gradient_shards = list(map(_gradient_of, self.parameters, views))
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
             held = getattr(managed.sharded, self._attribute, None)
             if held is not None and held is not shard:
@@ -361,10 +367,10 @@ class ParameterGroup:
     def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         return enumerate(self.local_views(flat))
 
-    def _as_dtensor(self, index: int, local: torch.Tensor, what: str = "") -> DTensor:
+    def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
         managed = self.parameters[index]
         part = managed.part
         placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
         shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
         cut = self.plan.layout.cuts[index] if self._shards_optimizer else ()
-        return with_cut(shard, cut, what + managed.names[0])
+        return with_cut(shard, cut, managed.names[0])

@@ -73,9 +73,11 @@ class ShardedWeight(UnevenShard):
 
 def sharded_weight(shard: DTensor, *, requires_grad: bool) -> nn.Parameter:
     """The parameter of `shard`."""
-    parameter = nn.Parameter(shard, requires_grad=requires_grad)
-    parameter.__class__ = ShardedWeight  # type: ignore[assignment]
-    return parameter
+    parameter: Any = shard.requires_grad_(requires_grad)
+    parameter._is_param = True  # as nn.Parameter does, which would detach the shard first
+    parameter.__class__ = ShardedWeight
+    made: nn.Parameter = parameter
+    return made
 
 
 class WeightWatch:

@@ -31,6 +31,7 @@ from mfsdp_core.shard.chunk import described_offsets, offsets_of
 from mfsdp_core.shard.dtensor import (
     agree_to_read,
     as_dtensor,
+    as_specified,
     assemble,
     gather_full,
     local_tensor,
@@ -403,9 +404,12 @@ def cut_like(result: Any, source: Any) -> Any:
 
 def shard_like(local: torch.Tensor, shard: DTensor) -> DTensor:
     """`local` as a shard that is placed and cut as `shard` is."""
-    mesh, placements = shard.device_mesh, tuple(shard.placements)
-    made: DTensor = cut_like(as_dtensor(local, tuple(shard.shape), mesh, placements), shard)
-    return made
+    if local.dtype == shard.dtype:
+        made = as_specified(local, shard._spec)
+    else:
+        made = as_dtensor(local, tuple(shard.shape), shard.device_mesh, tuple(shard.placements))
+    alike: DTensor = cut_like(made, shard)
+    return alike
 
 
 def _plain(value: Any) -> Any:
