@@ -75,6 +75,8 @@ def sharded_weight(shard: DTensor, *, requires_grad: bool) -> nn.Parameter:
     """The parameter of `shard`."""
     parameter: Any = shard.requires_grad_(requires_grad)
     parameter._is_param = True  # as nn.Parameter does, which would detach the shard first
+    # Counts changes by itself: what the core writes into its buffers is no change of the user's.
+    parameter._local_tensor = parameter._local_tensor.data
     parameter.__class__ = ShardedWeight
     made: nn.Parameter = parameter
     return made
