@@ -42,7 +42,7 @@ def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as
         check_that_they_load(fork_server, asked)
         for engine in asked:
             found[engine], said = Tally(), time.monotonic()
-            for tally in fuzzer.fuzz(engine, seed, count, stop):
+            for tally in fuzzer.fuzz(engine, seed, range(count), stop):
                 found[engine] = tally
                 if time.monotonic() - said > _WORD_EVERY_SECONDS:
                     said = time.monotonic()

@@ -237,8 +237,9 @@ def _train_on(bench: Bench) -> None:
     for bound in CLOSING_BOUNDS:
         bench.step(bound)
     if bench.case.recipe == "none":  # codes are made of main weights, and change none
-        whole = bench.inspection.whole_weights()
-        bench.seen.whole = {name: weight.detach().cpu() for name, weight in whole.items()}
+        with bench.noting("whole weights"):
+            whole = bench.inspection.whole_weights()
+            bench.seen.whole = {name: weight.detach().cpu() for name, weight in whole.items()}
 
 
 def _train(bench: Bench) -> None:

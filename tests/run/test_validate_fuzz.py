@@ -31,7 +31,7 @@ OUTSIDE = "validate_engines:Replicating"
 def fuzzed(fork_server: ForkServer, engine: str, seed: int, count: int) -> Tally:
     tally = Tally()
     with Fuzzer(fork_server) as fuzzer:
-        for tally in fuzzer.fuzz(engine, seed, count, threading.Event()):
+        for tally in fuzzer.fuzz(engine, seed, range(count), threading.Event()):
             assert not tally.failures, tally.failures[0].script
     return tally
 

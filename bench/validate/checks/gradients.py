@@ -140,6 +140,8 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> CheckVerdi
         return failed("gradients", finding)
     explained = _explained(evidence, step, rank, name)
     moved = _rows_of_another(evidence, name, step, rank)
+    if not moved and (explained is None or not explained.lines):
+        moved = _multiple(shard.rows, rows, evidence.tolerance)
     where = _worst_element(shard.rows, rows)
     off = relative(shard.rows, rows, float(expected.norm()))
     finding = at(
@@ -206,6 +208,15 @@ def _rows_of_another(evidence: CaseEvidence, name: str, step: int, rank: int) ->
         if relative(own.rows, theirs, float(expected.norm())) <= 1e3 * evidence.tolerance:
             return (f"these are the rows that belong to rank {other}",)
     return ()
+
+
+def _multiple(found: Tensor, expected: Tensor, tolerance: float) -> tuple[str, ...]:
+    """Whether every element is the same multiple of what is right."""
+    found, expected = found.double(), expected.double()
+    factor = float((found * expected).sum() / expected.square().sum())
+    if relative(found, factor * expected, float(found.norm())) > 1e3 * tolerance:
+        return ()
+    return (f"every element is {factor:.6g} times what is right",)
 
 
 def _worst_element(found: Tensor, expected: Tensor) -> int | None:

@@ -12,7 +12,7 @@ from bench.validate.checks.check_verdict import failed, not_applicable, passed
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.checks.pools import pools_bytes
 from bench.validate.scenario import NOISE_BYTES
-from bench.verdict import CheckVerdict, Finding
+from bench.verdict import CheckVerdict
 
 _STATE_SCALAR_BYTES = 4
 _FSDP1_KEEPS = (
@@ -122,8 +122,10 @@ def freed(evidence: CaseEvidence) -> CheckVerdict | None:
         return not_applicable(check, _FSDP1_KEEPS)
     for rank, one in enumerate(evidence.seen):
         if one.left_bytes > NOISE_BYTES:
-            finding = Finding(
-                rank=rank, expected="no tensor of a deleted engine", found=f"{one.left_bytes} B"
-            )
+            # Behind the last step: what was wrong before it is told first.
+            finding = at(
+                len(one.steps) - 1, rank=rank, expected="no tensor of a deleted engine",
+                found=f"{one.left_bytes} B",
+            )  # fmt: skip
             return failed(check, finding)
     return passed(check, f"at most {max(0, *(s.left_bytes for s in evidence.seen))} B left")

@@ -177,6 +177,8 @@ def gathered_weights(evidence: CaseEvidence) -> CheckVerdict | None:
     """The engine's own whole weights against those put together here."""
     check = "gathered weights"
     poisoned = len(evidence.steps) < len(evidence.seen[0].steps)
+    if "whole weights" in evidence.seen[0].lacking:
+        return not_applicable(check, evidence.seen[0].lacking["whole weights"])
     if evidence.seen[0].whole is None or poisoned:
         return None
     if evidence.case.tensor > 1:
@@ -184,7 +186,8 @@ def gathered_weights(evidence: CaseEvidence) -> CheckVerdict | None:
     for rank, one in enumerate(evidence.seen):
         finding = _difference(one.whole or {}, evidence.weights[-1], rank)
         if finding is not None:
-            return failed(check, finding)
+            # Asked behind the last step: what went wrong before it is told first.
+            return failed(check, finding.model_copy(update={"step": len(one.steps)}))
     return passed(check, "bit-equal")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -130,10 +130,17 @@ class Fuzzer:
             self._workers.end()
         return outcome_on(self._workers, program)
 
-    def fuzz(self, engine: str, seed: int, count: int, stop: threading.Event) -> Iterator[Tally]:
-        """Programs 0 to `count` - 1 of `seed`; the tally after each."""
-        tally = Tally()
-        for number in range(count):
+    def fuzz(
+        self,
+        engine: str,
+        seed: int,
+        numbers: Iterable[int],
+        stop: threading.Event,
+        tally: Tally | None = None,
+    ) -> Iterator[Tally]:
+        """Programs `numbers` of `seed`; the tally after each, which `tally` begins."""
+        tally = Tally() if tally is None else tally
+        for number in numbers:
             if stop.is_set():
                 return
             program = draw(engine, seed, number)

@@ -1,0 +1,189 @@
+"""The pytest plug-in, from a repository that has nothing of ours but a test file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from thread_bugs import not_averaged
+
+from bench.validate.cases import Case
+from bench.validate.toy_models import build_toy_model, microbatch
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.processes
+
+#: The thread, the engine of `thread_bugs`, the case that catches it, and what it is told as.
+THREADS = (
+    ("Megatron-LM#7566", "not_averaged", "no_shard/2/stack/fp64/k3", "own contribution"),
+    ("verl#7493", "fsdp_size_of_one", "no_shard/2/stack/fp64/k3", "own contribution"),
+    (
+        "Megatron-LM#5956",
+        "ExpertsTimesTheirGroup",
+        "no_shard/4/experts/fp64/k2",
+        "2 times what",
+    ),
+    ("Megatron-LM#5972", "OuterStageLeftOut", "no_shard/2x2hsdp/stack/fp64/k3", "outer stage did"),
+    ("Megatron-LM#6357", "FusedProductsOverwrite", "no_shard/2/stack/fp64/k3", "last microbatch"),
+    ("Fast-LLM#551", "SharedBuffersOverwrite", "no_shard/1/stack/fp64/k3", "last microbatch"),
+    ("Megatron-LM#5974", "stepped_before", "no_shard/2/stack/fp64/k3", "optimizer step"),
+)
+
+
+def run_pytest(folder: Path, *options: str, paths: tuple[Path, ...] = ()) -> tuple[int, str]:
+    """In a folder outside of this repository: exit code and output."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *options],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def outcomes(report: Path) -> dict[str, tuple[str, str]]:
+    """Test -> its outcome and text, of a JUnit file."""
+    found = {}
+    for case in ET.parse(report).getroot().iter("testcase"):
+        ends = [child for child in case if child.tag in ("failure", "skipped", "error")]
+        name = f"{case.get('classname')} {case.get('name')}"
+        found[name] = (ends[0].tag, ends[0].text or "") if ends else ("passed", "")
+    return found
+
+
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """All engines of `THREADS` and the right one, by `--fsdp-engine`, their cases alone."""
+    folder = tmp_path_factory.mktemp("threads")
+    names = ("Averaging", *(engine for _, engine, _, _ in THREADS))
+    engines = [f"--fsdp-engine=thread_bugs:{name}" for name in names]
+    wanted = " or ".join({case for _, _, case, _ in THREADS})
+    options = ("-k", f"({wanted}) and not program", "--junitxml=report.xml")
+    code, text = run_pytest(folder, *engines, *options, paths=(HERE,))
+    assert code == 1, text
+    return outcomes(folder / "report.xml")
+
+
+def told(threads: dict[str, tuple[str, str]], engine: str, case: str) -> tuple[str, str]:
+    return threads[f"thread_bugs:{engine} {case}"]
+
+
+@pytest.mark.parametrize(("thread", "engine", "case", "said"), THREADS)
+def test_the_bug_of_a_public_thread_is_told_as_what_it_is(threads, thread, engine, case, said):
+    outcome, text = told(threads, engine, case)
+    assert outcome == "failure", thread
+    assert said in text, text
+
+
+def test_the_same_engine_without_a_bug_has_right_gradients_in_all_of_these_cases(threads):
+    for case in {case for _, _, case, _ in THREADS}:
+        outcome, text = told(threads, "Averaging", case)
+        # Torch's clipping knows nothing of experts that other ranks hold.
+        lines = text.splitlines()[1:]
+        assert outcome == "passed" or (
+            "experts" in case and lines[0].strip().startswith("norm and clipping")
+        ), text
+
+
+def losses(different: bool) -> list[float]:
+    """On a rank: two steps of the engine that averages nothing."""
+    resolved = Case("thread_bugs:not_averaged", "no_shard").resolved("cpu")
+    model = build_toy_model("stack", torch.float64, torch.device("cpu"))
+    engine = not_averaged(model, resolved, torch.device("cpu"))
+    found = []
+    for step in range(3):
+        batch = microbatch(dist.get_rank() if different else 0, 0, step, torch.device("cpu"))
+        found.append(float(engine.forward_backward(*batch, 1.0, True)))
+        engine.optimizer_step()
+        engine.zero_grad()
+    return [*found, float(sum(p.sum() for p in model.parameters()))]
+
+
+def test_a_parity_test_with_the_same_data_on_all_ranks_misses_what_the_cases_catch(
+    gloo_ranks: Callable[..., list[list[float]]],
+) -> None:
+    alone = gloo_ranks(losses, False, ranks=1)[0]
+    assert gloo_ranks(losses, False, ranks=2) == [alone, alone]  # parity, and it averages nothing
+    first, second = gloo_ranks(losses, True, ranks=2)
+    assert first != second
+
+
+def test_accelerate_passes_through_its_adapter(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    wanted = "no_shard/2/stack/fp64/k3 or no_shard/2/tied/fp64/k2 or program/1-15"
+    options = ("--fsdp-engine=thread_bugs:accelerated", "-k", wanted, "--junitxml=report.xml")
+    code, text = run_pytest(tmp_path, *options, paths=(HERE,))
+    assert code == 0, text
+    found = outcomes(tmp_path / "report.xml")
+    assert [outcome for outcome, _ in found.values()] == ["passed"] * 3, text
+
+
+A_TEST = """
+from bench.testing_plugin import fsdp_oracle
+
+test_it = fsdp_oracle("thread_bugs:FusedProductsOverwrite", programs=16)
+
+
+def where(rank_of):
+    import torch.distributed as dist
+    return rank_of + dist.get_rank()
+
+
+def test_ranks(gloo_ranks):
+    assert gloo_ranks(where, 10, ranks=2) == [10, 11]
+"""
+
+
+def test_a_test_function_has_cases_and_programs_which_are_shrunk_under_xdist(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_mine.py").write_text(A_TEST)
+    wanted = "test_ranks or (2/stack/fp64/k3 and no_shard) or program/1-15 or 2/tied/fp64/k2"
+    options = ("-n2", "-k", wanted, "--junitxml=report.xml")
+    code, text = run_pytest(tmp_path, *options, paths=(HERE,))
+    found = outcomes(tmp_path / "report.xml")
+    name = "test_mine test_it[{}]".format
+    assert code == 1, text
+    assert found["test_mine test_ranks"] == ("passed", "")
+    assert found[name("no_shard/2/stack/fp64/k3")][0] == "failure"
+    refused = found[name("optim/2/tied/fp64/k2")]
+    assert refused[0] == "skipped"
+    outcome, text = found[name("program/1-15")]
+    assert outcome == "failure", text
+    assert "trial.micro(" in text
+    assert text.count("\n") < 300
+
+
+def test_an_engine_that_is_not_there_ends_before_anything_starts(tmp_path: Path) -> None:
+    code, text = run_pytest(tmp_path, "--fsdp-engine=no_such_module:engine")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "engine no_such_module:engine cannot be loaded" in text
+
+
+WITHOUT = """
+import sys
+
+def test_nothing_of_ours_was_loaded():
+    ours = {name.partition(".")[0] for name in sys.modules} & {"torch", "pydantic", "reports"}
+    assert not ours
+    assert {n for n in sys.modules if n.startswith("bench")} == {"bench", "bench.testing_plugin"}
+"""
+
+
+def test_a_run_that_does_not_use_it_loads_neither_torch_nor_anything_of_ours(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_light.py").write_text(WITHOUT)
+    code, text = run_pytest(tmp_path)
+    assert code == 0, text
