@@ -247,6 +247,7 @@ class RunRecord:
     memory: dict[str, Any] | None = None
     checkpoints: dict[str, Any] | None = None
     counts: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
     broken_checksums: tuple[str, ...] = ()
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from bench.derive.counts import COUNTED
+from bench.derive.host_time import HostPass, calls_per_unit, host_pass, microseconds_per_unit
 from bench.derive.live_storage import LiveStorage, live_storage
 from bench.record import RunRecord, RunSummary
 
-Unit = Literal["ms", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
+Unit = Literal["ms", "us", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
 Direction = Literal["lower_is_better", "higher_is_better", "both"]
 Requirement = Literal["required", "advisory", "off"]
 LossMode = Literal["spread", "bitwise"]
@@ -102,6 +103,16 @@ def _live(
     return found
 
 
+def _host(
+    of: Callable[[HostPass], float | None],
+) -> Callable[[RunRecord, RunSummary], float | None]:
+    def found(record: RunRecord, _: RunSummary) -> float | None:
+        host = host_pass(record)
+        return None if host is None else of(host)
+
+    return found
+
+
 def _why_no_mfu(summary: RunSummary) -> str:
     if any("invalid" in note for note in summary.notes):
         return "invalid"
@@ -143,6 +154,25 @@ CPU_TIME = Metric(
 )
 """Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
 than wall time; it does not see waiting."""
+HOST_TIME = Metric(
+    "host_time",
+    "host us per unit",
+    "us",
+    _host(microseconds_per_unit),
+    judge="interval",
+    rule=MetricRule("advisory", 0.05, _LESS),
+)
+"""Of a unit and pass ([Note: host time]), whatever the link and the size of layers."""
+HOST_CALLS = Metric(
+    "host_calls",
+    "Python calls per unit and pass",
+    "",
+    _host(calls_per_unit),
+    judge="ratio",
+    rule=MetricRule("required", 0.0, _LESS),
+    column=False,
+)
+"""The part of it that repeats exactly."""
 LATENCY = Metric(
     "latency",
     "latency (ms)",
@@ -263,7 +293,12 @@ COUNTS: tuple[Metric, ...] = tuple(
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
 
-UNASKED: tuple[Metric, ...] = (CPU_TIME, LATENCY, LIVE_STORAGE, LEDGER_DIFFERENCE, *COUNTS)
+OPTIONAL: tuple[Metric, ...] = (*MEMORY_PEAKS, HOST_TIME)
+"""Columns that a table has where one of its cells was measured so."""
+UNASKED: tuple[Metric, ...] = (
+    *(CPU_TIME, HOST_TIME, HOST_CALLS, LATENCY, LIVE_STORAGE, LEDGER_DIFFERENCE),
+    *COUNTS,
+)
 """Judged where they were measured; where they were not, only a policy that names them asks."""
 
 METRICS: list[Metric] = [
@@ -271,6 +306,7 @@ METRICS: list[Metric] = [
     STEP_TIME_P90,
     THROUGHPUT,
     CPU_TIME,
+    HOST_TIME,
     TFLOPS,
     MFU,
     MEMORY,
@@ -283,6 +319,7 @@ METRICS: list[Metric] = [
     LATENCY,
     ALGORITHM_BANDWIDTH,
     BUS_BANDWIDTH,
+    HOST_CALLS,
     *COUNTS,
 ]
 """In the order in which tables show them."""

@@ -81,9 +81,11 @@ def collective_needs_ranks(run: ResolvedRun, _machine: Machine) -> str | None:
 def collective_is_only_timed(run: ResolvedRun, _machine: Machine) -> str | None:
     """Counts and profiles are of training steps."""
     measure = run.measure
-    if run.collective is None or not (measure.counts or measure.profile != "none"):
+    looks = {"counts=true": measure.counts, "host_time=true": measure.host_time}
+    looks[f"profile={measure.profile}"] = measure.profile != "none"
+    found = next((name for name, asked in looks.items() if asked), None)
+    if run.collective is None or found is None:
         return None
-    found = "counts=true" if measure.counts else f"profile={measure.profile}"
     return f"measure.{found} looks into training steps, and a collective has none: leave it out"
 
 

@@ -75,6 +75,7 @@ def cuda_graph_hides_operations(run: ResolvedRun, _machine: Machine) -> str | No
     measure = run.measure
     found = {
         "measure.counts": measure.counts,
+        "measure.host_time": measure.host_time,
         f"measure.profile={measure.profile}": measure.profile != "none",
         f"measure.nccl={measure.nccl}": measure.nccl != "none",
     }

@@ -26,7 +26,7 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "nvls": ("default",),
         "collnet": ("default",),
     },
-    "measure": {"nccl": ("none",), "counts": (False,)},
+    "measure": {"nccl": ("none",), "counts": (False,), "host_time": (False,)},
     "engine": {
         "decoupled_grad": (False,),
         "separate_gather_group": (False,),

@@ -157,6 +157,8 @@ class MeasureSpec(Frozen):
     """evidence keeps NCCL's own account of every collective, in a run of a few steps."""
     counts: bool = False
     """Count what a few more steps do, behind the last timed one, so that times stand."""
+    host_time: bool = False
+    """Measure what a unit of the engine costs the host, in passes of their own behind the steps."""
 
     @property
     def comparable_in_time(self) -> bool:

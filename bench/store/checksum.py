@@ -27,6 +27,7 @@ _RAW = (
     layout.MEMORY,
     layout.CHECKPOINTS,
     layout.COUNTS,
+    layout.HOST,
     samples.GLOB,
     layout.FAILURE_GLOB,
 )

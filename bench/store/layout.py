@@ -11,6 +11,7 @@ results/
     memory_snapshot.rank<N>.json   of memory profiles on CUDA
     checkpoints.json     time and bytes of checkpoints, of runs that save them
     counts.json          what one step did, of runs that count it
+    host.json            what a pass costs the host, of runs that measure it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
     logs/                agent.log, agent.json, rank<N>.log,
                          issued.rank<N>.json of ranks that stand still,
@@ -52,6 +53,7 @@ RUNTIME = "runtime.json"
 MEMORY = "memory.json"
 CHECKPOINTS = "checkpoints.json"
 COUNTS = "counts.json"
+HOST = "host.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"

@@ -69,6 +69,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         memory=read_json_object(path / layout.MEMORY, problems),
         checkpoints=read_json_object(path / layout.CHECKPOINTS, problems),
         counts=read_json_object(path / layout.COUNTS, problems),
+        host=read_json_object(path / layout.HOST, problems),
         problems=tuple(problems),
         broken_checksums=tuple(broken),
     )

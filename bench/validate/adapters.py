@@ -32,6 +32,7 @@ from bench.engines.stock import StockEngine
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.spec import ResolvedRun, StrategyName
+from bench.validate.cases import Case
 
 #: Of every parameter, by its name in the bare model: the weight that the optimizer updates and its
 #: gradient (None for none), as they lie on this rank. A frozen one has no gradient.
@@ -131,9 +132,10 @@ def _accepted(
         raise UnsupportedError("one-axis", f"{_OWN} shards on one axis")
     if {dtypes.compute, dtypes.main_grads, dtypes.grad_comm} != {dtypes.main_params}:
         raise UnsupportedError("one-dtype", f"{_OWN} is not told of mixed precision")
-    if engine.foreign:
-        names = ", ".join(name for name, _ in engine.foreign)
-        raise UnsupportedError("own-settings", f"{_OWN} knows nothing of {names}")
+    plainly = Case(engine.name, strategy).resolved("cpu").engine.settings.model_dump()
+    asked = {n for n, value in engine.settings.model_dump().items() if plainly.get(n) != value}
+    if asked:
+        raise UnsupportedError("own-settings", f"{_OWN} is not told of {', '.join(sorted(asked))}")
     if hasattr(model, "tensor_mesh") or hasattr(model, "expert_mesh"):
         raise UnsupportedError("plain-weights", _NO_MESHES)
     return model.to(device, main_dtype(dtypes))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel
+from torch import nn
 
 from bench.data.batches import build_batches
 from bench.derive.live_storage import over_ranks
@@ -26,6 +28,7 @@ from bench.store.atomic import write_json_atomically
 from bench.store.layout import (
     CHECKPOINTS,
     COUNTS,
+    HOST,
     LOGS,
     MEMORY,
     RUNTIME,
@@ -37,6 +40,7 @@ from bench.store.reading import read_spec
 from bench.store.samples import node_file
 from bench.worker.collective import measure_collective
 from bench.worker.counting import count_steps, gathered, is_compiled
+from bench.worker.host_pass import measure_host
 from bench.worker.issued_note import IssuedNote
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
@@ -103,12 +107,21 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         memory = memory_report(engine, process, profile, timeline)
         memory |= {"live": None if held is None else held.model_dump(mode="json")}
         write_json_atomically(run_dir / MEMORY, memory)
-    if resolved.measure.counts:
-        # After everything else, so that no time and no memory is counting's.
-        counts = count_steps(loop, model, resolved, process)
-        if process.rank == 0:
-            write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
+    _look_behind(loop, model, resolved, process, run_dir)
     getattr(engine, "close", _nothing_to_close)()
+
+
+def _look_behind(
+    loop: TrainingLoop, model: nn.Module, resolved: ResolvedRun, process: RankProcess, run_dir: Path
+) -> None:
+    """What is measured after everything else, so that no time and no memory is its own."""
+    found: dict[str, BaseModel] = {}
+    if resolved.measure.counts:
+        found[COUNTS] = count_steps(loop, model, resolved, process)
+    if resolved.measure.host_time:
+        found[HOST] = measure_host(resolved, process)
+    for name, document in found.items() if process.rank == 0 else ():
+        write_json_atomically(run_dir / name, document.model_dump(mode="json"))
 
 
 def _nothing_to_close() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
+from bench.derive.metrics import METRICS, OPTIONAL, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.plots.style import looks
@@ -74,7 +74,7 @@ def cell_table(findings: Findings) -> Table:
         for metric in METRICS
         if metric.column
         and (
-            metric not in MEMORY_PEAKS
+            metric not in OPTIONAL
             or any(cell.value(metric) is not None for cell in findings.finished)
         )
     ]

@@ -77,8 +77,8 @@ class Averaging(StockEngine):
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         dtypes = resolved.dtypes
-        if resolved.strategy != "no_shard" or resolved.engine.foreign:
-            raise UnsupportedError("replicas-only", "this engine replicates, and has no settings")
+        if resolved.strategy != "no_shard":
+            raise UnsupportedError("replicas-only", "this engine replicates")
         if {dtypes.compute, dtypes.main_grads, dtypes.grad_comm} != {dtypes.main_params}:
             raise UnsupportedError("one-dtype", "this engine knows one dtype")
         self.resolved = resolved
