@@ -15,6 +15,7 @@
 # DEVICE=cpu                tries `make gpu-check` out without a GPU; PARTS="core speed" runs some parts
 # GPU_PYTHON=python3        the GPU image's own Python, which has torch with CUDA
 # WHEELS_FOR=3.12           Python that `make gpu-wheels` fetches wheels for
+# NCCL=13                   CUDA that `make gpu-wheels` fetches a newer NCCL for, to share a GPU
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,6 +32,7 @@ SAMPLE ?= 30
 MINUTES ?= 600
 DEVICE ?= cuda
 PARTS ?=
+NCCL ?=
 GPU_PYTHON ?= python3
 WHEELS_FOR ?= 3.12
 OLDEST_TORCH := $(shell sed -n 's/^  "torch>=\([0-9.]*\)",/\1.0/p' pyproject.toml)
@@ -46,7 +48,7 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
 .PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch cuda-build-check clean
 
 help:
-	@sed -n '2,18s/^# \{0,1\}//p' Makefile
+	@sed -n '2,19s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -169,7 +171,7 @@ gpu-check:
 endif
 
 gpu-wheels: venv
-	@$(BIN)/python -m tools.gpu_wheels download --python $(WHEELS_FOR)
+	@$(BIN)/python -m tools.gpu_wheels download --python $(WHEELS_FOR) $(NCCL:%=--nccl %)
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

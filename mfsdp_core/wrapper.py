@@ -438,7 +438,7 @@ class MegatronFSDP(AnswersFrameworks):
                 "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
             )
         result = load_model_state(self, self._groups(), state_dict, strict=strict)
-        self._context.params.install(frozen_too=True)
+        self._context.params.install(loaded=True)
         return result
 
     def buckets(self) -> list[BucketFacts]:

@@ -3,6 +3,9 @@
     python -m tools.gpu_wheels download --python 3.12     into gpu-wheels/, checked for size
     python3 tools/gpu_wheels.py install                   from there, into .gpu-packages/
 
+`download --nccl 13` fetches an NCCL that lets ranks share a device as well, for CUDA 13 (250 MB);
+`install` then unpacks its library, which only `gpu-check` loads.
+
 The GPU machine's own Python and its CUDA build of torch are used as they are. `install` takes only
 what that Python lacks, into a folder of its own that goes to the front of PYTHONPATH; it never
 installs, replaces or removes torch. This file needs nothing but the standard library.
@@ -14,8 +17,10 @@ import argparse
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,6 +43,11 @@ NEEDED = {
 LARGEST_BYTES = 60 << 20
 WHEELS = Path("gpu-wheels")
 PACKAGES = Path(".gpu-packages")
+#: The first NCCL that lets ranks share a device and comes as a wheel for both; where it lies.
+NCCL = "2.30.7"
+NCCL_LIBRARY = Path("nccl", "libnccl.so.2")
+_NCCL_PLATFORM = "manylinux_2_18_x86_64"
+_IN_WHEEL = "nvidia/nccl/lib/libnccl.so.2"
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "any")
 _FORBIDDEN = re.compile(r"^(torch|triton|nvidia[_-](?!ml))", re.IGNORECASE)
 
@@ -101,6 +111,35 @@ def download(python: str, folder: Path, pip: Sequence[str] = (sys.executable, "-
     return check_folder(folder)
 
 
+def download_nccl(
+    cuda: str, folder: Path, pip: Sequence[str] = (sys.executable, "-m", "pip")
+) -> Path:
+    """Fetch NCCL for CUDA `cuda` on x86_64 Linux, beside the other wheels; the wheel.
+
+    Raises:
+        WheelsError: pip failed.
+    """
+    beside = folder / NCCL_LIBRARY.parent
+    beside.mkdir(parents=True, exist_ok=True)
+    command = [*pip, "download", "--quiet", "--dest", str(beside), "--only-binary=:all:"]
+    _run([*command, "--no-deps", "--platform", _NCCL_PLATFORM, f"nvidia-nccl-cu{cuda}>={NCCL}"])
+    return max(beside.glob("*.whl"))
+
+
+def unpack_nccl(wheels: Path, target: Path) -> str:
+    """Unpack the library of the NCCL in `wheels`, if there is one; the name of the wheel."""
+    found = sorted((wheels / NCCL_LIBRARY.parent).glob("*.whl"))
+    if not found:
+        return ""
+    library = target / NCCL_LIBRARY
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(found[-1]) as wheel, wheel.open(_IN_WHEEL) as packed:
+        if not library.exists() or library.stat().st_size != wheel.getinfo(_IN_WHEEL).file_size:
+            with library.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+    return found[-1].name
+
+
 def install(wheels: Path, target: Path) -> list[str]:
     """Install what this Python lacks from `wheels` into `target`; the names of what was installed.
 
@@ -134,6 +173,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("verb", choices=("download", "install"))
     parser.add_argument("--python", default="3.12", metavar="X.Y")
+    parser.add_argument("--nccl", metavar="CUDA", help="an NCCL for this CUDA as well, as 13")
     parser.add_argument("--wheels", type=Path, default=WHEELS, metavar="FOLDER")
     parser.add_argument("--to", type=Path, default=PACKAGES, metavar="FOLDER")
     options = parser.parse_args(arguments)
@@ -143,8 +183,12 @@ def main(arguments: Sequence[str]) -> int:
             count = len(list(options.wheels.glob("*.whl")))
             said = f"{count} wheels for Python {options.python}, {size_bytes / 2**20:.1f} MiB"
             sys.stdout.write(f"{said}, in {options.wheels}\n")
+            if options.nccl:
+                wheel = download_nccl(options.nccl, options.wheels)
+                sys.stdout.write(f"{wheel.name}, {wheel.stat().st_size / 2**20:.0f} MiB\n")
         else:
             names = install(options.wheels, options.to)
+            names += list(filter(None, [unpack_nccl(options.wheels, options.to)]))
             sys.stdout.write(
                 f"installed into {options.to}: {', '.join(names) or 'nothing needed'}\n"
             )

@@ -122,12 +122,12 @@ class CaseEvidence:
         return self.initial if step == 0 else self.weights[step - 1]
 
     def encoded_before(self, step: int) -> list[Named]:
-        """Whole main weights at every encoding before that which `step` computes with.
+        """Main weights at every encoding before that which `step` computes with, since a load.
 
-        Where the compute dtype has rounded them, an engine loads its weights once more.
+        Frozen ones are encoded once.
         """
-        loaded = [self.initial] if self.reference.main != self.reference.compute else []
-        return loaded + [self.before(other) for other in self.updated_steps if other < step]
+        earlier = [self.before(other) for other in self.updated_steps if other < step]
+        return [{name: one[name] for name in self.trainable} for one in earlier]
 
     def is_encoded(self, bucket: BucketContents) -> bool:
         """Whether the weights of a buffer are quantised on their way: those of matrices."""
@@ -160,12 +160,14 @@ class CaseEvidence:
     def _mean(self, name: str, step: int) -> tuple[Tensor, Tensor | None]:
         compute, _, grads, _ = (TORCH_DTYPES[d] for d in POLICIES[self.case.policy])
         wire = TORCH_DTYPES[self.wire_dtype(step)]
-        if compute == grads == wire:
+        # Where contributions cancel, what is left may be smaller than their roundings to 32 bits.
+        if compute == grads == wire == torch.float64:
             return self.raw(step).mean(name), None
         outer = self.case.outer
         # The core adds up as the gradients are; a divisor that is no power of two rounds before.
         scatters = bool(self.case.sharded) and self.case.outer == 1
         wide = self.case.transport != "native" and known_engine(self.case.engine).dtypes.sums
+        wide = wide and torch.finfo(grads).eps < torch.finfo(wire).eps
         exact = wide and scatters and _divides_exactly(self.case)
         model = rounding.Model(
             grads,

@@ -6,9 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
+from typing import Any, get_args
 
 from bench.errors import UsageError
-from bench.spec import POOLS, STRATEGIES, OuterStrategyName, RecipeName, StrategyName
+from bench.resolve.machine import Machine
+from bench.spec import (
+    POOLS,
+    STRATEGIES,
+    OuterStrategyName,
+    RecipeName,
+    StrategyName,
+    TransportName,
+)
+from bench.validate.applicability import why_not
 from bench.validate.cases import (
     EXPERT_PARALLEL,
     POLICIES,
@@ -17,6 +27,7 @@ from bench.validate.cases import (
     Case,
 )
 from bench.validate.fuzz.fixed import FIXED, ProgramCase
+from bench.validate.pairwise import Row, pairwise
 from bench.validate.toy_models import TOY_MODELS
 
 AnyCase = Case | ProgramCase
@@ -27,6 +38,28 @@ PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()
 #: Inner strategies that an outer axis can shard the optimizer of.
 _SHARDING: tuple[StrategyName, ...] = STRATEGIES[1:]
 _RECIPES: tuple[RecipeName, ...] = ("delayed", "current", "block", "mxfp8")
+MESHES: dict[str, dict[str, Any]] = {
+    "flat": {},
+    "hsdp": {"ranks": 4, "outer": 2},
+    "hfsdp": {"ranks": 4, "outer": 2, "outer_strategy": "optim"},
+}
+#: What quick cases cross pairwise, the usual value first. Weights go out in few cases of their own.
+FACTORS: dict[str, Sequence[Any]] = {
+    "strategy": STRATEGIES[::-1],
+    "mesh": tuple(MESHES),
+    "scenario": [name for name in SCENARIOS if name != "exported"],
+    "policy": tuple(POLICIES),
+    "allocator": ("storage_resize", "temporary", *POOLS),
+    "transport": get_args(TransportName),
+    "recipe": ("none", *_RECIPES),
+    "model": ("stack", "tied", "recomputed", "uneven", "rows"),
+    "microbatches": (1, 2, 3),
+    "per_token": (False, True),
+    "average": (False, True),
+    "nan_check": (False, True),
+    "overlap": (True, False),
+    "gather_group": (False, True),
+}
 _HYBRIDS: tuple[tuple[StrategyName, OuterStrategyName], ...] = (
     *((strategy, "no_shard") for strategy in STRATEGIES),
     *((strategy, "optim") for strategy in _SHARDING),
@@ -73,68 +106,68 @@ def _matches(case_id: str, pattern: str) -> bool:
 
 def _quick(engine: str) -> Iterator[Case]:
     base = Case(engine, "no_shard")
-    for strategy in STRATEGIES:
-        yield from _quick_of_strategy(replace(base, strategy=strategy))
     sharded = replace(base, strategy="optim_grads_params")
+    yield from _crossed(sharded)
+    for strategy in STRATEGIES:
+        plain = replace(base, strategy=strategy)
+        yield replace(plain, microbatches=3)
+        yield replace(plain, policy="bf16", microbatches=2)
+        yield replace(plain, model="frozen", microbatches=2)
+        yield _ordered(replace(plain, policy="bf16", microbatches=2))
     for either, model in product(
-        (sharded, base),
-        ("cross_tied", "rows", "twice", "unused", "sporadic", "sparse", "scalar", "rooted"),
+        (sharded, base), ("cross_tied", "twice", "unused", "sporadic", "sparse", "scalar", "rooted")
     ):
         yield replace(either, model=model, microbatches=2)
     for strategy in ("optim", "optim_grads"):
         yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
-    for either in (base, sharded):
-        yield replace(either, ranks=1, microbatches=3)
-        yield replace(either, policy="bf16_sum", microbatches=2)
-        yield replace(either, scenario="again")
-        yield replace(either, scenario="unmarked", microbatches=2)
-        yield replace(either, scenario="redirected", policy="fp32")
-    yield replace(sharded, scenario="reloaded")
     for strategy in ("optim", "optim_grads_params"):
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
-    for strategy in STRATEGIES[1:]:
-        yield replace(base, strategy=strategy, scenario="ahead", policy="bf16", microbatches=2)
+    yield replace(base, ranks=1, microbatches=3)
+    yield replace(sharded, ranks=1, microbatches=3)
     yield replace(base, strategy="optim", model="scalar", scenario="exported", policy="bf16")
     yield replace(sharded, model="tied", scenario="exported", policy="bf16")
-    yield replace(base, scenario="equalised")
-    yield replace(sharded, transport="native", policy="bf16_wire", microbatches=2)
-    yield replace(base, transport="point_to_point", strategy="optim", policy="bf16_wire")
-    yield replace(base, transport="point_to_point", strategy="no_shard", ranks=4, microbatches=2)
-    yield replace(sharded, gather_group=True, transport="point_to_point")
+    yield replace(base, transport="point_to_point", ranks=4, microbatches=2)
     for allocator in POOLS:
         yield replace(sharded, model="cross_tied", microbatches=2, allocator=allocator)
-    yield replace(base, strategy="optim", overlap=False, microbatches=2)
-    yield replace(sharded, allocator="temporary", microbatches=2)
-    yield replace(sharded, model="recomputed", allocator="max_pool", microbatches=2)
-    yield replace(sharded, model="uneven", allocator="fixed_pool", microbatches=2)
     yield from _quick_on_two_axes(base)
-    yield from _quick_recipes(replace(base, policy="bf16", microbatches=2))
+    coded = replace(sharded, policy="bf16", microbatches=2)
+    yield replace(coded, recipe="mxfp8", ranks=4, model="rows")
+    yield replace(coded, recipe="mxfp8", model="recomputed")
+    yield replace(coded, recipe="current", model="tied", allocator="max_pool")
+    yield replace(coded, recipe="block", scenario="reloaded", model="frozen")
+    yield replace(coded, recipe="mxfp8", ranks=1)
 
 
-def _quick_of_strategy(plain: Case) -> Iterator[Case]:
-    yield replace(plain, microbatches=3)
-    for policy in ("bf16", "bf16_wire"):
-        yield replace(plain, policy=policy, microbatches=2)
-    for model in ("tied", "frozen", "recomputed"):
-        yield replace(plain, model=model, microbatches=2)
-    yield replace(plain, average=True, microbatches=2)
-    yield _ordered(replace(plain, policy="bf16", microbatches=2))
+def _crossed(usual: Case) -> Iterator[Case]:
+    """Any two settings in each of their values.
+
+    Of an engine that nothing is known of here they are tried one by one, at both ends of the
+    strategies: hardly a case with many settings would run.
+    """
+    machine = Machine.detect()
+
+    def is_possible(row: Row) -> bool:
+        case = _with(usual, row)
+        # Slots, and sums in the dtype of the wire, were planned for one wire dtype.
+        planned = case.allocator in POOLS or case.transport == "native"
+        refuses = case.scenario == "redirected" and planned
+        return not refuses and why_not(case, case.ranks, "cpu", machine) is None
+
+    strategies = [name for name in reversed(STRATEGIES) if is_possible({"strategy": name})]
+    if ":" in usual.engine or not strategies:
+        for strategy, name in product(("optim_grads_params", "no_shard"), FACTORS):
+            yield from (_with(usual, {"strategy": strategy, name: v}) for v in FACTORS[name])
+        return
+    usual = replace(usual, strategy=strategies[0])
+    for row in pairwise(FACTORS | {"strategy": strategies}, is_possible):
+        yield _with(usual, row)
 
 
-def _quick_recipes(base: Case) -> Iterator[Case]:
-    """Quantised weights: every recipe, and what cuts their blocks or reads them again."""
-    sharded = replace(base, strategy="optim_grads_params")
-    for recipe in _RECIPES:
-        yield replace(sharded, recipe=recipe)
-    yield replace(base, strategy="optim", recipe="mxfp8")
-    yield replace(base, strategy="optim", recipe="current", policy="fp32")
-    yield replace(sharded, recipe="mxfp8", model="recomputed")
-    yield replace(sharded, recipe="mxfp8", ranks=4, model="rows")
-    yield replace(sharded, recipe="current", model="tied", allocator="max_pool")
-    yield replace(sharded, recipe="block", scenario="reloaded", model="frozen")
-    yield replace(sharded, recipe="mxfp8", ranks=1)
-    hsdp = replace(sharded, ranks=4, outer=2)
-    yield replace(hsdp, recipe="mxfp8", outer_strategy="optim")
+def _with(usual: Case, row: Row) -> Case:
+    values = dict(row)
+    mesh = MESHES[values.pop("mesh", "flat")]
+    case: Case = replace(usual, **mesh, **values)
+    return case
 
 
 def _ordered(case: Case) -> Case:
@@ -151,15 +184,10 @@ def _quick_on_two_axes(base: Case) -> Iterator[Case]:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         if inner != "optim_grads":
             yield replace(hybrid, microbatches=3)
-        if (inner, outer) in {("no_shard", "no_shard"), ("optim", "optim")}:
-            yield replace(hybrid, average=True)
     yield replace(base, strategy="optim_grads_params", ranks=4, outer=4, outer_strategy="optim")
     hsdp = replace(base, strategy="optim_grads_params", ranks=4, outer=2)
-    yield replace(hsdp, outer_strategy="optim", policy="bf16_wire", microbatches=2)
-    yield replace(hsdp, scenario="equalised")
     yield replace(hsdp, outer_strategy="optim", scenario="exported", model="rows")
     yield replace(hsdp, outer_strategy="optim", model="rooted", gather_group=True)
-    yield replace(hsdp, scenario="again")
     for strategy in ("no_shard", "optim_grads_params"):
         for model in ("rowwise", "experts"):
             apart = replace(base, strategy=strategy, model=model, ranks=4)

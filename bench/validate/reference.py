@@ -80,7 +80,9 @@ class Reference:
         dtype = self.main if self._autocasts else self.compute
         recipe = self.case.recipe
         return {
-            name: quantised(recipe, value, dtype, [e[name] for e in earlier], backward=backward)
+            name: quantised(
+                recipe, value, dtype, [e[name] for e in earlier if name in e], backward=backward
+            )
             for name, value in weights.items()
         }
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from bench.errors import UsageError
+from bench.launch.command import SHARED_DEVICE
 from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate.applicability import needs_ranks, why_not
@@ -57,10 +58,15 @@ class WorkerSettings:
 
     @classmethod
     def of_this_machine(cls, ranks: int | None, case_seconds: float) -> WorkerSettings:
-        """CUDA where there are devices (one rank on each), else sets of four CPU ranks."""
+        """CUDA where there are devices (one rank on each), else sets of four CPU ranks.
+
+        Where NCCL was told to let ranks share devices, as many as are asked for.
+        """
         devices = len(Machine.detect().cuda_devices)
         if devices and torch.cuda.is_available():
-            return cls(min(ranks or devices, devices), "cuda", case_seconds)
+            shares = ranks is not None and os.environ.keys() >= SHARED_DEVICE.keys()
+            most = ranks if shares else devices
+            return cls(min(ranks or devices, most or devices), "cuda", case_seconds)
         sets = min(_MOST_SETS, max(3, len(os.sched_getaffinity(0)) // 2))
         return cls(ranks or DEFAULT_CPU_RANKS, "cpu", case_seconds, sets)
 

@@ -64,6 +64,9 @@ class BucketCodec(Protocol):
         gathered: the payloads of that direction, [layout.slices * payload.slice_elements] each.
         """
 
+    def forget(self) -> None:
+        """Drop what earlier weights have left: others are loaded, or come from another rank."""
+
 
 class Codec(PayloadPlan, Protocol):
     """A recipe: what it takes, what travels, and how."""
@@ -102,6 +105,9 @@ class Plain:
         self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor
     ) -> None:
         """Nothing: they were gathered to where modules look for them."""
+
+    def forget(self) -> None:
+        """Nothing: it keeps nothing."""
 
 
 #: The codec of whatever no other one takes.

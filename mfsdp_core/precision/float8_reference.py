@@ -10,7 +10,8 @@ Codes are multiplied by the scale when they are decoded. It is maximum / 448 tim
 mxfp8 rounded up to a power of two, so that only delayed scaling saturates; 1 for zeros. Main
 weights are cast to the compute dtype before anything else. MXFP8 decodes rows for forward passes
 and columns for backward ones; these are other values. Maxima of earlier steps are in no checkpoint:
-delayed scaling starts anew after a load.
+delayed scaling starts anew after a load and after `broadcast_params`. Frozen weights are encoded
+once, so under delayed scaling they keep a scale of 1.
 
 Sources: Transformer Engine's documentation of its recipes; OCP Microscaling Formats 1.0 for E8M0.
 This is no emulation of Transformer Engine's kernels, whose bits may differ.
@@ -94,6 +95,10 @@ class _Bucket:
                 self._scales[codes.payload] = scales
             elif codes.scales in parts:
                 self._send(scales, parts[codes.scales])
+
+    def forget(self) -> None:
+        """Delayed scaling starts anew; ranks had different maxima where they had other weights."""
+        self._maxima.clear()
 
     def decode(
         self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor

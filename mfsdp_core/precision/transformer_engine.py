@@ -153,6 +153,9 @@ class PrimaryBucket:
             codes[rows.index] = found[0] if len(found) == 1 else found
         self._functions.quantize_master_weights(weights, masters, starts, self._codec.group, codes)
 
+    def forget(self) -> None:
+        """Nothing: maxima lie in the quantisers of its tensors, which a load does not touch."""
+
     def show(self, gathered: Mapping[str, torch.Tensor]) -> None:
         """Let the tensors look at these codes, [layout.total_elements] per attribute."""
         for name, data in gathered.items():

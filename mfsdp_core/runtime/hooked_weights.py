@@ -92,8 +92,9 @@ class HookedWeights(WeightBuffers):
             self.release()
         return self.raw
 
-    def install(self) -> None:
+    def install(self, *, anew: bool = False) -> None:
         """Main weights have changed: the next use gathers again."""
+        del anew
         self.complete()
         self._enter("invalidate")
 

@@ -179,13 +179,16 @@ class ParamPipeline:
             for group in unit.groups:
                 group.weights.complete()
 
-    def install(self, *, frozen_too: bool = False) -> None:
-        """Bring updated main weights into the compute copies of all units."""
+    def install(self, *, loaded: bool = False) -> None:
+        """Bring updated main weights into the compute copies of all units.
+
+        loaded: frozen ones as well, and they have nothing to do with those before.
+        """
         changed = []
         for unit in (self._root, *self._units):
             for group in unit.groups:
-                if group.is_trainable or frozen_too:
-                    group.weights.install()
+                if group.is_trainable or loaded:
+                    group.weights.install(anew=loaded)
                     if group.look():
                         changed.append(unit)
         # What updates many tensors at once is not always counted by autograd.

@@ -268,9 +268,14 @@ class WeightBuffers:
         if "release" in self._events.wanted:
             self._publish("release")
 
-    def install(self) -> None:
-        """Bring updated main weights into the compute copy; other ranks' parts become stale."""
+    def install(self, *, anew: bool = False) -> None:
+        """Bring updated main weights into the compute copy; other ranks' parts become stale.
+
+        anew: they do not come from those before, so that nothing said of these holds.
+        """
         self.complete()
+        if anew:
+            self._codec.forget()
         if self._parts:
             self._codec.encode(self.main, self._parts)
         strategy = self._spec.strategy
@@ -288,7 +293,7 @@ class WeightBuffers:
             self._outer.broadcast(self.main, self._spec.name).wait()
         if not strategy.inner.shards_optimizer:
             self._gather.broadcast(self.main, self._spec.name).wait()
-        self.install()
+        self.install(anew=True)
 
     def _shard(self, communicators: AxisCommunicators) -> Shard:
         """What the codec of the bucket is told of this rank's part."""

@@ -230,3 +230,43 @@ def test_weights_that_are_loaded_are_encoded_again(ranks: RankPool, recipe: Reci
     for trained, before, loaded in ranks.run(losses_around_a_load, recipe):
         assert trained != before
         assert loaded == trained
+
+
+def after_a_broadcast() -> dict[str, torch.Tensor]:
+    """In a rank: what modules see, where the second rank had larger weights for two forwards."""
+    toy = shard("linear_stack", "no_shard", 2, F32, mixed_precision_policy=policy("delayed"))
+    toy.forward()
+    with torch.no_grad():
+        for parameter in toy.model.parameters():
+            parameter.mul_(1 + 50 * mesh(2).get_local_rank("dp"))
+    toy.forward()
+    toy.model.broadcast_params()
+    toy.model.install_optimized_model_weights()  # as a step does, from maxima of weights before
+    return weights_seen(toy)
+
+
+@pytest.mark.processes
+def test_ranks_that_were_made_equal_compute_with_equal_codes(ranks: RankPool) -> None:
+    first, second, *_ = ranks.run(after_a_broadcast)
+    assert not [name for name in first if not torch.equal(first[name], second[name])]
+
+
+def loaded_and_seen() -> tuple[float, float]:
+    """In a rank: the largest weight that was loaded, and that modules compute with."""
+    toy = shard(
+        "linear_stack", "optim_grads_params", 2, F32, mixed_precision_policy=policy("delayed")
+    )
+    toy.forward()
+    state = {name: 50 * weight for name, weight in toy.model.state_dict().items()}
+    toy.model.load_state_dict(state)
+    matrices = (value for value in weights_seen(toy).values() if value.dim() > 1)
+    return max(float(w.full_tensor().abs().max()) for w in state.values() if w.dim() > 1), max(
+        float(value.abs().max()) for value in matrices
+    )
+
+
+@pytest.mark.processes
+def test_delayed_scaling_cuts_off_no_weight_that_was_loaded(ranks: RankPool) -> None:
+    """Maxima of the weights before a load would."""
+    for loaded, seen in ranks.run(loaded_and_seen):
+        assert seen == pytest.approx(loaded, rel=1 / 16)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from late.programs import Case, from_oracle, from_punctual
+from late.programs import WAYS, Case, from_oracle, from_punctual
 from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.hybrid import PAIRS
@@ -17,17 +15,6 @@ from oracle.sharded import STRATEGIES
 pytestmark = [pytest.mark.processes, pytest.mark.sample]
 
 SEEDS = [0, 1]
-WAYS: dict[str, dict[str, Any]] = {
-    "native": {},
-    "messages": {"transport": "point_to_point"},
-    "temporary": {"allocator": "temporary"},
-    "fixed_pool": {"allocator": "fixed_pool"},
-    "max_pool": {"allocator": "max_pool", "transport": "point_to_point"},
-    "on_demand": {"overlap_param_gather": False},
-    "by_module": {"enable_fine_grained_param_gather": True},
-    "ranks_agree": {"unused_parameters": "none"},
-    "average": {"average_in_collective": True},
-}
 TOYS = ["linear_stack", "unequal_units", "recomputed", "root_owned"]
 GRAPH = {"cuda_graph_mode": True, "fsdp_double_buffer": True}
 POLICIES = {

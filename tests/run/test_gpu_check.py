@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from bench.launch.command import SHARED_DEVICE
+from bench.resolve.machine import CudaDevice
 from bench.store import ResultsStore
-from tools.gpu_check import speed, symmetric, training
-from tools.gpu_check.__main__ import PARTS, main, run_part
+from bench.validate.session import WorkerSettings
+from tools.gpu_check import sharing, speed, symmetric, training
+from tools.gpu_check.__main__ import PARTS, _say, main, run_part
 from tools.gpu_check.communication import judge as judge_collective
 from tools.gpu_check.core import device_tests, note_tests
 from tools.gpu_check.memory import judge as judge_memory
-from tools.gpu_check.record import Check, PartFindings, state_of
+from tools.gpu_check.record import SHARES_DEVICE, Check, PartFindings, PartRecord, state_of
 from tools.gpu_check.speed import judge as judge_speed
 from tools.gpu_check.timed import Timed
 from tools.gpu_check.trained import Trained
 from tools.gpu_check.validate import note_verdicts
+from tools.gpu_wheels import NCCL_LIBRARY
 
-PASSED_ON_A_CPU = ("core", "validate", "speed", "memory", "communication", "graphs", "fp8")
+PASSED_ON_A_CPU = ("core", "validate", "memory", "communication", "graphs", "fp8")
 JUNIT = """<testsuites><testsuite>
   <testcase classname="a" name="good"/>
   <testcase classname="a" name="bad"><failure message="1 is not 2"/></testcase>
@@ -82,24 +86,120 @@ def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     found = {part: record(tmp_path, part)["state"] for part in PARTS}
     assert {found[part] for part in PASSED_ON_A_CPU} == {"passed"}
-    assert set(found.values()) <= {"passed", "skipped"}
+    assert found["speed"] == "no_collective_ran"
+    assert set(found.values()) <= {"passed", "no_collective_ran", "skipped"}
     measured = record(tmp_path, "memory")["measurements"]
     assert measured["storage_resize"]["ledger"]["bytes"] > 0
 
 
 @pytest.mark.parametrize(
-    ("nccl", "devices", "wanted"),
-    [("2.28.9", 1, 1), ("2.30.7", 1, 2), ("2.30.7", 8, 8), ("2.28.9", 8, 8), (None, 1, 1)],
+    ("shares", "devices", "wanted"), [("", 1, 1), ("yes", 1, 2), ("yes", 8, 8), ("", 8, 8)]
 )
-def test_ranks_share_one_device_only_where_nccl_lets_them(monkeypatch, nccl, devices, wanted):
-    monkeypatch.setattr(training, "nccl_version", lambda _which: nccl)
+def test_ranks_share_one_device_only_where_nccl_was_seen_to(monkeypatch, shares, devices, wanted):
+    monkeypatch.setenv(SHARES_DEVICE, shares)
     monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
     assert training.rank_count("cuda") == wanted
     findings = PartFindings()
     training.note_ranks("cuda", findings)
-    assert bool(findings.checks) == (wanted == 1)
-    shared = training.small_run("cuda", {"name": "mfsdp"})["launch"]["ranks_per_device"]
-    assert shared == (2 if wanted > devices else 1)
+    assert bool(findings.checks) == findings.on_one_rank == (wanted == 1)
+    spec = training.small_run("cuda", {"name": "mfsdp"})["launch"]["ranks_per_device"]
+    assert spec == (2 if wanted > devices else 1)
+
+
+def test_what_holds_on_one_rank_has_not_passed_but_no_collective_ran(tmp_path, capsys):
+    findings = PartFindings(on_one_rank=True)
+    findings.expect("losses", True, "equal")
+    findings.note("captured", "skipped", "a CPU has no graphs")
+    assert state_of(findings.checks) == "no_collective_ran"
+    findings.on_one_rank = False
+    findings.expect("over NCCL", True, "equal")
+    assert state_of(findings.checks) == "passed"
+    PartRecord(
+        "core", "cuda", "passed", 1.0, 2.0, "", tuple(findings.checks), {}, "core.log"
+    ).write(tmp_path)
+    _say(tmp_path / "core.json", 1.0)
+    assert "1 no collective ran, 1 skipped, 1 passed" in capsys.readouterr().out
+    findings.on_one_rank = True
+    findings.expect("weights", False, "differ")
+    assert state_of(findings.checks) == "failed"
+
+
+def test_parts_are_counted_by_how_they_ended(tmp_path, capsys, monkeypatch):
+    ends = iter(["passed", "no_collective_ran", "passed"])
+    monkeypatch.setattr("tools.gpu_check.__main__.run_part", lambda *_: next(ends))
+    parts = [word for part in ("core", "speed", "fp8") for word in ("--part", part)]
+    assert main(["--device", "cpu", "--out", str(tmp_path), *parts]) == 0
+    assert capsys.readouterr().out == "3 parts: 2 passed, 1 no collective ran\n"
+
+
+def trial(says: str) -> tuple[str, ...]:
+    """A process that stands for the two ranks of a trial."""
+    return (sys.executable, "-c", f"import json, os, sys, time\n{says}")
+
+
+def test_two_ranks_that_have_added_up_share_the_device_and_parts_are_told(tmp_path):
+    library = tmp_path / NCCL_LIBRARY
+    library.parent.mkdir()
+    library.touch()
+    asked = (
+        "assert os.environ['NCCL_MULTI_RANK_GPU_ENABLE'] == '1'\n"
+        "assert os.environ['NCCL_NVLS_ENABLE'] == '0'\n"
+        "print(json.dumps({'nccl': os.environ['LD_PRELOAD'], 'sums': [3.0, 3.0]}))"
+    )
+    found = sharing.find(1, {"NCCL_LIB": ""}, tmp_path, trial(asked))
+    assert found.works
+    assert str(library) in found.said
+    told = found.variables()
+    assert told[SHARES_DEVICE] == found.said
+    assert (told["NCCL_LIB"], told["NCCL_MULTI_RANK_GPU_ENABLE"]) == (str(library), "1")
+    named = sharing.find(1, {"NCCL_LIB": "/of/the/user.so"}, tmp_path, trial(asked))
+    assert named.library == "/of/the/user.so"
+
+
+OLD = "print(json.dumps({'nccl': '2.28.9'}))"
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        (OLD, "NCCL 2.28.9 puts one rank on a device"),
+        ("time.sleep(60)", "was ended after 1 s"),
+        ("sys.exit('CUDA driver version is insufficient')", "with 1: CUDA driver version"),
+        ("os.kill(os.getpid(), 11)", "ended with -11"),
+        ("print(json.dumps({'nccl': '2.31.2', 'sums': [3.0, 1.0]}))", "up to [3.0, 1.0]"),
+    ],
+)
+def test_a_trial_that_does_not_add_up_leaves_one_rank_and_says_why(tmp_path, says, words):
+    seconds = 1.0 if "sleep" in says else 60.0
+    found = sharing.find(1, {}, tmp_path, trial(says), seconds)
+    assert not found.works
+    assert words in found.said
+    assert "make gpu-wheels NCCL=13" in found.said
+    assert found.variables() == {SHARES_DEVICE: ""}
+
+
+def test_where_the_newer_library_fails_torchs_own_is_tried(tmp_path):
+    says = f"sys.exit('no') if 'LD_PRELOAD' in os.environ else {OLD.replace('2.28.9', '2.30.7')}"
+    says = says.replace("'}", "', 'sums': [3.0, 3.0]}")
+    found = sharing.find(1, {"NCCL_LIB": "/broken.so"}, tmp_path, trial(says))
+    assert (found.works, found.library) == (True, None)
+    assert "NCCL_LIB" not in found.variables()
+
+
+def test_several_devices_are_not_shared(tmp_path):
+    found = sharing.find(8, {}, tmp_path, trial("sys.exit('asked')"))
+    assert (found.works, found.said) == (False, "8 devices: a rank on each")
+
+
+def test_the_validator_puts_two_ranks_on_a_shared_device(monkeypatch):
+    device = CudaDevice("H200", 1, (9, 0))
+    monkeypatch.setattr("bench.resolve.machine.visible_cuda_devices", lambda: (device,))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert WorkerSettings.of_this_machine(2, 1.0).ranks == 1
+    for name, value in SHARED_DEVICE.items():
+        monkeypatch.setenv(name, value)
+    assert WorkerSettings.of_this_machine(2, 1.0).ranks == 2
+    assert WorkerSettings.of_this_machine(None, 1.0).ranks == 1
 
 
 def test_without_a_device_the_check_says_so_and_ends(tmp_path, capsys, monkeypatch):
@@ -123,14 +223,20 @@ def test_there_are_tests_that_need_a_device():
 
 def test_cases_of_the_validator_that_cannot_run_are_counted_by_their_reason():
     cases = [
-        {"case": "a", "state": "passed", "reason": ""},
-        {"case": "b", "state": "failed", "reason": ""},
+        {"case": "a", "state": "passed", "reason": "", "settings": {"ranks": 2}},
+        {"case": "b", "state": "failed", "reason": "", "settings": {"ranks": 2}},
+        {"case": "e", "state": "passed", "reason": "", "settings": {"ranks": 1}},
         {"case": "c", "state": "not_applicable", "reason": "needs 2 ranks"},
         {"case": "d", "state": "not_applicable", "reason": "needs 2 ranks"},
     ]
     findings = PartFindings()
     note_verdicts({"cases": cases, "device": "cuda"}, findings)
-    assert states(findings) == {"a": "passed", "b": "failed", "2 cases": "skipped"}
+    assert states(findings) == {
+        "a": "passed",
+        "b": "failed",
+        "e": "no_collective_ran",
+        "2 cases": "skipped",
+    }
 
 
 def test_a_target_is_met_missed_or_unmeasured_and_never_judged_on_a_cpu():
@@ -179,7 +285,7 @@ def test_losses_of_registered_buffers_are_bit_equal_where_every_sum_has_two_term
 def test_registration_on_one_rank_says_that_no_collective_ran():
     findings = PartFindings()
     symmetric.compare([2.0], [2.0], 1, findings)
-    assert findings.checks[-1].said == "one rank: no collective ran"
+    assert states(findings) == {"nccl_ub": "no_collective_ran"}
 
 
 def test_runs_that_take_too_long_leave_the_records_of_those_that_have_ended(monkeypatch):

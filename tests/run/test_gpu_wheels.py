@@ -5,12 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tools import gpu_wheels
-from tools.gpu_wheels import NEEDED, WheelsError, check_folder, install, main, missing
+from tools.gpu_wheels import (
+    NCCL_LIBRARY,
+    NEEDED,
+    WheelsError,
+    check_folder,
+    download_nccl,
+    install,
+    main,
+    missing,
+    unpack_nccl,
+)
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -77,3 +88,24 @@ def test_pip_may_use_neither_the_network_nor_the_machines_own_folders(tmp_path, 
     assert "--no-index" in command
     assert command[command.index("--target") + 1] == str(tmp_path / "to")
     assert not [part for part in command if "torch" in part]
+
+
+def test_an_nccl_lies_beside_the_other_wheels_and_its_library_is_unpacked(tmp_path, monkeypatch):
+    wheels, target = tmp_path / "wheels", tmp_path / "packages"
+    commands = []
+
+    def fetched(command):
+        commands.append(command)
+        with zipfile.ZipFile(wheels / "nccl" / "nvidia_nccl_cu13-2.31.2.whl", "w") as packed:
+            packed.writestr("nvidia/nccl/lib/libnccl.so.2", b"library")
+
+    monkeypatch.setattr(gpu_wheels, "_run", fetched)
+    assert unpack_nccl(wheels, target) == ""
+    name = download_nccl("13", wheels).name
+    assert commands[0][-1] == "nvidia-nccl-cu13>=2.30.7"
+    assert "--no-deps" in commands[0]
+    wheel(wheels, "nvidia_ml_py-13-py3-none-any.whl")
+    assert check_folder(wheels) == 10
+    for _ in range(2):
+        assert unpack_nccl(wheels, target) == name
+        assert (target / NCCL_LIBRARY).read_bytes() == b"library"

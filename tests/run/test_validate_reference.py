@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 import torch
 
 from bench.engines.inspection import LocalRows
 from bench.errors import UsageError
+from bench.resolve.machine import Machine
 from bench.testing import rounding
 from bench.validate import joining
+from bench.validate.applicability import why_not
 from bench.validate.attribution import attribute
-from bench.validate.matrix import cases, select
+from bench.validate.cases import Case
+from bench.validate.matrix import FACTORS, MESHES, cases, select
+from bench.validate.pairwise import pairwise
 
 GENERATOR = torch.Generator().manual_seed(5)
 RAW = [
@@ -105,3 +111,29 @@ def test_cases_are_selected_by_id_by_a_part_or_by_a_pattern() -> None:
     assert all(case.outer == 2 for case in select(every, ["*2x2h*"]))
     with pytest.raises(UsageError, match="matches none"):
         select(every, ["tide"])
+
+
+def test_any_two_settings_of_a_design_meet_in_each_of_their_values() -> None:
+    factors = {"a": (1, 2, 3), "b": ("x", "y"), "c": (True, False), "d": (0, 1)}
+    rows = pairwise(factors, lambda row: row.get("a") != 3 or row.get("b") != "y")
+    met = {frozenset(pair) for row in rows for pair in combinations(row.items(), 2)}
+    every = {
+        frozenset(pair)
+        for one, other in combinations(factors, 2)
+        for pair in product(*([(name, v) for v in factors[name]] for name in (one, other)))
+    }
+    assert every - met == {frozenset([("a", 3), ("b", "y")])}
+    assert len(rows) < 9
+    assert rows == pairwise(factors, lambda row: row.get("a") != 3 or row.get("b") != "y")
+
+
+def test_quick_cases_cross_the_outer_axis_with_every_switch() -> None:
+    found = [case for case in cases("mfsdp", full=False) if isinstance(case, Case)]
+    for mesh in MESHES.values():
+        on_it = [c for c in found if all(getattr(c, key) == v for key, v in mesh.items())]
+        for name in FACTORS.keys() - {"mesh"}:
+            missing = set(FACTORS[name]) - {getattr(case, name) for case in on_it}
+            # An outer axis shards the optimizer of a sharded model alone.
+            assert missing <= {"no_shard"}, (mesh, name)
+    machine = Machine.detect()
+    assert not [case.id for case in found if why_not(case, 4, "cpu", machine)]

@@ -19,13 +19,16 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import get_args
 
 from bench.launch.command import nccl_library
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
+from tools.gpu_check import sharing
 from tools.gpu_check.record import (
     ROOT,
     Check,
@@ -63,18 +66,41 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     out = options.out or ResultsStore.open("results", create=True).root / "gpu-check"
     out.mkdir(parents=True, exist_ok=True)
+    added = _shared_device() if options.device == "cuda" else {}
     states = [
-        run_part(part, options.device, out, options.seconds) for part in options.part or PARTS
+        run_part(part, options.device, out, options.seconds, added)
+        for part in options.part or PARTS
     ]
+    counted = ", ".join(f"{number} {_words(state)}" for state, number in Counter(states).items())
+    sys.stdout.write(f"{len(states)} parts: {counted}\n")
     return 1 if any(state in _BAD for state in states) else 0
 
 
-def run_part(part: str, device: Device, out: Path, limit_seconds: float) -> State:
-    """Run one part in a process of its own, print a line about it, and see that it has a record."""
+def _shared_device() -> dict[str, str]:
+    """Say whether two ranks can share the device; what tells the parts."""
+    import torch
+
+    found = sharing.find(torch.cuda.device_count(), os.environ)
+    sys.stdout.write(f"ranks that share a device: {found.said}\n")
+    sys.stdout.flush()
+    return found.variables()
+
+
+def run_part(
+    part: str,
+    device: Device,
+    out: Path,
+    limit_seconds: float,
+    added: Mapping[str, str] = MappingProxyType({}),
+) -> State:
+    """Run one part in a process of its own, print a line about it, and see that it has a record.
+
+    added: to its environment.
+    """
     record, log = out / f"{part}.json", out / f"{part}.log"
     record.unlink(missing_ok=True)
     started, start = utc_now(), time.monotonic()
-    ending = _run_process(part, device, out, limit_seconds, log)
+    ending = _run_process(part, device, out, limit_seconds, added)
     seconds = time.monotonic() - start
     if ending is not None or not record.exists():
         tail = log.read_text(errors="replace")[-_LOG_CHARACTERS:]
@@ -87,14 +113,18 @@ def run_part(part: str, device: Device, out: Path, limit_seconds: float) -> Stat
 
 
 def _run_process(
-    part: str, device: Device, out: Path, limit_seconds: float, log: Path
+    part: str,
+    device: Device,
+    out: Path,
+    limit_seconds: float,
+    added: Mapping[str, str],
 ) -> tuple[State, str] | None:
     """How the process was ended from outside, if it was."""
-    environment = os.environ | {"PYTHONPATH": _python_path()}
-    environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else nccl_library(os.environ)
+    environment = {**os.environ, "PYTHONPATH": _python_path(), **added}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else nccl_library(environment)
     command = [sys.executable, "-m", "tools.gpu_check", "--inside", "--part", part]
     command += ["--device", device, "--out", str(out.resolve()), "--seconds", str(limit_seconds)]
-    with log.open("wb") as stream:
+    with (out / f"{part}.log").open("wb") as stream:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -149,20 +179,23 @@ def _inside(part: str, device: Device, out: Path, limit_seconds: float) -> int:
 
 def _say(path: Path, seconds: float) -> State:
     document = json.loads(path.read_text())
-    counts: dict[str, int] = {}
-    for check in document["checks"]:
-        counts[check["state"]] = counts.get(check["state"], 0) + 1
-    found = ", ".join(f"{count} {state}" for state, count in counts.items())
-    sys.stdout.write(f"{document['part']:10} {document['state']:10} {seconds:6.1f} s  {found}\n")
-    reasons = {c["said"] for c in document["checks"] if c["state"] not in {"passed", "failed"}}
+    counts = Counter(check["state"] for check in document["checks"])
+    found = ", ".join(f"{count} {_words(state)}" for state, count in counts.items())
+    state: State = document["state"]
+    sys.stdout.write(f"{document['part']:13} {_words(state):17} {seconds:6.1f} s  {found}\n")
+    tried = {"passed", "no_collective_ran", "failed"}
+    reasons = {c["said"] for c in document["checks"] if c["state"] not in tried}
     for check in document["checks"]:
         if check["state"] in _BAD:
             sys.stdout.write(f"  {check['state']}: {check['name']}: {check['said']}\n")
     for reason in sorted(reasons - {c["said"] for c in document["checks"] if c["state"] in _BAD}):
         sys.stdout.write(f"  not tried: {reason}\n")
     sys.stdout.flush()
-    state: State = document["state"]
     return state
+
+
+def _words(state: State) -> str:
+    return state.replace("_", " ")
 
 
 def _python_path() -> str:

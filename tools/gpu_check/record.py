@@ -18,7 +18,11 @@ from bench.store.atomic import write_json_atomically
 SCHEMA = 1
 ROOT = Path(__file__).parents[2]
 
-State = Literal["passed", "failed", "skipped", "crashed", "timed_out"]
+#: How two ranks came to share one device; empty or absent where they cannot.
+SHARES_DEVICE = "MFSDP_GPU_CHECK_SHARES_DEVICE"
+
+#: no_collective_ran: it holds, on one rank, which communicates with nobody.
+State = Literal["passed", "no_collective_ran", "failed", "skipped", "crashed", "timed_out"]
 Device = Literal["cpu", "cuda"]
 
 
@@ -33,14 +37,16 @@ class Check:
 
 @dataclass
 class PartFindings:
-    """What a part has found so far."""
+    """What a part has found so far. on_one_rank: what it tries communicates with nobody."""
 
     checks: list[Check] = field(default_factory=list)
     measurements: dict[str, Any] = field(default_factory=dict)
+    on_one_rank: bool = False
 
     def expect(self, name: str, holds: bool, said: str) -> None:
         """Note whether a statement holds."""
-        self.checks.append(Check(name, "passed" if holds else "failed", said))
+        held: State = "no_collective_ran" if self.on_one_rank else "passed"
+        self.checks.append(Check(name, held if holds else "failed", said))
 
     def note(self, name: str, state: State, said: str) -> None:
         """Note a statement that was not tried, with the reason."""
@@ -50,7 +56,7 @@ class PartFindings:
 def state_of(checks: Iterable[Check]) -> State:
     """A part failed if anything failed, and passed if anything passed; else why nothing ran."""
     states = {check.state for check in checks}
-    for state in ("crashed", "timed_out", "failed", "passed", "skipped"):
+    for state in ("crashed", "timed_out", "failed", "passed", "no_collective_ran", "skipped"):
         if state in states:
             return state
     return "failed"

@@ -32,7 +32,7 @@ _SWEEPS: dict[Device, Path] = {
 
 def check(device: Device) -> PartFindings:
     """Run the part."""
-    findings = PartFindings()
+    findings = PartFindings(on_one_rank=True)
     with TemporaryDirectory() as folder:
         findings.measurements["exit_code"] = _measured(device, folder, findings)
         records = list(ResultsStore.open(Path(folder), create=True).records())

@@ -16,12 +16,10 @@ from bench.resolve.resolution import resolve
 from bench.spec import ResolvedRun, RunSpec
 from bench.testing.workers import ForkServer, Workers
 from bench.worker.runtime_report import nccl_version
-from tools.gpu_check.record import ROOT, Device, PartFindings
+from tools.gpu_check.record import ROOT, SHARES_DEVICE, Device, PartFindings
 from tools.gpu_check.trained import Trained, train
 
 _SECONDS = 200.0
-#: The first NCCL that lets several ranks share a device.
-SHARING_NCCL = (2, 30, 0)
 
 
 @contextmanager
@@ -31,7 +29,9 @@ def ranks(device: Device, count: int) -> Iterator[Workers]:
         os.environ.update(SHARED_DEVICE)
     with (
         ForkServer(
-            device, (str(ROOT),), ("tools.gpu_check.trained", "tools.gpu_check.timed")
+            device,
+            (str(ROOT),),
+            tuple(f"tools.gpu_check.{name}" for name in ("trained", "timed", "sharing")),
         ) as server,
         server.workers(count) as workers,
     ):
@@ -65,13 +65,7 @@ def rank_count(device: Device) -> int:
     if device == "cpu":
         return 2
     devices = torch.cuda.device_count()
-    return devices if devices > 1 or not shares_devices() else 2
-
-
-def shares_devices() -> bool:
-    """Whether the NCCL that is loaded lets ranks share a device."""
-    version = nccl_version("runtime") or "0"
-    return tuple(map(int, version.split("."))) >= SHARING_NCCL
+    return devices if devices > 1 or not os.environ.get(SHARES_DEVICE) else 2
 
 
 def small_run(device: Device, engine: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -99,10 +93,11 @@ def _per_device(count: int) -> int:
 
 
 def note_ranks(device: Device, findings: PartFindings) -> None:
-    """Say on how many ranks a part ran, and why not on more."""
+    """Say on how many ranks a part ran: what holds on one has communicated with nobody."""
     count = rank_count(device)
     findings.measurements["ranks"] = count
-    if device == "cuda" and count == 1:
-        found = nccl_version("runtime")
-        said = f"one device, and NCCL {found} puts one rank on it; NCCL_LIB names a newer one"
+    findings.measurements["shares_device"] = os.environ.get(SHARES_DEVICE, "")
+    findings.on_one_rank = count == 1
+    if findings.on_one_rank:
+        said = f"one rank: no collective ran; NCCL is {nccl_version('runtime')}"
         findings.note("several ranks", "skipped", said)

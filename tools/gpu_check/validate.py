@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools.gpu_check.record import ROOT, Device, PartFindings
+from tools.gpu_check.record import ROOT, SHARES_DEVICE, Device, PartFindings
 
 _SECONDS = 220
 #: On a CPU the suite of tests covers the rest.
@@ -18,7 +19,10 @@ _CPU_CASES = "mfsdp/*/2/stack/bf16/k2"
 def check(device: Device) -> PartFindings:
     """Run the part."""
     findings = PartFindings()
-    chosen = ["--ranks", "2", "--case", _CPU_CASES] if device == "cpu" else ["--quick"]
+    ranks = ["--ranks", "2"]
+    chosen = [*ranks, "--case", _CPU_CASES] if device == "cpu" else ["--quick"]
+    if os.environ.get(SHARES_DEVICE):
+        chosen += ranks
     with TemporaryDirectory() as folder:
         done = subprocess.run(
             [
@@ -46,6 +50,7 @@ def note_verdicts(record: dict[str, Any], findings: PartFindings) -> None:
             absent[case["reason"]] = absent.get(case["reason"], 0) + 1
         else:
             passed = case["state"] == "passed"
+            findings.on_one_rank = case["settings"]["ranks"] == 1
             findings.expect(case["case"], passed, "" if passed else json.dumps(case)[:500])
     for reason, count in absent.items():
         findings.note(f"{count} cases", "skipped", reason)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.spec import DtypeName
 from bench.validate.case_evidence import CaseEvidence, at
@@ -17,7 +19,6 @@ from bench.verdict import CheckVerdict
 _GATHERS = ("all_gather", "broadcast")
 #: torch's operators by what they do; a plain message may be part of either.
 _REDUCING = ("allreduce", "reduce_scatter")
-_MAXIMUM_BYTES = 4
 #: Dtype of codes and scales on the wire, and of maxima that scales are made from.
 CODES = "uint8"
 _MAXIMA = "float32"
@@ -25,7 +26,7 @@ _MAXIMA = "float32"
 
 def payloads(sent: Iterable[Sent]) -> list[Sent]:
     """Without integers and single numbers, which are the engine's bookkeeping and norms."""
-    several = (s for s in sent if s.elements > 1)
+    several = (s for s in sent if s.elements > 1 or s.operation == "send")
     return [s for s in several if not s.dtype.startswith(("int", "bool"))]
 
 
@@ -154,7 +155,7 @@ def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
                 sent[message.dtype] += ring_bytes(message)
             seen_bytes = sum(sent.values())
             total += seen_bytes
-            logged, single = _logged_bytes(evidence, found)
+            logged, single = _logged_bytes(found)
             metered = found.accounted_bytes
             metered = None if metered is None else metered - single
             pairs = [("the engine's meter", metered, seen_bytes)]
@@ -169,18 +170,17 @@ def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
     return passed(check, f"{total} B in all steps and ranks, as metered")
 
 
-def _logged_bytes(evidence: CaseEvidence, found: StepSeen) -> tuple[Counter[str], int]:
+def _logged_bytes(found: StepSeen) -> tuple[Counter[str], int]:
     """Bytes that the engine's log says were sent, by dtype; and those of single maxima.
 
-    `payloads` leaves out single numbers, as the maximum of a lone matrix is.
+    `payloads` leaves out single numbers: the maximum of a lone matrix, a shard of one element.
     """
     logged: Counter[str] = Counter()
     single = 0
     for e in found.log:
         passes = 2 if e.operation == "all_reduce" else 1
         size = passes * e.payload_bytes * (e.group_size - 1) // e.group_size
-        quantised = evidence.case.recipe != "none" and e.operation == "all_reduce"
-        if quantised and e.payload_bytes == _MAXIMUM_BYTES:
+        if e.operation == "all_reduce" and e.payload_bytes == getattr(torch, e.dtype).itemsize:
             single += size
         else:
             logged[e.dtype] += size

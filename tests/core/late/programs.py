@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,11 +23,25 @@ from mfsdp_core import (
 )
 from oracle.hybrid import Hybrid
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import WORLD
+from oracle.ranks import WORLD, mesh
 from oracle.reference import Named, relative_difference, train
 from oracle.sharded import Sharded
 
 MICROBATCHES = 2
+#: Settings that order work in ways of their own.
+WAYS: dict[str, dict[str, Any]] = {
+    "native": {},
+    "messages": {"transport": "point_to_point"},
+    "temporary": {"allocator": "temporary"},
+    "fixed_pool": {"allocator": "fixed_pool"},
+    "max_pool": {"allocator": "max_pool", "transport": "point_to_point"},
+    "on_demand": {"overlap_param_gather": False},
+    "by_module": {"enable_fine_grained_param_gather": True},
+    "ranks_agree": {"unused_parameters": "none"},
+    "average": {"average_in_collective": True},
+}
+#: About 10 ms of a kernel that does nothing.
+_MOST_CYCLES = 20_000_000
 _EXACT = MixedPrecisionPolicy(main_params_dtype=torch.float64)
 
 
@@ -89,20 +104,45 @@ def trained(case: Case, seed: int | None, races: list[Any] | None = None) -> Nam
     return toy.full_parameters()
 
 
+def behind_slow_kernels(case: Case, seed: int, device: str = "cuda") -> tuple[float, int]:
+    """As `from_oracle`, on two devices; and how many kernels stood in the way of others.
+
+    One before every gather and reduction, on the stream that it waits for, and one after every
+    layer, each as long as `seed` draws. On a CPU they take no time.
+    """
+    drawn, count = random.Random(seed), 0
+
+    def hold_up(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        cycles = drawn.randrange(_MOST_CYCLES)
+        if device == "cuda":
+            torch.cuda._sleep(cycles)
+
+    axes = mesh(case.ranks)["dp"]
+    toy = _sharded(build(case.toy, case.dtype).to(device), case, axes, None)
+    toy.model.events.subscribe(hold_up, kinds=["collective"])
+    for layer in toy.model.module.modules():
+        layer.register_forward_hook(hold_up)
+    _train(toy, case, device)
+    return relative_difference(toy.full_parameters(), _expected(case)), count
+
+
 def _expected(case: Case) -> Named:
     clip, dtype = case.clip_norm, case.dtype
     shape = (case.toy, case.ranks, MICROBATCHES, case.steps)
     return train(*shape, sgd, clip_norm=clip, dtype=dtype)[0]
 
 
-def _train(toy: Sharded, case: Case) -> None:
+def _train(toy: Sharded, case: Case, device: str = "cpu") -> None:
     optimizer = fully_shard_optimizer(sgd(toy.model.parameters()))
     step: Any = _step(toy.model, optimizer, case.clip_norm)
     if case.captured:
         step = CapturedStep(toy.model, optimizer, step)
     rank = dist.get_rank() % case.ranks
     for number in range(case.steps):
-        step(*(batch(case.toy, rank, j, case.dtype, number) for j in range(MICROBATCHES)))
+        inputs = (batch(case.toy, rank, j, case.dtype, number) for j in range(MICROBATCHES))
+        step(*(one.to(device) for one in inputs))
 
 
 def _step(

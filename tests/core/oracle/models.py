@@ -158,5 +158,6 @@ def batch(name: str, rank: int, microbatch: int, dtype: torch.dtype, cycle: int 
 
 def loss(output: Tensor) -> Tensor:
     """A scalar that depends on every output element, with curvature."""
-    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype, device=output.device)
+    weights = weights.view_as(output)
     return (weights * output.float().square().to(output.dtype) + weights * output).mean()

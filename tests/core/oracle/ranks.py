@@ -87,6 +87,11 @@ def enter_world() -> None:
         )
 
 
+def enter_devices() -> None:
+    """In one of two new ranks that have CUDA devices: the mesh of both."""
+    _meshes[2] = init_device_mesh("cuda", (1, 2), mesh_dim_names=("replica", "dp"))
+
+
 def call_once(call: FunctionCall) -> _Returned:
     """In a rank: what the function returns, unless another rank does the same.
 

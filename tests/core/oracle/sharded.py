@@ -77,7 +77,7 @@ class Sharded:
         """Whole tensors from shards: rows of dim 0 in rank order, or any replica; not our code."""
         group = mesh(self.group_size).get_group("dp")
         pieces: list[Any] = [None] * self.group_size
-        local = {key: shard.to_local() for key, shard in shards.items()}
+        local = {key: shard.to_local().cpu() for key, shard in shards.items()}
         dist.all_gather_object(pieces, local, group=group)
         return {
             key: local[key].clone()

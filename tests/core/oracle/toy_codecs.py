@@ -55,6 +55,9 @@ class _ScaledBucket:
             where = slice(slot.offset, slot.end)
             weights[where] = from_bytes(gathered["codes"][where], self.largest[index])
 
+    def forget(self) -> None:
+        pass  # every encoding takes the largest numbers anew
+
 
 def to_bytes(values: Tensor, largest: Tensor) -> Tensor:
     """Integers from -127 to 127, moved up by 128."""
@@ -86,6 +89,9 @@ class TwoPayloads(Matrices):
     def decode(self, direction: str, gathered: Mapping[str, Tensor], weights: Tensor) -> None:
         (payload,) = gathered.values()
         weights.copy_((payload if direction == "forward" else ~payload).view(torch.float32))
+
+    def forget(self) -> None:
+        pass
 
 
 class DoubledBack(TwoPayloads):
