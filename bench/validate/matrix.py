@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 from bench.errors import UsageError
 from bench.resolve.machine import Machine
 from bench.spec import (
+    DEFAULT_TRANSPORT,
     POOLS,
     STRATEGIES,
     OuterStrategyName,
     RecipeName,
     StrategyName,
-    TransportName,
 )
 from bench.validate.applicability import why_not
 from bench.validate.cases import (
@@ -50,7 +50,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "scenario": [name for name in SCENARIOS if name != "exported"],
     "policy": tuple(POLICIES),
     "allocator": ("storage_resize", "temporary", *POOLS),
-    "transport": get_args(TransportName),
+    "transport": (DEFAULT_TRANSPORT, "native", "point_to_point"),
     "recipe": ("none", *_RECIPES),
     "model": ("stack", "tied", "recomputed", "uneven", "rows"),
     "microbatches": (1, 2, 3),
