@@ -1,4 +1,4 @@
-"""Collectives by themselves: bandwidth over size, and the kernel that ran."""
+"""Collectives by themselves: times, bandwidths, and the kernel that ran."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 from bench.derive.metrics import ALGORITHM_BANDWIDTH, BUS_BANDWIDTH, LATENCY, STEP_TIME
 from reports.findings import Findings
-from reports.plots.bandwidth import bandwidth_figure
 from reports.renderers import quantity
-from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
+from reports.renderers.document import Block, Paragraph, Section, TableBlock
 from reports.renderers.table import Table, folded
 from reports.sections.nccl import proofs
 from reports.views.cells import Cell
-from reports.views.published_collectives import published_microseconds
 
 _MEANING = (
     "Medians over the steady steps of a run, and over runs where a cell has several. A step is "
@@ -37,13 +35,6 @@ def collectives_section(findings: Findings) -> Section | None:
     if constant:
         blocks.append(Paragraph(f"In every cell: {constant}."))
     blocks += [TableBlock(table), Paragraph(_MEANING, tone="note")]
-    sources = {found[1] for cell in cells if (found := published_microseconds(cell.resolved))}
-    blocks += [
-        Paragraph(f"Published: {one.ranks} {one.device}, {one.source}.", tone="note")
-        for one in {(one.ranks, one.device, one.source): one for one in sources}.values()
-    ]
-    caption = "Bus bandwidth over the size of the buffer, one panel per operation."
-    blocks.append(Figure("bandwidth", bandwidth_figure(cells), caption))
     return Section("collectives", "Collectives", tuple(blocks))
 
 
@@ -72,17 +63,10 @@ def best_bandwidths(findings: Findings) -> str:
 
 
 def _table(cells: list[Cell], kernels: Mapping[str, str]) -> Table:
-    published = {
-        cell.name: found[0]
-        for cell in cells
-        if (found := published_microseconds(cell.resolved)) is not None
-    }
-    more = (("published (us)",) if published else ()) + (("NCCL kernel",) if kernels else ())
+    more = ("NCCL kernel",) if kernels else ()
     rows = []
     for cell in cells:
         texts = [*_names(cell), str(cell.n), *_numbers(cell)]
-        if published:
-            texts.append(quantity.significant(published.get(cell.name)))
         if kernels:
             texts.append(kernels.get(cell.name, quantity.MISSING))
         rows.append(tuple(texts))

@@ -11,18 +11,15 @@ from reports.findings import Findings
 from reports.nccl.audit import Audit, RunAudit, audit_run
 from reports.nccl.expectations import expectations_of, shortfalls, verdict_text
 from reports.nccl.presentation import (
-    bytes_by_verdict,
     bytes_table,
     reading_facts,
     reason_lines,
     rows_table,
 )
-from reports.plots.nccl_bytes import nccl_bytes_figure
 from reports.renderers.document import (
     Block,
     Bullets,
     Details,
-    Figure,
     Heading,
     Paragraph,
     Section,
@@ -96,12 +93,12 @@ def nccl_section(findings: Findings) -> Section | None:
             tone="note",
         )
     ]
-    for index, cell in enumerate(cells):
-        blocks += _cell(cell, findings.store.root / "runs", index)
+    for cell in cells:
+        blocks += _cell(cell, findings.store.root / "runs")
     return Section("nccl", "NCCL kernels", tuple(blocks))
 
 
-def _cell(cell: Cell, runs: Path, index: int) -> list[Block]:
+def _cell(cell: Cell, runs: Path) -> list[Block]:
     blocks: list[Block] = [Heading(cell.name)]
     for run in cell.runs:
         found = _audited(runs / run.record.run_id)
@@ -112,12 +109,6 @@ def _cell(cell: Cell, runs: Path, index: int) -> list[Block]:
         if not audit.rows:
             blocks.append(Paragraph("No line of the logs tells which kernel ran.", tone="warning"))
         else:
-            svg = nccl_bytes_figure(cell.name, bytes_by_verdict(audit), f"nccl-bytes-{index}")
-            blocks.append(
-                Figure(
-                    f"nccl-bytes-{index}", svg, "Bytes (calls x bytes) by verdict, per operation."
-                )
-            )
             table = rows_table(audit)
             blocks.append(TableBlock(bytes_table(audit)))
             blocks.append(TableBlock(Table(table.columns, table.rows[:_MOST_ROWS])))

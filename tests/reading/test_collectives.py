@@ -31,7 +31,6 @@ from reports.sections.comparison import comparison
 from reports.sections.parity import parity_section
 from reports.sections.what_ran import what_ran
 from reports.views.cells import Run
-from reports.views.published_collectives import published_microseconds
 from reports.views.sweep_view import load_sweeps
 
 
@@ -202,20 +201,6 @@ def test_symmetric_kernels_without_a_log_are_asked_for_in_vain():
     )
     assert text.startswith("asked for copy-engine gathers")
     assert shortfalls(collective(device="cuda"), None) == []
-
-
-def test_published_times_stand_beside_the_same_operation_only():
-    size = 8 << 20
-    same = collective("bf16", size_bytes=size, registration="symmetric", device="cuda", ranks=8)
-    assert published_microseconds(same)[0] == 27.4
-    for other in (
-        collective("fp32", size_bytes=size, registration="symmetric", device="cuda", ranks=8),
-        collective("bf16", size_bytes=size, registration="registered", device="cuda", ranks=8),
-        collective("bf16", size_bytes=size, registration="symmetric", device="cuda", ranks=4),
-        collective("bf16", size_bytes=size + 16, registration="plain", device="cuda", ranks=8),
-        collective("bf16", size_bytes=size, ranks=8),
-    ):
-        assert published_microseconds(other) is None
 
 
 def gated(store, slower, policy=None):
