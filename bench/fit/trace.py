@@ -161,7 +161,8 @@ class _Recorder:
         self._shapes: set[torch.Size] = set()
         self.trace = Trace(units=0)
         shape = resolved.shape
-        self._vocab = 0 if shape is None else shape.vocab // resolved.engine.tensor_parallel
+        whole = 0 if shape is None else shape.vocab
+        self._vocab = (whole, whole // resolved.engine.tensor_parallel)
         self._mark(SETUP)
 
     def changed(self, number: int, change: int, operation: str, tensor: Tensor | None) -> None:
@@ -281,11 +282,10 @@ class _Recorder:
         return "activations" if phase in {"forward", "loss"} else "temporaries"
 
     def _is_of_logits(self, tensor: Tensor) -> bool:
-        """[tokens, vocabulary] or [batch, length, vocabulary]."""
+        """[tokens, vocabulary] or [batch, length, vocabulary], whole or a rank's part."""
         tokens = self._run.train.micro_batch * self._run.train.seq_len
-        return tensor.dim() > 1 and tensor.numel() == tokens * self._vocab == (
-            tokens * tensor.shape[-1]
-        )
+        width = tensor.shape[-1] if tensor.dim() > 1 else 0
+        return width in self._vocab and 0 < tokens * width == tensor.numel()
 
     def _name(self, mode: Hollow, tensors: Sequence[Tensor], category: str) -> None:
         for tensor in tensors:

@@ -58,6 +58,16 @@ def test_ddp_holds_and_sends_what_a_profiled_run_of_two_ranks_did():
     assert (found.peak_bytes, found.wire_bytes) == (38_364_360, 5_182_976)
 
 
+def test_logits_are_logits_beside_tensor_parallelism():
+    model = {"preset": "debug", "layers": 4, "vocab": 1024}
+    alone, cut = (
+        predict(run(MFSDP | {"tensor_parallel": size}, model=model, train={"global_batch": 2}))
+        for size in (1, 2)
+    )
+    most = [max(step.get("logits_and_loss", 0) for _, step in one.steps) for one in (alone, cut)]
+    assert most[1] >= most[0] > 0
+
+
 def test_microbatches_that_repeat_send_what_a_whole_step_sends(monkeypatch):
     asked = run(MFSDP, train={"global_batch": 10})
     few = predict(asked)
