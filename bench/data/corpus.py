@@ -7,6 +7,7 @@ do not ship them.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,7 @@ def _files(path: Path | None) -> Iterator[Path]:
     elif path.is_file():
         yield path
     elif path.is_dir():
-        yield from _sorted_files(path, "*")
+        yield from _sorted_files(path)
     else:
         raise UsageError(
             f"data.path: expected a file or folder, found nothing at {path}; "
@@ -66,16 +67,16 @@ def _files(path: Path | None) -> Iterator[Path]:
 
 def _standard_library() -> Iterator[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    for file in _sorted_files(root, "*.py"):
-        if _SKIPPED_FOLDERS.isdisjoint(file.relative_to(root).parts):
-            yield file
+    yield from _sorted_files(root, ".py", skipped=_SKIPPED_FOLDERS)
 
 
-def _sorted_files(root: Path, pattern: str) -> Iterator[Path]:
-    found = (file for file in root.rglob(pattern) if file.is_file())
-    visible = (
-        file
-        for file in found
-        if not any(part.startswith(".") for part in file.relative_to(root).parts)
-    )
-    yield from sorted(visible, key=lambda file: file.relative_to(root).as_posix())
+def _sorted_files(
+    root: Path, ending: str = "", *, skipped: frozenset[str] = frozenset()
+) -> Iterator[Path]:
+    """Visible files by relative path; folders that are hidden or `skipped` are not looked into."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not (name.startswith(".") or name in skipped)]
+        visible = (name for name in files if name.endswith(ending) and not name.startswith("."))
+        found += [file for file in map(Path(folder).joinpath, visible) if file.is_file()]
+    yield from sorted(found, key=Path.as_posix)

@@ -11,6 +11,7 @@ sample of its own.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -27,13 +28,20 @@ _LOOK_SECONDS = 0.02
 
 
 def load_torch() -> None:
-    """Load the parts of torch that every rank which trains loads. None of them starts a thread."""
+    """Load the parts of torch that every rank which trains loads. None of them starts a thread.
+
+    The garbage collector looks at what was loaded once, rather than all the time.
+    """
+    gc.disable()
     import torch._dynamo  # the first optimizer loads it
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor
     import torch.nn.parallel
     import torch.utils.checkpoint  # noqa: F401
+
+    gc.enable()
+    gc.collect()
 
 
 def fork_ranks() -> None:

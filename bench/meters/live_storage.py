@@ -124,11 +124,14 @@ def _no_bytes(site: str, line: int) -> LiveRow:
 def _held_by_python() -> list[torch.UntypedStorage]:
     found = []
     with torch._C.DisableTorchFunctionSubclass():
-        for one in gc.get_objects():
-            kind = type(one)
-            if issubclass(kind, torch.UntypedStorage):
+        objects = gc.get_objects()
+        kinds = set(map(type, objects))  # a thousand, of half a million objects
+        storages = {kind for kind in kinds if issubclass(kind, torch.UntypedStorage)}
+        tensors = {kind for kind in kinds if issubclass(kind, Tensor) and not dispatches(kind)}
+        for one in objects:
+            if type(one) in storages:
                 found.append(one)
-            elif issubclass(kind, Tensor) and not dispatches(kind) and _has_storage(one):
+            elif type(one) in tensors and _has_storage(one):
                 found.append(one.untyped_storage())
     return found
 

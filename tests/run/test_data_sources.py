@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sysconfig
 from collections import Counter
 from itertools import pairwise
@@ -114,6 +115,18 @@ def test_a_folder_is_read_in_sorted_order_without_hidden_files(tmp_path):
     (tmp_path / ".git" / "hidden").write_bytes(b"no")
     (tmp_path / ".hidden").write_bytes(b"no")
     assert bytes(read_corpus(tmp_path)) == b"123"
+
+
+def test_folders_that_are_left_out_are_not_looked_into(monkeypatch):
+    seen, scandir = [], os.scandir
+
+    def looked_into(folder):
+        seen.append(Path(os.fspath(folder)).name)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", looked_into)
+    read_corpus(None)
+    assert not {"site-packages", "test", "tests", "idle_test"} & set(seen)
 
 
 def test_without_a_path_the_text_is_the_standard_library_of_this_interpreter():
