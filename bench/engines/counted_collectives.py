@@ -36,7 +36,7 @@ class CountedAllGather(DefaultAllGather):
     ) -> dist.Work | None:
         """Count, then gather."""
         before = self._ring.sent_bytes
-        self._ring.scatter_or_gather(output_tensor.nbytes)
+        self._ring.scatter_or_gather(output_tensor.nbytes, group.size())
         dtype = str(output_tensor.dtype).removeprefix("torch.")
         self.sent_bytes[dtype] += self._ring.sent_bytes - before
         self.largest_bytes = max(self.largest_bytes, output_tensor.nbytes)

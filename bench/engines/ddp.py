@@ -31,6 +31,8 @@ CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
 class DdpEngine(StockEngine):
     """Replicated weights, bucketed all-reduce overlapped with the backward."""
 
+    name = "ddp"
+
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         group = dist.group.WORLD
         if group is None:
@@ -71,7 +73,7 @@ class DdpEngine(StockEngine):
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
-        return StockInspection(self._ddp, "ddp", prefix="module.")
+        return StockInspection(self._ddp, self.name, prefix="module.")
 
     def code_path(self) -> str:
         """The file of torch's DistributedDataParallel."""

@@ -5,7 +5,8 @@ Strategies, matched to what mfsdp communicates per step of k microbatches:
   gather and k reduce-scatters per unit;
 - optim_grads_params: `reshard_after_forward=True` for the layers: two gathers and one
   reduce-scatter per layer and microbatch. The root keeps its weights from its forward to the end
-  of its backward, as fully_shard's own default has it.
+  of its backward, as fully_shard's own default has it. With the setting `reshard_after_forward` a
+  layer keeps its part of a group of so many ranks in between, and its second gather is within it.
 Gradients are reduced on every microbatch in both, into the sharded gradient, so that no full-size
 gradient outlives a backward. Parameters are stored in the main dtype; `MixedPrecisionPolicy`
 gathers and computes in the compute dtype and reduces in the gradient communication dtype.
@@ -40,7 +41,9 @@ class Fsdp2Engine(StockEngine):
     """Sharded weights, gradients and optimizer state, as torch ships it."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        self._reshard_after_forward = _reshard_after_forward(resolved.strategy)
+        self._reshard_after_forward: bool | int = _reshard_after_forward(resolved.strategy)
+        if isinstance(part := resolved.engine.setting("reshard_after_forward"), int):
+            self._reshard_after_forward = part
         self._ring = RingBytes(resolved.data_parallel)
         self._all_gather = CountedAllGather(self._ring)
         self._reduce_scatter = CountedReduceScatter(self._ring)
@@ -48,7 +51,9 @@ class Fsdp2Engine(StockEngine):
         model = model.to(main_dtype(resolved.dtypes))
         self._unit_bytes = _unit_bytes(model, compute)
         self._shard(model, resolved.dtypes, device)
-        self._gathered_until_last = not self._reshard_after_forward and resolved.microbatches > 1
+        self._gathered_until_last = (
+            self._reshard_after_forward is False and resolved.microbatches > 1
+        )
         super().__init__(model, resolved)
 
     def _shard(self, model: nn.Module, dtypes: ResolvedDtypes, device: torch.device) -> None:
@@ -81,12 +86,15 @@ class Fsdp2Engine(StockEngine):
     def memory_by_category(self) -> dict[str, int]:
         """Sharded tensors as measured; gathered weights by the schedule; buffers as allocated.
 
-        Gathered weights at most: everything for optim_grads; else the root and two layers (the
-        running and the prefetched one). Communication: the largest gather plus the largest
-        reduction (input and output), as fully_shard asked for them.
+        Gathered weights at most: everything for optim_grads; else the root, two layers (the
+        running and the prefetched one), and all parts that are kept for the backward pass.
+        Communication: the largest gather plus the largest reduction (input and output), as
+        fully_shard asked for them.
         """
         root, layers = self._unit_bytes
         resident = layers[:2] if self._reshard_after_forward else layers
+        if self._reshard_after_forward not in (True, False):
+            resident = [*resident, sum(layers) // self._reshard_after_forward]
         communication = self._all_gather.largest_bytes + self._reduce_scatter.largest_bytes
         return self.persistent_bytes() | {
             "compute_weights": root + sum(resident),

@@ -16,9 +16,13 @@ class RingBytes:
         self._ranks = ranks
         self.sent_bytes = 0
 
-    def scatter_or_gather(self, full_bytes: int) -> None:
-        """Count an all-gather into, or a reduce-scatter out of, a full buffer."""
-        self.sent_bytes += (self._ranks - 1) * full_bytes // self._ranks
+    def scatter_or_gather(self, full_bytes: int, ranks: int | None = None) -> None:
+        """Count an all-gather into, or a reduce-scatter out of, a full buffer.
+
+        ranks: of a smaller group than that of the total.
+        """
+        ranks = ranks or self._ranks
+        self.sent_bytes += (ranks - 1) * full_bytes // ranks
 
     def all_reduce(self, full_bytes: int) -> None:
         """Count an all-reduce: a reduce-scatter followed by an all-gather."""

@@ -23,7 +23,7 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.local_tensor import local_tensor
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
 from bench.errors import UnsupportedError
-from bench.spec import ResolvedDtypes, ResolvedRun
+from bench.spec import ResolvedDtypes, ResolvedRun, TrainSpec
 
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -34,7 +34,11 @@ class StockEngine:
     def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(_by_mesh(self.parameters), resolved.train)
+        self.optimizer = self._optimizer_of(_by_mesh(self.parameters), resolved.train)
+
+    def _optimizer_of(self, groups: Any, train: TrainSpec) -> torch.optim.Optimizer:
+        """The optimizer of these groups of parameters."""
+        return build_optimizer(groups, train)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """Clip in place by the global 2-norm; returns it, whole on every rank."""

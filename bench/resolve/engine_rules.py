@@ -222,6 +222,20 @@ def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str
     )
 
 
+def resharding_to_a_part(run: ResolvedRun, _machine: Machine) -> str | None:
+    """`reshard_after_forward` as a number is a way of ZeRO-3, and cuts the ranks evenly."""
+    size, ranks = run.engine.setting("reshard_after_forward"), run.data_parallel
+    if size is None or (
+        run.strategy == "optim_grads_params" and size < ranks and ranks % size == 0
+    ):
+        return None
+    return (
+        "reshard_after_forward wants the strategy optim_grads_params and a divisor of its ranks"
+        f" between 1 and all of them; found {size} with {run.strategy} on {ranks} ranks: set it to"
+        " null, or to such a divisor"
+    )
+
+
 def decoupled_gradients_need_a_reader(run: ResolvedRun, _machine: Machine) -> str | None:
     """Other optimizers read `grad`, which stays None, and would leave the weights as they are."""
     settings = run.engine.settings

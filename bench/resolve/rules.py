@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tensor-parallel-cuts-evenly", parallel_rules.tensor_parallel_cuts_evenly),
     Rule("expert-parallel-spreads-evenly", parallel_rules.expert_parallel_spreads_evenly),
     Rule("no-overlap-needs-whole-gradients", engine_rules.no_overlap_needs_whole_gradients),
+    Rule("resharding-to-a-part", engine_rules.resharding_to_a_part),
     Rule("decoupled-gradients-need-a-reader", engine_rules.decoupled_gradients_need_a_reader),
     Rule("fused-adam-needs-cuda", engine_rules.fused_adam_needs_cuda),
     Rule("optimizer-has-no-such-state", engine_rules.optimizer_has_no_such_state),

@@ -2,8 +2,9 @@
 
 For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
 what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
-(single, ddp), on the equal dim-0 chunks of `fully_shard` (the first rank has the largest), or on
-equal parts of flat parameters (fsdp1, a lower bound). Moments of codes count there without scales.
+(single, ddp), on the equal dim-0 chunks of `fully_shard` (the first rank has the largest), on equal
+parts of flat parameters (fsdp1, a lower bound), or with moments of the whole parameters that a rank
+owns (ddp_zero). Moments of codes count there without scales.
 Pools of buffers are counted, planned as the core plans them. Activations, weights that are gathered
 and communication buffers outside of pools come on top and are not, so a machine with less memory
 cannot run it.
@@ -95,6 +96,8 @@ def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
 
 def _by_category(facts: _Facts, rank: int) -> dict[str, int]:
     model = _MODELS[known_engine(facts.engine.name).state]
+    if model is _whole_parameter_bytes:  # a layer more may lie on any rank
+        return model(facts, rank)
     return counted_layers(
         facts.shape, facts.engine, lambda shape: model(facts._replace(shape=shape), rank)
     )
@@ -208,6 +211,20 @@ def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
     return _bytes_of_elements(run, elements, len(facts))
 
 
+def _whole_parameter_bytes(run: _Facts, rank: int) -> dict[str, int]:
+    """Replicas, with state of the parameters of one rank, as ZeroRedundancyOptimizer assigns them.
+
+    Largest first, each to the rank with the fewest elements so far.
+    """
+    sizes = [prod(f.shape) for f in _parameters(run.shape, run.dtypes.compute, run.engine)]
+    owned: list[list[int]] = [[] for _ in range(run.data_parallel)]
+    for size in sorted(sizes, reverse=True):
+        min(owned, key=sum).append(size)
+    state = _bytes_of_elements(run, sum(owned[rank]), len(owned[rank])).get("optimizer_state", 0)
+    found = _bytes_of_elements(run, sum(sizes), 0) | {"optimizer_state": state}
+    return {name: count for name, count in found.items() if count}
+
+
 def _flat_bytes(run: _Facts, _rank: int) -> dict[str, int]:
     """No less than this, for equal parts of flat parameters: without their padding and counters."""
     inner = run.data_parallel // run.engine.outer_size
@@ -247,5 +264,6 @@ _MODELS: dict[str | None, Callable[[_Facts, int], dict[str, int]]] = {
     "core": _core_bytes,
     "torch": _torch_bytes,
     "flat": _flat_bytes,
+    "whole_parameters": _whole_parameter_bytes,
     None: _unknown_bytes,
 }

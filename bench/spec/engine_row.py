@@ -99,7 +99,7 @@ class EngineRow:
     dtypes: DtypePolicies = DtypePolicies()
     needs: tuple[str, ...] = ("torch",)
     install: str = ""
-    state: Literal["core", "torch", "flat"] | None = None
+    state: Literal["core", "torch", "flat", "whole_parameters"] | None = None
     code: tuple[str, ...] = ()
     torch_code: tuple[str, ...] = ()
     colour: str | None = None

@@ -69,6 +69,20 @@ class MfsdpSettings(EngineSettings):
     """Add the gradients of all tokens up and divide once by their number."""
 
 
+class Fsdp2Settings(EngineSettings):
+    """Switches of `fully_shard`, under its names."""
+
+    reshard_after_forward: int | None = Field(default=None, ge=2)
+    """Between the passes a layer is kept in parts of this many ranks; null follows the strategy."""
+
+
+class SimpleFsdpSettings(EngineSettings):
+    """Of FSDP by parametrisation."""
+
+    compile_backend: Literal["none", "aot_eager", "inductor"] = "none"
+    """What torch.compile is given for the whole model; none does not compile."""
+
+
 class MegatronFsdpSettings(EngineSettings):
     """Switches of megatron-fsdp 0.6.1; those that the core has as well have the core's names.
 
@@ -136,6 +150,17 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         established=True,
     ),
     EngineRow(
+        name="ddp_zero",
+        factory="bench.engines.ddp_zero:build",
+        summary="DistributedDataParallel with ZeroRedundancyOptimizer",
+        strategies=("optim",),
+        dtypes=DtypePolicies(_AUTOCAST.main, True, _AUTOCAST.autocast, wire=("bf16", "fp16")),
+        state="whole_parameters",
+        code=("bench/engines/ddp_zero.py", "bench/engines/ddp.py"),
+        torch_code=("torch/nn/parallel/**/*.py", "torch/distributed/optim/**/*.py"),
+        colour="#F0E442",
+    ),
+    EngineRow(
         name="single",
         factory="bench.engines.single:build",
         summary="plain autograd in one process",
@@ -151,6 +176,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         name="fsdp2",
         factory="bench.engines.fsdp2:build",
         summary="torch's fully_shard",
+        settings=Fsdp2Settings,
         # reshard_after_forward True and False.
         strategies=("optim_grads_params", "optim_grads"),
         parallel=("tensor_parallel",),
@@ -160,6 +186,18 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#0072B2",
         established=True,
+    ),
+    EngineRow(
+        name="simple_fsdp",
+        factory="bench.engines.simple_fsdp:build",
+        summary="FSDP by parametrisation with DTensor, as in SimpleFSDP",
+        settings=SimpleFsdpSettings,
+        strategies=("optim_grads_params", "optim_grads"),
+        dtypes=DtypePolicies(_AUTOCAST.main, True),
+        state="torch",
+        code=("bench/engines/simple_fsdp.py",),
+        torch_code=("torch/distributed/tensor/**/*.py",),
+        colour="#8C564B",
     ),
     EngineRow(
         name="fsdp1",

@@ -245,8 +245,11 @@ class ToyModel:
 
 
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
-_NOWHERE_ELSE = dict.fromkeys(("single", "ddp", "fsdp1", "fsdp2", "megatron_fsdp"), _NO_MESHES)
+_OTHER_ENGINES = ("single", "ddp", "ddp_zero", "fsdp1", "fsdp2", "simple_fsdp", "megatron_fsdp")
+_NOWHERE_ELSE = dict.fromkeys(_OTHER_ENGINES, _NO_MESHES)
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
+_UNUSED = dict.fromkeys(("ddp", "ddp_zero"), _UNUSED_BY_DDP)
+_DENSE_ADAM = dict.fromkeys(("single", "ddp", "ddp_zero"), "torch's AdamW takes no sparse gradient")
 
 TOY_MODELS: dict[str, ToyModel] = {
     "stack": ToyModel(Stack),
@@ -264,22 +267,23 @@ TOY_MODELS: dict[str, ToyModel] = {
     "uneven": ToyModel(Uneven),
     "twice": ToyModel(Twice),
     "recomputed": ToyModel(Recomputed),
-    "unused": ToyModel(Unused, {"ddp": _UNUSED_BY_DDP}),
+    "unused": ToyModel(Unused, _UNUSED),
     "sporadic": ToyModel(
         Sporadic,
-        {
-            "ddp": _UNUSED_BY_DDP,
+        _UNUSED
+        | {
             "fsdp1": "FullyShardedDataParallel needs ranks that use the same units",
             "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
+            "simple_fsdp": "each use of a weight is a gather, so ranks must use the same",
         },
     ),
     "sparse": ToyModel(
         SparseGradient,
-        {
-            "single": "torch's AdamW takes no sparse gradient",
-            "ddp": "torch's AdamW takes no sparse gradient",
+        _DENSE_ADAM
+        | {
             "fsdp1": "FullyShardedDataParallel makes flat gradients and takes no sparse one",
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
+            "simple_fsdp": "DTensor reduces no sparse gradient",
         },
     ),
     "rowwise": ToyModel(TensorParallel, _NOWHERE_ELSE),

@@ -1,8 +1,9 @@
 """What really goes over the wire, whoever sends it: torch's dispatcher, listened to.
 
 Every collective of torch.distributed, also one that C++ code starts, is an operator of the
-namespace `c10d`. A dispatch mode sees each with the tensors that it moves, so their dtype and size
-need not be taken on trust from the engine's own log.
+namespace `c10d`, or a functional one of `_c10d_functional`. A dispatch mode sees each with the
+tensors that it moves, so their dtype and size need not be taken on trust from the engine's own
+log.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -35,6 +36,14 @@ _PASSES = {
     "alltoall_": 1,
 }
 
+#: Functional operators by the name of what they call, which no mode sees.
+_FUNCTIONAL = {
+    "all_reduce": "allreduce_",
+    "all_gather_into_tensor": "_allgather_base_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "broadcast": "broadcast_",
+}
+
 
 class WireTap(TorchDispatchMode):
     """Use as a context manager; `take` returns what was sent since the last call."""
@@ -54,12 +63,25 @@ class WireTap(TorchDispatchMode):
         del types
         if func.namespace == "c10d":
             self._note(func, args)
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if func.namespace == "_c10d_functional" and isinstance(found, Tensor):
+            self._note_functional(func.__name__.partition(".")[0], found, args)
+        return found
 
     def take(self) -> list[Sent]:
         """In order of issue."""
         sent, self._sent = self._sent, []
         return sent
+
+    def _note_functional(self, name: str, output: Tensor, args: tuple[Any, ...]) -> None:
+        """The group is the last argument, by name; an output may be the larger buffer."""
+        if name in _FUNCTIONAL:
+            full = max(args[0], output, key=Tensor.numel)
+            dtype = str(full.dtype).removeprefix("torch.")
+            ranks = distributed_c10d._resolve_process_group(args[-1]).size()  # type: ignore[attr-defined]
+            self._sent.append(
+                Sent(_FUNCTIONAL[name], dtype, full.numel(), full.nbytes, ranks, args[-1])
+            )
 
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         name = func.__name__.partition(".")[0]

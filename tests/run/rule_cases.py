@@ -148,6 +148,14 @@ CASES = {
         engine(strategy="optim", overlap_grad_reduce=False),
         "optim_grads keeps only a shard",
     ),
+    "resharding-to-a-part": Case(
+        engine("fsdp2", reshard_after_forward=2),
+        RunSpec(
+            engine=EngineSpec(name="fsdp2", reshard_after_forward=2), launch=LaunchSpec(ranks=4)
+        ),
+        "found 2 with optim_grads_params on 2 ranks",
+        machine=SERVER,
+    ),
     "decoupled-gradients-need-a-reader": Case(
         engine(decoupled_grad=True),
         engine(decoupled_grad=True).model_copy(update={"train": PRECISION_AWARE}),

@@ -54,11 +54,14 @@ def cell(
 # Two microbatches per rank and step, unless the name says one.
 FP32_CELLS = {
     "ddp": cell("ddp"),
+    "ddp_zero": cell("ddp_zero"),
     "fsdp1-no_shard": cell("fsdp1", "no_shard"),
     "fsdp1-optim_grads": cell("fsdp1", "optim_grads"),
     "fsdp1-optim_grads_params": cell("fsdp1", "optim_grads_params"),
     "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
     "fsdp2-optim_grads_params": cell("fsdp2", "optim_grads_params"),
+    "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads"),
+    "simple_fsdp-optim_grads_params": cell("simple_fsdp", "optim_grads_params"),
     "mfsdp-no_shard": cell("mfsdp", "no_shard"),
     "mfsdp-optim": cell("mfsdp", "optim"),
     "mfsdp-optim_grads": cell("mfsdp", "optim_grads"),
@@ -72,13 +75,20 @@ VARIANTS = {
     "mfsdp-per_token": cell("mfsdp", per_token_loss=True, nan_check=True),
     "fsdp1-recompute": cell("fsdp1", model={"recompute": "full"}),
     "fsdp2-recompute": cell("fsdp2", model={"recompute": "full"}),
+    "simple_fsdp-recompute": cell("simple_fsdp", model={"recompute": "full"}),
+    "simple_fsdp-compiled": cell("simple_fsdp", compile_backend="aot_eager"),
+    "simple_fsdp-compiled-optim_grads": cell(
+        "simple_fsdp", "optim_grads", compile_backend="inductor"
+    ),
     "mfsdp-recompute": cell("mfsdp", model={"recompute": "full"}),
     "mfsdp-recompute_selective": cell("mfsdp", model={"recompute": "selective"}),
 }
 BF16_CELLS = {
     "ddp-bf16": cell("ddp", dtypes=BF16),
+    "ddp_zero-bf16": cell("ddp_zero", dtypes=BF16),
     "fsdp1-bf16": cell("fsdp1", "optim_grads_params", BF16),
     "fsdp2-bf16": cell("fsdp2", "optim_grads_params", BF16),
+    "simple_fsdp-bf16": cell("simple_fsdp", dtypes=BF16),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
     "mfsdp-bf16": cell("mfsdp", "optim_grads_params", BF16),
 }
@@ -86,14 +96,17 @@ FP64_CELLS = {
     f"{engine}-fp64": cell(engine, strategy, FP64)
     for engine, strategy in [
         ("ddp", None),
+        ("ddp_zero", None),
         ("fsdp1", None),
         ("fsdp2", None),
+        ("simple_fsdp", None),
         ("mfsdp", "optim"),
         ("mfsdp", None),
     ]
 }
 TIED_CELLS = {
     "fsdp2-tied": cell("fsdp2", model={"tie_embeddings": True}),
+    "simple_fsdp-tied": cell("simple_fsdp", model={"tie_embeddings": True}),
     "mfsdp-tied": cell("mfsdp", model={"tie_embeddings": True}),
 }
 # One data-parallel rank of two parts; more of both in `test_engine_parity_parallel`.
@@ -115,8 +128,17 @@ NIGHTLY_CELLS = {
     "fsdp2-recompute",
     "mfsdp-recompute_selective",
     "ddp-fp64",
+    "ddp_zero-bf16",
+    "ddp_zero-fp64",
     "fsdp1-fp64",
     "mfsdp-optim-fp64",
+    "simple_fsdp-optim_grads",
+    "simple_fsdp-recompute",
+    "simple_fsdp-compiled",
+    "simple_fsdp-compiled-optim_grads",
+    "simple_fsdp-bf16",
+    "simple_fsdp-fp64",
+    "simple_fsdp-tied",
     "fsdp1-no_shard",
     "fsdp1-optim_grads",
     "fsdp2-optim_grads",
@@ -207,12 +229,16 @@ SHARDED_GATHERS = 2 * 2 * LAYERS * LAYER / 2
 ELEMENTS_SENT_PER_STEP = {
     "ddp": ALL_REDUCE,
     "ddp-one_microbatch": ALL_REDUCE,
+    "ddp_zero": ALL_REDUCE + GATHER,
     "fsdp1-no_shard": ALL_REDUCE,
     "fsdp1-optim_grads": 2 * REDUCE_SCATTER + 2 * GATHER,
     "fsdp1-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     "fsdp2-optim_grads": 2 * REDUCE_SCATTER + GATHER,
     "fsdp2-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     "fsdp2-one_microbatch": REDUCE_SCATTER + SHARDED_GATHERS / 2 + ROOT / 2,
+    "simple_fsdp-optim_grads": 2 * REDUCE_SCATTER + 2 * GATHER,
+    # Every weight once per pass; the embedding's backward pass reads no weight.
+    "simple_fsdp-optim_grads_params": 2 * REDUCE_SCATTER + 2 * (2 * GATHER - 256 * 128 / 2),
     "mfsdp-no_shard": ALL_REDUCE,
     "mfsdp-optim": REDUCE_SCATTER + GATHER,
     "mfsdp-optim-one_microbatch": REDUCE_SCATTER + GATHER,
@@ -293,6 +319,7 @@ def test_fsdp2_gathers_the_root_and_two_layers_at_most_and_reduces_a_layer(cells
     [
         ("single", "bench/engines/single.py"),
         ("ddp", "torch/nn/parallel/distributed.py"),
+        ("ddp_zero", "torch/distributed/optim/zero_redundancy_optimizer.py"),
         ("fsdp1-bf16", "torch/distributed/fsdp/fully_sharded_data_parallel.py"),
         ("fsdp2-bf16", "torch/distributed/fsdp/_fully_shard/_fully_shard.py"),
         ("mfsdp-bf16", "mfsdp_core/__init__.py"),

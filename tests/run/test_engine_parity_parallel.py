@@ -45,6 +45,8 @@ def cell(
 
 LLAMA_CELLS = {
     "fsdp2-tp": cell("fsdp2", tensor_parallel=2),
+    "fsdp2-flat": cell("fsdp2"),
+    "fsdp2-reshard_to_2": cell("fsdp2", reshard_after_forward=2),
     "mfsdp-tp": cell("mfsdp", tensor_parallel=2),
     "mfsdp-tp-no_shard": cell("mfsdp", strategy="no_shard", tensor_parallel=2),
     "mfsdp-tp-optim": cell("mfsdp", strategy="optim", tensor_parallel=2),
@@ -115,6 +117,14 @@ def test_codes_of_mxfp8_beside_tensor_parallelism_are_not_bf16(cells):
     assert cells["mfsdp-tp-mxfp8"].losses != cells["mfsdp-tp-bf16"].losses
     gathered = cells["mfsdp-tp-mxfp8"].document("runtime.json")["gathered_bytes"]
     assert gathered["uint8"] > 0.9 * sum(gathered.values())
+
+
+def test_layers_kept_in_parts_are_gathered_again_from_fewer_ranks_for_less(cells):
+    kept, whole = (
+        cells[name].document("runtime.json")["gathered_bytes"]["float64"]
+        for name in ("fsdp2-reshard_to_2", "fsdp2-flat")
+    )
+    assert 0.75 * whole < kept < whole  # 3/4 of a layer and 1/2 of it, in the place of 3/4 twice
 
 
 def test_ranks_of_a_tensor_parallel_group_train_on_the_same_data(cells):

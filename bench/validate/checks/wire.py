@@ -31,11 +31,15 @@ def payloads(sent: Iterable[Sent]) -> list[Sent]:
 
 
 def dtypes(evidence: CaseEvidence) -> CheckVerdict | None:
-    """Weights travel in the compute dtype, gradients in the dtype of the policy."""
+    """Weights travel in the compute dtype, gradients in the dtype of the policy.
+
+    Under autocast there are only main weights.
+    """
     check = "wire dtypes"
     if len(evidence.seen) == 1:
         return None
-    compute = _torch_name(POLICIES[evidence.case.policy][0])
+    of_policy = POLICIES[evidence.case.policy]
+    compute = _torch_name(of_policy[1 if evidence.seen[0].autocast else 0])
     coded = {b.name for one in evidence.seen for b in one.buckets if evidence.is_encoded(b)}
     quantises = evidence.case.recipe != "none"
     used: set[str] = set()

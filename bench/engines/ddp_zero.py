@@ -1,0 +1,81 @@
+"""Engine `ddp_zero`: DistributedDataParallel with ZeroRedundancyOptimizer, which is ZeRO stage 1.
+
+Gradients are those of `ddp`. Each rank updates the parameters that torch assigns to it, whole ones,
+largest first, and broadcasts them. `overlap_with_ddp` is not offered: it steps within the backward
+pass, so nothing could be clipped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from bench.engines.ddp import DdpEngine
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
+from bench.spec import ResolvedRun, TrainSpec
+
+with warnings.catch_warnings():  # that the package compiles with torch.jit, which is deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+class DdpZeroEngine(DdpEngine):
+    """Whole weights and gradients; optimizer state of the parameters that a rank owns."""
+
+    name = "ddp_zero"
+
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
+        self._gathered: Counter[str] = Counter()
+        super().__init__(model, resolved, device)
+
+    def _optimizer_of(self, parameters: Any, train: TrainSpec) -> torch.optim.Optimizer:
+        def of_a_rank(owned: Iterable[dict[str, Any]], **_groups_have_them: Any) -> Any:
+            return build_optimizer(owned, train)
+
+        constructor: Any = of_a_rank  # torch says a class, and calls it
+        self._zero = ZeroRedundancyOptimizer(parameters, constructor, lr=train.lr)
+        return self._zero
+
+    def optimizer_step(self) -> None:
+        """Update what this rank owns; every parameter is broadcast by its owner."""
+        super().optimizer_step()
+        for parameter in self.parameters:
+            before = self._ring.sent_bytes
+            self._ring.scatter_or_gather(parameter.nbytes)
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            self._gathered[dtype] += self._ring.sent_bytes - before
+
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Updated weights: a rank forwards of a broadcast what it would send of a gather."""
+        return dict(self._gathered)
+
+    def persistent_bytes(self) -> dict[str, int]:
+        """The state lies in the optimizer that the outer one wraps."""
+        owned = optimizer_state_bytes(self._zero.optim)
+        return super().persistent_bytes() | {"optimizer_state": owned}
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Weights once, and the state of each rank under its own name."""
+        rank = torch.distributed.get_rank()
+        state = {
+            "model": self.model.state_dict(),
+            f"optimizer_{rank}": self._zero.optim.state_dict(),
+        }
+        save(state, checkpoint_id=folder)
+
+    def code_path(self) -> str:
+        """The file of torch's ZeroRedundancyOptimizer."""
+        return inspect.getfile(ZeroRedundancyOptimizer)
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DdpZeroEngine:
+    """Factory of `bench.engines.registry`."""
+    return DdpZeroEngine(model, resolved, device)

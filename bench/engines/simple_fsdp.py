@@ -1,0 +1,210 @@
+"""Engine `simple_fsdp`: FSDP by parametrisation, the idea of SimpleFSDP (arXiv 2411.00284).
+
+Every weight is stored as a DTensor cut along dim 0. Reading it from its module redistributes it:
+that is the gather, and its derivative is the reduction. No hooks, no buffers, no streams.
+
+- optim_grads: gathered weights stay in the graph of a microbatch until its backward pass;
+- optim_grads_params: what the graph keeps of a gathered weight is a note of where it came from; the
+  backward pass gathers again. Compiled, the partitioner is told to recompute the gathers.
+With k microbatches there are k gathers (or 2k of what the backward pass reads) and k reductions per
+weight, each by itself; nothing overlaps unless a compiler reorders it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.ring_bytes import RingBytes
+from bench.engines.stock import StockEngine, scaled_backward
+from bench.engines.stock_inspection import StockInspection
+from bench.models.meshes import mesh_of
+from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun
+
+
+class _Gathers:
+    """How weights are read: in which dtypes, and what that has sent."""
+
+    def __init__(self, dtypes: ResolvedDtypes, ranks: int) -> None:
+        self._compute = TORCH_DTYPES[dtypes.compute]
+        self._wire = TORCH_DTYPES[dtypes.grad_comm]
+        self.ring = RingBytes(ranks)
+        self.sent: Counter[str] = Counter()
+        # By storage, whose address is not used again as long as a weak reference exists.
+        self._alive: dict[StorageWeakRef, DTensor] = {}
+
+    def whole(self, stored: DTensor) -> Tensor:
+        """The weight, gathered; its gradient is a sum over ranks, reduced as it comes."""
+        dtensor = stored.redistribute(
+            placements=[Replicate()], forward_dtype=self._compute, backward_dtype=self._wire
+        )
+        return dtensor.to_local(grad_placements=[Partial()])
+
+    def recomputed(self, stored: DTensor) -> Tensor:
+        """`whole`, of which a compiler is told to keep nothing for the backward pass."""
+        contexts = partial(create_selective_checkpoint_contexts, _recompute)
+        found: Tensor = checkpoint(self.whole, stored, use_reentrant=False, context_fn=contexts)
+        return found
+
+    def counted(self, stored: DTensor) -> Tensor:
+        """`whole`, counted, as is the reduction of its gradient."""
+        found = self.whole(stored)
+        self._count(stored, found)
+        if found.requires_grad:
+            found.register_hook(partial(self._reduced, stored))
+        self._alive[StorageWeakRef(found.untyped_storage())] = stored
+        return found
+
+    def _count(self, stored: DTensor, found: Tensor) -> None:
+        if _is_cut(stored):
+            before = self.ring.sent_bytes
+            self.ring.scatter_or_gather(_sent_elements(stored) * found.itemsize)
+            name = str(found.dtype).removeprefix("torch.")
+            self.sent[name] += self.ring.sent_bytes - before
+
+    def _reduced(self, stored: DTensor, _gradient: Tensor) -> None:
+        count = self.ring.scatter_or_gather if _is_cut(stored) else self.ring.all_reduce
+        count(_sent_elements(stored) * self._wire.itemsize)
+
+    @contextmanager
+    def regathering(self) -> Iterator[None]:
+        """Of a gathered weight, graphs that are built inside keep where it comes from."""
+        with saved_tensors_hooks(self._keep, self._read):
+            yield
+        self._alive.clear()
+
+    def _keep(self, tensor: Tensor) -> Any:
+        stored = self._alive.get(StorageWeakRef(tensor.untyped_storage()))
+        if stored is None or not _is_cut(stored):
+            return tensor
+        return stored, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def _read(self, kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        stored, *view = kept
+        with torch.no_grad():
+            whole = self.whole(stored)
+        self._count(stored, whole)
+        return whole.as_strided(*view)
+
+
+def _sent_elements(stored: DTensor) -> int:
+    """Elements of a whole weight on the wire: DTensor pads dim 0 to equal shards."""
+    if not _is_cut(stored):
+        return stored.numel()
+    ranks, rows = stored.device_mesh.size(), stored.size(0)
+    return -(-rows // ranks) * ranks * (stored.numel() // rows)
+
+
+def _is_cut(stored: DTensor) -> bool:
+    """A parameter of shape () is not, and has its gradient all-reduced."""
+    return isinstance(stored.placements[0], Shard)
+
+
+def _recompute(_context: Any, operation: Any, *_args: Any, **_named: Any) -> CheckpointPolicy:
+    gathers = torch.ops._c10d_functional
+    if operation in (gathers.all_gather_into_tensor.default, gathers.wait_tensor.default):
+        return CheckpointPolicy.MUST_RECOMPUTE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class SimpleFsdpEngine(StockEngine):
+    """Weights, gradients and optimizer state cut along dim 0, weight by weight."""
+
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
+        self._regathers = "weights" in SHARDED[resolved.strategy]
+        self._backend = resolved.engine.setting("compile_backend")
+        self._ranks = resolved.data_parallel
+        self._gathers = _Gathers(resolved.dtypes, self._ranks)
+        model = model.to(main_dtype(resolved.dtypes))
+        self._whole_bytes = TORCH_DTYPES[resolved.dtypes.compute].itemsize * sum(
+            p.numel() for p in model.parameters()
+        )
+        read = self._gathers.counted
+        if self._backend != "none":
+            read = self._gathers.recomputed if self._regathers else self._gathers.whole
+        _parametrise(model, device, self._ranks, read)
+        super().__init__(model, resolved)
+        self._run: Any = model
+        if self._backend != "none":
+            self._run = torch.compile(model, backend=self._backend)
+
+    def forward_backward(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        scale: float,
+        is_last: bool,  # noqa: ARG002 - every microbatch reduces
+    ) -> Tensor:
+        """Ranks' gradients are added up: each brings its share of the mean."""
+        if self._regathers and self._backend == "none":
+            with self._gathers.regathering():
+                loss = self._run(tokens, targets)
+        else:
+            loss = self._run(tokens, targets)
+        return scaled_backward(loss, scale / self._ranks)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """What is stored as measured; gathered weights where the graph keeps them all."""
+        found = self.persistent_bytes()
+        return found if self._regathers else found | {"compute_weights": self._whole_bytes}
+
+    def wire_bytes(self) -> int | None:
+        """Counted as weights are read and their gradients come; unknown in a compiled graph."""
+        return self._gathers.ring.sent_bytes if self._backend == "none" else None
+
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Counted as `wire_bytes`."""
+        return dict(self._gathers.sent) if self._backend == "none" else None
+
+    def inspection(self) -> StockInspection:
+        """For `mfsdp-bench validate`."""
+        return StockInspection(self.model, "simple_fsdp", autocast=False)
+
+    def code_path(self) -> str:
+        """This file: torch has DTensor, and what is made of it is here."""
+        return __file__
+
+
+def _parametrise(model: nn.Module, device: torch.device, ranks: int, read: Any) -> None:
+    """Store each parameter as a DTensor; its module's attribute becomes `read` of it."""
+    mesh = mesh_of(device, ranks, outer=1)
+    stored: dict[nn.Parameter, nn.Parameter] = {}
+    for module in list(model.modules()):
+        own = {name: p for name, p in module._parameters.items() if p is not None}
+        for name, parameter in own.items():
+            if parameter not in stored:
+                placement = Shard(0) if parameter.dim() else Replicate()
+                cut = distribute_tensor(parameter.detach(), mesh, [placement])
+                stored[parameter] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
+            module._parameters[name] = stored[parameter]
+        if own:
+            base = type(module)
+            reads = {name: property(partial(_read, name, read)) for name in own}
+            module.__class__ = type(f"Simple{base.__name__}", (base,), reads)
+
+
+def _read(name: str, read: Any, module: nn.Module) -> Tensor:
+    found: Tensor = read(module._parameters[name])
+    return found
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
+    """Factory of `bench.engines.registry`."""
+    return SimpleFsdpEngine(model, resolved, device)
