@@ -69,7 +69,7 @@ $(BIN)/python:
 	"$$chosen" -m venv "$(VENV)"
 
 # torch goes in first: as a mere dependency the default index would serve its CUDA build, several GB.
-# Tests compare with megatron-fsdp and with the Python files of Transformer Engine; what these depend
+# Tests compare with megatron-fsdp, with DeepSpeed and with the Python files of Transformer Engine; what these depend
 # on would bring CUDA. Without its libraries Transformer Engine refuses to be imported, and
 # megatron-fsdp falls over that: its files lie in a folder of their own.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
@@ -82,7 +82,7 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	    $(PIP) install -qq -c constraints.txt "torch==$(TORCH_VERSION)"; }; \
 	fi
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
-	@for wanted in "megatron-fsdp einops" "--target=$(VENV)/sources --upgrade transformer_engine"; do \
+	@for wanted in "megatron-fsdp einops" "deepspeed hjson msgpack ninja py-cpuinfo" "--target=$(VENV)/sources --upgrade transformer_engine"; do \
 	  $(PIP) install -qq -c constraints.txt --no-deps $$wanted 2>/dev/null || \
 	    echo "pip cannot install $${wanted##*upgrade }: tests that compare with it will be skipped, and say so" >&2; \
 	done

@@ -12,9 +12,10 @@ weight, each by itself; nothing overlaps unless a compiler reorders it.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -143,7 +144,8 @@ class SimpleFsdpEngine(StockEngine):
         super().__init__(model, resolved)
         self._run: Any = model
         if self._backend != "none":
-            self._run = torch.compile(model, backend=self._backend)
+            with _tracing():
+                self._run = torch.compile(model, backend=self._backend)
 
     def forward_backward(
         self,
@@ -153,10 +155,8 @@ class SimpleFsdpEngine(StockEngine):
         is_last: bool,  # noqa: ARG002 - every microbatch reduces
     ) -> Tensor:
         """Ranks' gradients are added up: each brings its share of the mean."""
-        if self._regathers and self._backend == "none":
-            with self._gathers.regathering():
-                loss = self._run(tokens, targets)
-        else:
+        eager = self._gathers.regathering() if self._regathers else nullcontext()
+        with eager if self._backend == "none" else _tracing():
             loss = self._run(tokens, targets)
         return scaled_backward(loss, scale / self._ranks)
 
@@ -180,6 +180,14 @@ class SimpleFsdpEngine(StockEngine):
     def code_path(self) -> str:
         """This file: torch has DTensor, and what is made of it is here."""
         return __file__
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """The compiler does what torch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _parametrise(model: nn.Module, device: torch.device, ranks: int, read: Any) -> None:

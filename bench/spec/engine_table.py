@@ -10,7 +10,7 @@ value is an `EngineRow` in a module that loads no torch.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -213,6 +213,18 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#56B4E9",
         established=True,
+    ),
+    EngineRow(
+        name="deepspeed",
+        factory="bench.engines.deepspeed:build",
+        summary="the package DeepSpeed, ZeRO with torch's optimizer",
+        strategies=("optim_grads_params", "optim_grads", "optim"),
+        dtypes=DtypePolicies(("fp32",), True, _AUTOCAST.autocast),
+        needs=("torch", "einops", "deepspeed"),
+        install="pip install 'mfsdp-bench[deepspeed]'",
+        code=("bench/engines/deepspeed.py", "bench/engines/deepspeed_inspection.py"),
+        torch_code=("deepspeed/**/*.py",),
+        colour="#E377C2",
     ),
     EngineRow(
         name="megatron_fsdp",

@@ -245,7 +245,16 @@ class ToyModel:
 
 
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
-_OTHER_ENGINES = ("single", "ddp", "ddp_zero", "fsdp1", "fsdp2", "simple_fsdp", "megatron_fsdp")
+_OTHER_ENGINES = (
+    "single",
+    "ddp",
+    "ddp_zero",
+    "fsdp1",
+    "fsdp2",
+    "simple_fsdp",
+    "deepspeed",
+    "megatron_fsdp",
+)
 _NOWHERE_ELSE = dict.fromkeys(_OTHER_ENGINES, _NO_MESHES)
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 _UNUSED = dict.fromkeys(("ddp", "ddp_zero"), _UNUSED_BY_DDP)

@@ -96,7 +96,7 @@ def _(world: World) -> int:
 
 @scenario("validate", "an unknown engine, case or bug, or options that exclude each other")
 def _(world: World) -> int:
-    assert world.run("validate", "deepspeed") == 2
+    assert world.run("validate", "horovod") == 2
     assert world.run("validate", "collective") == 2
     assert world.run("validate", "--case", "no-such-case") == 2
     assert world.run("validate", "--inject", "R99") == 2

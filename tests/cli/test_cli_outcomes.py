@@ -128,7 +128,7 @@ def _(world: World) -> int:
 
 @scenario("plan", "an unknown engine")
 def _(world: World) -> int:
-    return world.run("plan", world.file("name: a\nbase: {engine.name: deepspeed}\n"))
+    return world.run("plan", world.file("name: a\nbase: {engine.name: horovod}\n"))
 
 
 @scenario("plan", "a batch that the ranks do not divide")

@@ -30,7 +30,7 @@ def refused(result: tuple[int, str, str], *words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name: a\nmatrix: {product: {engine.name: [deepspeed]}}\n", ["s.yaml:2", "deepspeed"]),
+        ("name: a\nmatrix: {product: {engine.name: [horovod]}}\n", ["s.yaml:2", "horovod"]),
         ("name: [\n", ["s.yaml:2", "not valid YAML"]),
         ("name: a\nbase: {train.global_batch: 7}\n", ["s.yaml:2", "cannot be split", "4 or 8"]),
         ("name: a\nbase: {launch.ranks: 3}\n", ["s.yaml:2", "3 data-parallel ranks"]),

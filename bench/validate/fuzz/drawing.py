@@ -39,6 +39,7 @@ class Scope:
     gathers_ahead: bool = False
     resumes: bool = False
     mixed: float = 0.3
+    dtypes: tuple[str, ...] = ("float64", "float64", "float32")
     refuses: frozenset[str] = frozenset()
 
 
@@ -102,8 +103,17 @@ SCOPES: dict[str, Scope] = {
         ),
     ),
 }
+_OUTSIDE_PASSES = ("micro", "micro", "evaluate", "failing")
+SCOPES |= {
+    "ddp_zero": Scope((1,), ("flat",), _OUTSIDE_PASSES, mixed=0.0),
+    "simple_fsdp": Scope((2, 3), ("flat",), _OUTSIDE_PASSES, mixed=0.0),
+    # It loads checkpoints of its own alone.
+    "deepspeed": Scope(
+        (1, 2, 3), ("flat",), _OUTSIDE_PASSES, loads=False, mixed=0.0, dtypes=("float32",)
+    ),
+}
 #: An engine given by its import path is driven through the methods that all engines have.
-OUTSIDE = Scope((0, 2, 3), ("flat",), ("micro", "micro", "evaluate", "failing"), mixed=0.0)
+OUTSIDE = Scope((0, 2, 3), ("flat",), _OUTSIDE_PASSES, mixed=0.0)
 
 
 def draw(engine: str, seed: int, number: int) -> Program:
@@ -137,7 +147,7 @@ def _drawn(engine: str, scope: Scope, random: Random) -> Program:
         strategy,
         mode,
         options,
-        random.choice(("float64", "float64", "float32")),
+        random.choice(scope.dtypes),
         random.choice(("", "", "tied", "frozen")),
         units,
         cycles,

@@ -1,0 +1,177 @@
+"""Engine `deepspeed`: the package DeepSpeed, ZeRO stages 1 to 3, with an optimizer of torch.
+
+BF16 accumulates and steps in FP32; of stage 1 its BF16_Optimizer is then in charge. What it does by
+default, or does not, and is undone here so that it starts where the other engines start:
+- it clips every step at a norm of 1: that is off, and the loop clips the shards here;
+- main weights are made of weights that were rounded to BF16: the FP32 values are copied in;
+- it casts buffers to BF16, rotary tables among them: they stay as they were;
+- on a CPU it compiles an extension that adds up past gloo: that is off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.engines.deepspeed_inspection import DeepSpeedInspection
+from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
+from bench.spec import DtypeName, ResolvedRun, StrategyName
+
+STAGES: Final[dict[StrategyName, int]] = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_BUCKET_ELEMENTS: Final = 500_000_000
+_NAMES: Final[dict[DtypeName, str]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+
+
+class DeepSpeedEngine:
+    """DeepSpeed's engine, which owns model and optimizer."""
+
+    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
+        os.environ.setdefault("DS_ACCELERATOR", device.type)
+        os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+        package = _package()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._start(package, model, resolved)
+        self._file = str(package.__file__)
+        self.inspected = DeepSpeedInspection(self.engine, package, STAGES[resolved.strategy])
+        if resolved.dtypes.compute != "fp32":
+            self.inspected.set_weights(self._initial)
+        del self._initial
+
+    def _start(self, package: Any, model: nn.Module, resolved: ResolvedRun) -> None:
+        self._initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+        model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.engine, *_ = package.initialize(
+            model=model,
+            model_parameters=parameters,
+            optimizer=build_optimizer(parameters, resolved.train),
+            config=configuration(resolved, sum(p.numel() for p in parameters)),
+            dist_init_required=False,
+        )
+        for name, buffer in self.engine.module.named_buffers():
+            buffer.data = buffers[name].to(buffer.device)
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        """Stage 1 reduces behind the last microbatch, the others on every one."""
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        loss: Tensor = self.engine(tokens, targets)
+        self.engine.backward(loss * scale, scale_wrt_gas=False)
+        if not is_last:
+            self.engine.step()
+        return loss.detach()
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
+        """Clip in place by the norm over all shards, FP64 sums of squares."""
+        shards = self.inspected.gradient_shards()
+        squares = [torch.linalg.vector_norm(one.float()).double().square() for one in shards]
+        square = torch.stack([*squares, torch.zeros((), dtype=torch.float64)]).sum()
+        dist.all_reduce(square)  # noqa: TID251 - DeepSpeed has no call for it before its step
+        norm = square.sqrt()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for one in shards:
+            one.mul_(factor.to(one.dtype))
+        return norm
+
+    def optimizer_step(self) -> None:
+        """Update the shards, gather weights as the stage does, and drop the gradients."""
+        self.engine.step()
+
+    def zero_grad(self) -> None:
+        """Of a step that was not taken; `optimizer_step` drops them by itself."""
+        self.engine.optimizer.zero_grad()
+        self.inspected.forget_gradients()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set it for the next step."""
+        set_learning_rate(self.engine.optimizer, lr)
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Main weights and optimizer state of this rank; DeepSpeed does not say the rest."""
+        weights = sum(shard.rows.nbytes for shard in self.inspected.weights().values())
+        state = optimizer_state_bytes(self.engine.basic_optimizer)
+        return {"main_weights": weights, "optimizer_state": state}
+
+    def pool_plan(self) -> dict[str, Any] | None:
+        """DeepSpeed does not say how it allocates."""
+        return None
+
+    def wire_bytes(self) -> int | None:
+        """Not counted."""
+        return None
+
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Not counted."""
+        return None
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """DeepSpeed's own."""
+        self.engine.save_checkpoint(str(folder))
+
+    def inspection(self) -> DeepSpeedInspection:
+        """For `mfsdp-bench validate`."""
+        return self.inspected
+
+    def code_path(self) -> str:
+        """The file of the package."""
+        return self._file
+
+
+def _package() -> Any:
+    """DeepSpeed, silent, and without the extension that would be compiled on a CPU.
+
+    It calls collectives by names that torch has deprecated, in every step.
+    """
+    warnings.filterwarnings("ignore", message=r".*(all_gather_into|reduce_scatter)_tensor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = importlib.import_module("deepspeed")
+    # It remembers the process groups of an engine before, which may be gone.
+    package.comm.comm.cdb = None
+    for name, value in list(vars(package.utils.groups).items()):
+        if isinstance(value, dist.ProcessGroup):
+            setattr(package.utils.groups, name, None)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    package.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return package
+
+
+def configuration(resolved: ResolvedRun, elements: int) -> dict[str, Any]:
+    """What `deepspeed.initialize` is told of a model with so many trainable elements.
+
+    A bucket has DeepSpeed's own size, but is no larger than the model.
+    """
+    dtypes, train = resolved.dtypes, resolved.train
+    bucket = min(elements, _BUCKET_ELEMENTS)
+    return {
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": resolved.microbatches,
+        "gradient_clipping": 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": STAGES[resolved.strategy],
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
+        "communication_data_type": _NAMES[dtypes.grad_comm],
+        "data_types": {"grad_accum_dtype": _NAMES[dtypes.main_grads]},
+        "bf16": {"enabled": dtypes.compute == "bf16"},
+        "steps_per_print": None,
+    }
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DeepSpeedEngine:
+    """Factory of `bench.engines.registry`."""
+    return DeepSpeedEngine(model, resolved, device)
