@@ -215,6 +215,24 @@ def test_the_report_lists_padding_waste_and_the_plan_of_the_pool(store):
     assert area[4:] == ("2", "4.0 MiB", "8.0 MiB", "3", "50.0 %")
 
 
+def test_the_report_sets_what_fit_predicted_beside_what_was_measured(store):
+    said = {"peak_bytes": 3 * 2**20, "by_category_bytes": {"gradients": 2**20, "pools": 2**10}}
+    measured = {
+        "cpu_allocator_steps_peak_bytes": 2 * 2**20,
+        "by_category_bytes": {"gradients": 2**20},
+    }
+    documents = {"run": {"predicted": said, **measured}, "odd": {"predicted": {"peak_bytes": "x"}}}
+    recorded(store, documents | {"layers": {"predicted": {"refusal": "only a device has"}}})
+    rows = rows_of(memory_section(store), "predicted")
+    assert rows == [
+        ("run", "peak", "3.0 MiB", "2.0 MiB", "50.0 %"),
+        ("run", "gradients", "1.0 MiB", "1.0 MiB", "0.0 %"),
+        ("run", "pools", "1.0 KiB", "-", "-"),
+        ("odd", "peak", "-", "-", "-"),
+        ("layers", "not predicted: only a device has", "-", "-", "-"),
+    ]
+
+
 def test_a_damaged_plan_or_timeline_costs_the_report_its_section_and_nothing_else(store):
     recorded(store, {"odd": {"timeline": {"step": "x"}, "pool_plan": {"units": 3}}})
     assert memory_section(store) is None

@@ -59,10 +59,12 @@ def test_ddp_holds_and_sends_what_a_profiled_run_of_two_ranks_did():
 
 
 def test_logits_are_logits_beside_tensor_parallelism():
-    model, long = {"preset": "debug", "layers": 4, "vocab": 1024}, {"global_batch": 2, "seq_len": 256}
+    model, long = (
+        {"preset": "debug", "layers": 4, "vocab": 1024},
+        {"global_batch": 2, "seq_len": 256},
+    )
     alone, cut = (
-        predict(run(MFSDP | {"tensor_parallel": size}, model=model, train=long))
-        for size in (1, 2)
+        predict(run(MFSDP | {"tensor_parallel": size}, model=model, train=long)) for size in (1, 2)
     )
     most = [max(step.get("logits_and_loss", 0) for _, step in one.steps) for one in (alone, cut)]
     assert most[1] >= most[0] > 0

@@ -59,3 +59,11 @@ def test_the_allocator_peak_covers_persistent_memory_and_activations(cells, reco
 def test_profiling_changes_no_loss_and_covers_all_steps(cells):
     assert cells["full"].losses == pytest.approx(cells["none"].losses, rel=1e-6)
     assert len(cells["none"].losses) == STEPS
+
+
+def test_what_fit_predicts_is_kept_beside_what_was_measured(cells):
+    memory = cells["none"].document("memory.json")
+    predicted = memory["predicted"]
+    assert predicted["peak_bytes"] == pytest.approx(memory["cpu_allocator_steps_peak_bytes"], 0.001)
+    for name in ("main_weights", "gradients", "optimizer_state"):
+        assert predicted["by_category_bytes"][name] == memory["by_category_bytes"][name]
