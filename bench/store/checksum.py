@@ -48,7 +48,9 @@ def broken_checksums(path: Path, status: dict[str, Any]) -> list[str]:
     """
     kept_checksum = status.get("checksum", status.get("seal"))
     if kept_checksum is None:
-        removed = status.keys().isdisjoint({"checksum", "seal"}) and not _LATER.isdisjoint(status)
+        # A run that goes on has none yet.
+        gone = status.keys().isdisjoint({"checksum", "seal"}) or status.get("ended_utc") is not None
+        removed = gone and not _LATER.isdisjoint(status)
         lost = status.get("files") is not None or removed
         return [f"{layout.STATUS} has lost its checksum after the run had ended"] if lost else []
     problems = []

@@ -140,9 +140,15 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path}: expected {FORMAT!r} version {FORMAT_VERSION}, found "
                 f"{document['format']!r} version {document['version']!r}."
             )
-        manifest = Manifest(
-            dict(document["files"]), dict(document.get("sha256", {})), dict(document["values"])
-        )
+        known = dict(document.get("sha256", {}))
+        manifest = Manifest(dict(document["files"]), known, dict(document["values"]))
+        whole = {name for name, digest in known.items() if isinstance(digest, str)}
+        if "sha256" in document and whole != manifest.files.keys():
+            differ = ", ".join(sorted(whole ^ manifest.files.keys()))
+            raise CheckpointError(
+                f"{path / MANIFEST} is damaged: expected one SHA-256 for each of its files, found "
+                f"none, or one of no file, for {differ}. Load another checkpoint."
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {error!r}.") from None
     for name, size in manifest.files.items():

@@ -20,7 +20,7 @@ from tools.gpu_check.core import device_tests, note_tests
 from tools.gpu_check.memory import judge as judge_memory
 from tools.gpu_check.record import SHARES_DEVICE, Check, PartFindings, PartRecord, state_of
 from tools.gpu_check.speed import judge as judge_speed
-from tools.gpu_check.timed import Timed
+from tools.gpu_check.timed import Timed, summed
 from tools.gpu_check.trained import Trained
 from tools.gpu_check.validate import note_verdicts
 from tools.gpu_wheels import NCCL_LIBRARY
@@ -184,6 +184,13 @@ def test_where_the_newer_library_fails_torchs_own_is_tried(tmp_path):
     found = sharing.find(1, {"NCCL_LIB": "/broken.so"}, tmp_path, trial(says))
     assert (found.works, found.library) == (True, None)
     assert "NCCL_LIB" not in found.variables()
+
+
+@pytest.mark.processes
+def test_ranks_of_the_check_are_forked_and_add_up():
+    """The trial's own function, over gloo."""
+    with training.ranks("cpu", 2) as workers:
+        assert workers.run(summed, "cpu", seconds=60.0) == [3.0, 3.0]
 
 
 def test_several_devices_are_not_shared(tmp_path):

@@ -75,6 +75,18 @@ def test_a_status_cannot_lose_its_checksum(store: ResultsStore, folder: RunFolde
     assert lost in store.read(folder.run_id).damage
 
 
+def test_a_status_whose_checksums_are_null_is_no_old_one(
+    store: ResultsStore, folder: RunFolder
+) -> None:
+    folder.finish(folder.status.model_copy(update={"ended_utc": "2026-11-23T00:00:00+00:00"}))
+    document = json.loads((folder.path / "status.json").read_text())
+    (folder.path / "status.json").write_text(
+        json.dumps(document | {"files": None, "checksum": None, "repeat": 3})
+    )
+    lost = ("status.json has lost its checksum after the run had ended",)
+    assert store.read(folder.run_id).broken_checksums == lost
+
+
 @pytest.mark.parametrize("former", [False, True])
 def test_a_status_that_loses_everything_about_checksums_is_no_old_one(
     store: ResultsStore, folder: RunFolder, former: bool

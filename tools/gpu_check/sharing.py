@@ -100,25 +100,16 @@ def _tried(
     return True, f"NCCL {found['nccl']}: {_RANKS} ranks on one device have added up"
 
 
-def summed() -> float:
-    """In a rank."""
-    import torch
-    import torch.distributed as dist
-
-    value = torch.full((1 << 16,), 1.0 + dist.get_rank(), device="cuda")
-    dist.all_reduce(value)  # noqa: TID251 - whether the backend itself works is the question
-    return float(value.max())
-
-
 def main() -> int:
     """The trial: a line of JSON."""
     from bench.worker.runtime_report import nccl_version
+    from tools.gpu_check.timed import summed
     from tools.gpu_check.training import ranks
 
     found: dict[str, object] = {"nccl": nccl_version("runtime") or "0"}
     if tuple(map(int, str(found["nccl"]).split("."))) >= SHARING_NCCL:
         with ranks("cuda", _RANKS) as workers:
-            found["sums"] = workers.run(summed, seconds=SECONDS / 2)
+            found["sums"] = workers.run(summed, "cuda", seconds=SECONDS / 2)
     sys.stdout.write(f"{json.dumps(found)}\n")
     return 0
 

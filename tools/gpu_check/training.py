@@ -31,7 +31,7 @@ def ranks(device: Device, count: int) -> Iterator[Workers]:
         ForkServer(
             device,
             (str(ROOT),),
-            tuple(f"tools.gpu_check.{name}" for name in ("trained", "timed", "sharing")),
+            ("tools.gpu_check.trained", "tools.gpu_check.timed"),
         ) as server,
         server.workers(count) as workers,
     ):

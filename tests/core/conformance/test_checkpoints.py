@@ -144,15 +144,15 @@ def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - on
         manifest = folder / "a" / "manifest.json"
         kept = manifest.read_text()
         document = json.loads(kept)
-        sizes = dict(document["files"])
+        sizes, digests = dict(document["files"]), dict(document["sha256"])
         for words, change in (
             ("cannot be read", "{"),
             ("is damaged", "{}"),
             ("expected 'mfsdp_core checkpoint' version 1", {"version": 2}),
             ("expected 'mfsdp_core checkpoint' version 1", {"format": "x"}),
-            ("found no file", {"files": sizes | {"more": 3}}),
+            ("found no file", {"files": sizes | {"more": 3}, "sha256": digests | {"more": ""}}),
             ("expected 1 bytes", {"files": sizes | {".metadata": 1}}),
-            ("names files that the manifest does not", {"files": {}}),
+            ("names files that the manifest does not", {"files": {}, "sha256": {}}),
         ):
             text = change if isinstance(change, str) else json.dumps(document | change)
             on_first(lambda t=text: manifest.write_text(t))
@@ -165,6 +165,10 @@ def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - on
         on_first(lambda: data.write_bytes(flipped))
         refuses(CheckpointError, "the file has changed since", lambda: load(folder / "a", model))
         on_first(lambda: data.write_bytes(whole))
+        for known in (None, {}, dict.fromkeys(sizes), dict.fromkeys([*sizes, "other"], "0")):
+            on_first(lambda d=document | {"sha256": known}: manifest.write_text(json.dumps(d)))
+            refuses(CheckpointError, "manifest.json is damaged", lambda: load(folder / "a", model))
+        on_first(lambda: manifest.write_text(json.dumps(document)))
         metadata = folder / "a" / ".metadata"
         outside = pickle.loads(metadata.read_bytes())  # noqa: S301 - this test's own
         next(iter(outside.storage_data.values())).relative_path = "../secret"
@@ -176,11 +180,12 @@ def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - on
             ("asks for the attribute", pickle.dumps(_Member("__class__"))),
             ("is damaged", b"nonsense"),
         ):
-            files = {"files": sizes | {".metadata": len(content)}, "sha256": {}}
+            old = {key: value for key, value in document.items() if key != "sha256"}
+            old["files"] = sizes | {".metadata": len(content)}
 
-            def write(c: bytes = content, f: Any = files) -> None:
+            def write(c: bytes = content, d: Any = old) -> None:
                 metadata.write_bytes(c)
-                manifest.write_text(json.dumps(document | f))
+                manifest.write_text(json.dumps(d))
 
             on_first(write)
             refuses(CheckpointError, words, lambda: load(folder / "a", model))
