@@ -12,6 +12,7 @@ from bench.errors import ConfigError
 from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import (
+    SHARDED,
     EngineSpec,
     MegatronFsdpSettings,
     MfsdpSettings,
@@ -225,9 +226,7 @@ def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str
 def resharding_to_a_part(run: ResolvedRun, _machine: Machine) -> str | None:
     """`reshard_after_forward` as a number is a way of ZeRO-3, and cuts the ranks evenly."""
     size, ranks = run.engine.setting("reshard_after_forward"), run.data_parallel
-    if size is None or (
-        run.strategy == "optim_grads_params" and size < ranks and ranks % size == 0
-    ):
+    if size is None or ("weights" in SHARDED[run.strategy] and size < ranks and ranks % size == 0):
         return None
     return (
         "reshard_after_forward wants the strategy optim_grads_params and a divisor of its ranks"

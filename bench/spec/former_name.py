@@ -41,6 +41,8 @@ _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
         "tensor_parallel": (1,),
         "expert_parallel": (1,),
         "per_token_loss": (False,),
+        "reshard_after_forward": (None,),
+        "compile_backend": ("none",),
     },
     "train": {
         "state_dtype": ("fp32",),
