@@ -55,7 +55,7 @@ def _show_model(request: Request, model: str, *, as_json: bool) -> int:
         raise UsageError("--model needs --device and --gpus, as in --device H100 --gpus 64")
     spec = _spec(model, request.gpus, machine.nodes, request.assignments)
     if request.search:
-        return _show_search(spec, machine, as_json=as_json)
+        return _show_search(spec, machine, request.plot, as_json=as_json)
     found = predict(resolve(spec, machine), whole=request.whole)
     verdict = Verdict.of(found, machine)
     if request.plot is not None:
@@ -94,8 +94,12 @@ def _spec(model: str, gpus: int, nodes: int, assignments: Sequence[str]) -> RunS
     return run_spec({"train.global_batch": per_step} | settings)
 
 
-def _show_search(spec: RunSpec, machine: Machine, *, as_json: bool) -> int:
+def _show_search(spec: RunSpec, machine: Machine, plot: Path | None, *, as_json: bool) -> int:
     gpus = list(fewest_gpus(spec, machine))
+    if plot is not None:
+        from bench.fit.picture import draw_over_gpus
+
+        draw_over_gpus(gpus, plot)
     choices = search(spec, machine)
     if as_json:
         console.data_json(
@@ -115,9 +119,13 @@ def _show_search(spec: RunSpec, machine: Machine, *, as_json: bool) -> int:
 
 
 def _choices_text(choices: Sequence[Choice]) -> str:
+    shared = set.intersection(*(set(one.switches) for one in choices))
     rows = [
         (
-            ", ".join(str(value) for value in one.switches.values()),
+            ", ".join(
+                str(value) if path in shared else f"{path.partition('.')[2]}={value}"
+                for path, value in one.switches.items()
+            ),
             "-" if one.prediction is None else gigabytes(one.prediction.peak_bytes),
             _spare(one),
             f"{one.wire_bytes / 1e3:,.1f} kB",
@@ -126,7 +134,7 @@ def _choices_text(choices: Sequence[Choice]) -> str:
         )
         for one in choices
     ]
-    names = ", ".join(path.partition(".")[2] for path in choices[0].switches)
+    names = ", ".join(path.partition(".")[2] for path in choices[0].switches if path in shared)
     titles = (names, "peak", "to spare", "sent per token", "FLOPs again per token", "why not")
     return console.columns(titles, rows)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
 from bench.fit.prediction import Prediction
+from bench.fit.search import Choice
 from bench.fit.trace import CATEGORIES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(found: Prediction, path: Path, device_bytes: int | None) -> None:
@@ -46,6 +52,38 @@ def draw(found: Prediction, path: Path, device_bytes: int | None) -> None:
     axes.set_ylabel("GB per rank")
     axes.set_title(f"{found.resolved.slug}: {found.peak_bytes / 1e9:,.1f} GB")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
+    _save(figure, path)
+
+
+def draw_over_gpus(choices: Sequence[Choice], path: Path) -> None:
+    """Write the categories at the peak as bars over numbers of GPUs, and the device's memory.
+
+    Raises:
+        UsageError: no such form, or the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    known = [one for one in choices if one.prediction is not None and one.verdict is not None]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    gpus = [str(one.switches["launch.ranks"]) for one in known]
+    below = [0.0] * len(known)
+    for name, color in zip(CATEGORIES, mpl.colormaps["tab10"].colors, strict=True):  # type: ignore[attr-defined]
+        heights = [one.prediction.by_category.get(name, 0) / 1e9 for one in known if one.prediction]
+        if any(heights):
+            axes.bar(gpus, heights, bottom=below, color=color, label=name.replace("_", " "))
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    for verdict in [one.verdict for one in known if one.verdict][:1]:
+        size = verdict.device_bytes / 1e9
+        axes.axhline(size, color="black", linestyle="--", linewidth=1, label=verdict.device)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("GB per rank at the peak")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

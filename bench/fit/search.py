@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from typing import Any, Final
 
 from bench.derive.flops import flops_per_global_batch
-from bench.errors import UnsupportedError
+from bench.errors import ConfigError, UnsupportedError
 from bench.fit.prediction import Prediction, predict
 from bench.fit.verdict import Verdict
 from bench.resolve import resolve
@@ -18,6 +19,15 @@ from bench.spec import ResolvedRun, RunSpec
 _STRATEGIES: Final = ("optim", "optim_grads", "optim_grads_params")
 _RECOMPUTE: Final = ("none", "selective", "full")
 _MICRO: Final = (1, 2, 4, 8)
+_BF16_STATE: Final = {"train.optimizer": "precision_aware_adamw", "train.state_dtype": "bf16"}
+#: Tried by themselves, on the best that the others give; not every engine has all.
+_MORE: Final[tuple[Mapping[str, Any], ...]] = (
+    {"dtypes.grad_comm": "bf16"},
+    {"dtypes.main_grads": "bf16"},
+    _BF16_STATE,
+    {"dtypes.main_params": None, "dtypes.main_grads": "bf16"},
+    {"engine.allocator": "fixed_pool"},
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,7 @@ class Choice:
     @property
     def cost(self) -> tuple[bool, float, float]:
         """What fits first, then by recomputed work, then by traffic."""
-        fits = self.verdict is not None and self.verdict.fits
-        return (not fits, self.recomputed_flops, self.wire_bytes)
+        return (not _fits(self), self.recomputed_flops, self.wire_bytes)
 
     def to_document(self) -> dict[str, Any]:
         """Plain data."""
@@ -57,7 +66,9 @@ class Choice:
 def search(spec: RunSpec, machine: Machine) -> list[Choice]:
     """Strategies, recomputation and micro batches on the GPUs of `spec`, the cheapest first.
 
-    A larger micro batch is tried where the smaller one fits.
+    A larger micro batch is tried where the smaller one fits. Dtypes, the dtype of the optimizer's
+    state, a pool and, over several nodes, hybrid shapes are tried one by one on the best of these:
+    the cheapest that fits, else the smallest.
     """
     found: list[Choice] = []
     for strategy, recompute in product(_STRATEGIES, _RECOMPUTE):
@@ -71,7 +82,30 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
             found.append(choice)
             if choice.verdict is None or not choice.verdict.fits:
                 break
+    best = min(
+        found, key=lambda one: (one.cost[0], *(one.cost[1:] if _fits(one) else (_peak(one),)))
+    )
+    found += [
+        _chosen(spec, machine, {**best.switches, **more})
+        for more in (*_MORE, *_hybrids(spec))
+        if best.prediction is not None
+    ]
     return sorted(found, key=lambda one: one.cost)
+
+
+def _fits(choice: Choice) -> bool:
+    return choice.verdict is not None and choice.verdict.fits
+
+
+def _peak(choice: Choice) -> float:
+    return inf if choice.prediction is None else choice.prediction.peak_bytes
+
+
+def _hybrids(spec: RunSpec) -> Iterator[Mapping[str, Any]]:
+    """Shards within a node, and replicas or a sharded optimizer across nodes."""
+    if spec.launch.nodes > 1:
+        for outer in ("no_shard", "optim"):
+            yield {"engine.outer_size": spec.launch.nodes, "engine.outer_strategy": outer}
 
 
 def fewest_gpus(spec: RunSpec, machine: Machine) -> Iterator[Choice]:
@@ -106,6 +140,8 @@ def _chosen(spec: RunSpec, machine: Machine, switches: Mapping[str, Any]) -> Cho
     try:
         resolved = resolve(changed(spec, switches), machine)
         found = predict(resolved, check=False)
+    except ConfigError as error:
+        return Choice(switches, None, None, refusal=str(error))
     except UnsupportedError as error:
         return Choice(switches, None, None, refusal=error.reason)
     tokens = resolved.train.micro_batch * resolved.train.seq_len * resolved.microbatches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch.distributed as dist
@@ -11,8 +12,9 @@ import torch.distributed as dist
 from bench.cli.fit_pruning import memory_document, without_what_cannot_fit
 from bench.errors import UnsupportedError, UsageError
 from bench.fit import prediction
+from bench.fit.picture import draw_over_gpus
 from bench.fit.prediction import predict
-from bench.fit.search import changed, recomputed_flops
+from bench.fit.search import changed, fewest_gpus, recomputed_flops, search
 from bench.fit.trace import trace
 from bench.fit.verdict import HEADROOM_BYTES, Verdict
 from bench.resolve.cuda_devices import CudaDevice
@@ -184,6 +186,29 @@ def test_full_recomputation_costs_a_forward_pass_of_all_but_the_head():
     attention = 2 * 32 * shape.heads * shape.head_dim * shape.layers
     assert per_token == products + attention
     assert recomputed_flops(run(MFSDP)) == 0
+
+
+def test_a_search_tries_dtypes_state_pools_and_hybrids_on_its_best(monkeypatch, tmp_path):
+    found = predict(run(MFSDP))
+    monkeypatch.setattr(
+        "bench.fit.search.predict", lambda resolved, check: replace(found, resolved=resolved)
+    )
+    machine = described_machine("H100", 16)
+    spec = RunSpec.model_validate(
+        {
+            "engine": MFSDP,
+            "dtypes": BF16,
+            "train": {"global_batch": 128},
+            "launch": {"ranks": 16, "nodes": 2, "device": "cuda"},
+        }
+    )
+    tried = [{**one.switches} for one in search(spec, machine)]
+    more = [one for one in tried if len(one) > 3]
+    assert len(more) == 7
+    assert all(one["model.recompute"] == "none" for one in more)
+    assert {"engine.outer_size", "train.state_dtype", "engine.allocator"} <= {*chain(*more)}
+    draw_over_gpus(list(fewest_gpus(spec, machine)), tmp_path / "gpus.svg")
+    assert "NVIDIA H100" in (tmp_path / "gpus.svg").read_text()
 
 
 def test_a_search_keeps_the_global_batch_where_it_can():
