@@ -77,6 +77,7 @@ def draw_over_gpus(choices: Sequence[Choice], path: Path) -> None:
     for verdict in [one.verdict for one in known if one.verdict][:1]:
         size = verdict.device_bytes / 1e9
         axes.axhline(size, color="black", linestyle="--", linewidth=1, label=verdict.device)
+        axes.set_ylim(top=1.05 * max([size, *below]))
     axes.set_xlabel("GPUs")
     axes.set_ylabel("GB per rank at the peak")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)

@@ -191,7 +191,7 @@ def test_full_recomputation_costs_a_forward_pass_of_all_but_the_head():
 def test_a_search_tries_dtypes_state_pools_and_hybrids_on_its_best(monkeypatch, tmp_path):
     found = predict(run(MFSDP))
     monkeypatch.setattr(
-        "bench.fit.search.predict", lambda resolved, check: replace(found, resolved=resolved)
+        "bench.fit.search.predict", lambda resolved, **_: replace(found, resolved=resolved)
     )
     machine = described_machine("H100", 16)
     spec = RunSpec.model_validate(
