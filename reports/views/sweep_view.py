@@ -133,9 +133,11 @@ def _members(
     the store: a run whose status is damaged no longer says where it belongs.
     """
     found: dict[tuple[str, str], list[RunRecord]] = {}
+    named = [(record.resolved.config_hash, record) for record in own]
+    elsewhere = [(r.resolved.config_hash, r) for r in records if not r.status.sweep]
     for cell, hashes in planned.items():
-        same = [r for r in own if r.resolved.config_hash in hashes] or [
-            r for r in records if r.resolved.config_hash in hashes and not r.status.sweep
+        same = [record for name, record in named if name in hashes] or [
+            record for name, record in elsewhere if name in hashes
         ]
         if len(hashes) > 1:
             # Arms of two cells may have one run in common: the configuration is not enough.

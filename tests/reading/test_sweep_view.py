@@ -6,6 +6,7 @@ import pytest
 from recorded_runs import Recorded, record_run, resolved_run, write_plan
 
 from bench.errors import UsageError
+from bench.spec import DataSpec, ResolvedRun
 from reports.views.sweep_view import load_sweeps
 
 A, B, C = (resolved_run("ddp", "no_shard", ranks=n) for n in (1, 2, 4))
@@ -48,6 +49,22 @@ def test_a_renamed_cell_keeps_its_runs_because_configurations_match(store):
     write_plan(store, [("new-name", A)])
     record_run(store, Recorded(A, cell="old-name"))
     assert [cell.name for cell in load(store)[0].cells] == ["new-name"]
+
+
+def test_a_configuration_is_named_a_few_times_per_run_however_many_cells_there_are(
+    store, monkeypatch
+):
+    cells = [
+        (f"cell-{seed}", resolved_run("ddp", "no_shard", data=DataSpec(kind="text", seed=seed)))
+        for seed in range(12)
+    ]
+    write_plan(store, cells)
+    for name, resolved in cells:
+        record_run(store, Recorded(resolved, cell=name))
+    named, text = [], ResolvedRun.canonical_json
+    monkeypatch.setattr(ResolvedRun, "canonical_json", lambda run: named.append(run) or text(run))
+    assert len(load(store)[0].cells) == 12
+    assert len(named) <= 5 * 12
 
 
 def test_runs_of_configurations_no_longer_planned_are_counted_not_shown(store):
