@@ -121,7 +121,7 @@ def test_a_parity_test_with_the_same_data_on_all_ranks_misses_what_the_cases_cat
 
 def test_accelerate_passes_through_its_adapter(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    wanted = "no_shard/2/stack/fp64/k3 or no_shard/2/tied/fp64/k2 or program/1-15"
+    wanted = "no_shard/2/stack/fp64/k3 or no_shard/2/tied/fp64/k1 or program/1-15"
     options = ("--fsdp-engine=thread_bugs:accelerated", "-k", wanted, "--junitxml=report.xml")
     code, text = run_pytest(tmp_path, *options, paths=(HERE,))
     assert code == 0, text
@@ -149,7 +149,7 @@ def test_a_test_function_has_cases_and_programs_which_are_shrunk_under_xdist(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "test_mine.py").write_text(A_TEST)
-    wanted = "test_ranks or (2/stack/fp64/k3 and no_shard) or program/1-15 or 2/tied/fp64/k2"
+    wanted = "test_ranks or (2/stack/fp64/k3 and no_shard) or program/1-15 or params/2/tied/fp64/k1"
     options = ("-n2", "-k", wanted, "--junitxml=report.xml")
     code, text = run_pytest(tmp_path, *options, paths=(HERE,))
     found = outcomes(tmp_path / "report.xml")
@@ -157,7 +157,7 @@ def test_a_test_function_has_cases_and_programs_which_are_shrunk_under_xdist(
     assert code == 1, text
     assert found["test_mine test_ranks"] == ("passed", "")
     assert found[name("no_shard/2/stack/fp64/k3")][0] == "failure"
-    refused = found[name("optim/2/tied/fp64/k2")]
+    refused = found[name("optim_grads_params/2/tied/fp64/k1")]
     assert refused[0] == "skipped"
     outcome, text = found[name("program/1-15")]
     assert outcome == "failure", text
