@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -127,6 +128,21 @@ def test_accelerate_passes_through_its_adapter(tmp_path: Path) -> None:
     assert code == 0, text
     found = outcomes(tmp_path / "report.xml")
     assert [outcome for outcome, _ in found.values()] == ["passed"] * 3, text
+
+
+def test_the_fsdp_of_the_page_passes_and_fails_where_the_page_says(tmp_path: Path) -> None:
+    page = (HERE.parents[1] / "docs" / "plugin.md").read_text()
+    files = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name, text in zip(("my_fsdp.py", "engine.py"), files, strict=False):
+        (tmp_path / name).write_text(text)
+    wanted = "params/2/stack/fp64/k3 or params/2/tied/fp64/k1 or params/2/recomputed/fp64/k1"
+    options = ("--fsdp-engine=engine:engine", "-k", wanted, "--junitxml=report.xml")
+    _, text = run_pytest(tmp_path, *options)
+    found = outcomes(tmp_path / "report.xml")
+    ends = {
+        name.split("/")[2]: outcome for name, (outcome, _) in found.items() if "max" not in name
+    }
+    assert ends == {"stack": "passed", "tied": "passed", "recomputed": "failure"}, text
 
 
 A_TEST = """
