@@ -174,6 +174,7 @@ def agree_to_read(tensors: Sequence[DTensor], operation: str = "") -> None:
     ranks = mesh.mesh[index].flatten().tolist()
     what = ", ".join(
         f"{name_of(tensor) or 'a tensor without a name'} {tuple(tensor.shape)} {tensor.dtype}"
+        + "".join(f" {p!r}" for p in tensor.placements if p.is_partial())
         for tensor in spread
     )
     what = f"{operation} of {what}" if operation else what

@@ -92,6 +92,7 @@ def read_different_things(folder: Path) -> list[str]:
     actions: tuple[Callable[[], Any], ...] = (
         lambda: gather_full(chosen),
         lambda: gather_full(weight) if is_first else weight.norm().item(),
+        lambda: weight.norm(1 if is_first else 2).item(),
         evaluate,
         write,
         lambda: save_safetensors(folder / "files", model, max_file_bytes=300 if is_first else 3000),
@@ -146,11 +147,13 @@ def test_ranks_that_read_weights_in_other_orders_all_hear_of_it(ranks: RankPool)
 
 def test_ranks_that_do_different_things_all_hear_of_it(ranks: RankPool, tmp_path: Path) -> None:
     for said in ranks.run(read_different_things, tmp_path):
-        gradient, moment, norm, copied, written, files = said
+        gradient, moment, norm, kinds, copied, written, files = said
         assert "gradient of blocks.0.up.weight" in gradient
         assert "exp_avg of blocks.0.up.weight" in moment
         assert "exp_avg_sq of" in moment
         assert "redistribute of linalg_vector_norm on blocks.0.up.weight" in norm
+        assert "_NormPartial(1)" in kinds
+        assert "_NormPartial(2)" in kinds
         assert "blocks.0.up.weight" in copied
         assert "blocks.1.up.weight" in copied
         assert "export_state_dict()" in written
