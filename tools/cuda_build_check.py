@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,9 @@ def resolve(name: str) -> Any:
         path += f".{part}"
         owner, found = found, getattr(found, part, _MISSING)
         if found is _MISSING and inspect.ismodule(owner):
-            with contextlib.suppress(ImportError):
+            # torch imports what torch deprecates.
+            with contextlib.suppress(ImportError), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
                 found = importlib.import_module(path)
         if found is _MISSING:
             return _MISSING
