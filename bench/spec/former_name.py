@@ -18,7 +18,7 @@ from bench.spec.names import SHARDED
 from bench.spec.run import ResolvedRun
 
 _LATER: Final[dict[str, dict[str, tuple[object, ...]]]] = {
-    "shape": {"hybrid": (None,)},
+    "shape": {"hybrid": (None,), "qkv_bias": (False,)},
     "launch": {
         "ranks_per_device": (1,),
         "nodes": (1,),
