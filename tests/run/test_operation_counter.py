@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.derive.counts import COUNTED, CountRow
+from bench.derive.exposed import merged
 from bench.meters.call_sites import CallSites
-from bench.meters.memory_profile import peak_of_changes
 from bench.meters.operation_counter import OperationCounter, varying
 from bench.worker.counting import is_compiled
 
@@ -131,7 +131,7 @@ def test_turns_of_a_loop_on_one_line_are_counted():
 
 
 def test_lines_of_the_harness_do_not_count():
-    rows = counted(lambda: peak_of_changes([(1, 2)] * 1000))
+    rows = counted(lambda: merged([(1.0, 2.0)] * 1000))
     assert not [one for one in rows if one.site.startswith("bench/")]
 
 
