@@ -1,8 +1,10 @@
 """The validator as a pytest plug-in: its cases and random programs are tests of any repository.
 
-`--fsdp-engine package.module:factory` collects them; `fsdp_oracle` makes them a test function of a
-file; the fixture `gloo_ranks` calls a function on ranks. docs/plugin.md shows all three. pytest
-imports this module in every run, so that nothing else is loaded before one of them is used.
+`-p bench.testing_plugin` loads it: no entry point does, which would break every pytest of an
+environment where another package is called `bench`. `--fsdp-engine package.module:factory` collects
+the checks; `fsdp_oracle` makes them a test function of a file; the fixture `gloo_ranks` calls a
+function on ranks. docs/plugin.md shows all three. Nothing else is loaded before
+one of them is used.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse engines that cannot be found, before anything starts."""
     config.addinivalue_line("markers", "fsdp: a case or a random program of an FSDP engine")
-    for engine in config.getoption("fsdp_engine"):
+    for engine in config.getoption("fsdp_engine", []):
         _checked(engine)
 
 
@@ -64,7 +66,7 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add the checks of `--fsdp-engine`, before `-k` and `-m` select."""
-    for engine in config.getoption("fsdp_engine"):
+    for engine in config.getoption("fsdp_engine", []):
         # With the name as its whole id, so that one test reads `engine::case`.
         parent = _Engine.from_parent(session, name=engine, nodeid=engine)
         items.extend(parent.collect())
@@ -178,7 +180,7 @@ class Oracle:
         self._servers: dict[str, ForkServer] = {}
         self._pool: Workers | None = None
         self._fuzzer: Fuzzer | None = None
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[tuple[str, int], Tally] = {}
         self._loaded: set[str] = set()
         self._verdicts: Iterator[CaseVerdict] | None = None
         self._asked: AnyCase | None = None
@@ -253,7 +255,7 @@ class Oracle:
         self._load(check.engine, "cpu")
         if self._fuzzer is None:
             self._fuzzer = self._stack.enter_context(Fuzzer(self._server("cpu")))
-        tally = self._tallies.setdefault(check.engine, Tally())
+        tally = self._tallies.setdefault((check.engine, check.seed), Tally())
         before = dict(tally.refusals)
         for _ in self._fuzzer.fuzz(
             check.engine, check.seed, [check.number], threading.Event(), tally
@@ -282,7 +284,7 @@ _ORACLE = pytest.StashKey[Oracle]()
 
 
 def _oracle(config: pytest.Config) -> Oracle:
-    return config.stash.setdefault(_ORACLE, Oracle(config.getoption("fsdp_ranks")))
+    return config.stash.setdefault(_ORACLE, Oracle(config.getoption("fsdp_ranks", None)))
 
 
 @contextlib.contextmanager

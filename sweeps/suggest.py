@@ -12,7 +12,6 @@ _WORDS_ELSEWHERE: dict[str, str] = {
     "single": "none",
     "single ddp fsdp2": "torch",
     "ddp": "distributed_data_parallel",
-    "mfsdp fsdp2": "deepspeed",
     # strategies
     "no_shard": "zero0 zero_0",
     "optim": "zero1 zero_1",

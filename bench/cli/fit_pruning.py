@@ -48,7 +48,8 @@ class Predictions:
 def without_what_cannot_fit(plan: Plan, machine: Machine) -> tuple[Plan, dict[str, Found]]:
     """`plan` with cells pruned that no device of `machine` holds, and what was found of each.
 
-    A cell of several arms is pruned where one of them does not fit. What cannot be traced stays.
+    A cell of several arms is pruned where one of them does not fit; its arms are found as
+    `cell arm`. What cannot be traced stays.
     """
     predictions = Predictions(check=False)
     kept: list[PlannedCell] = []
@@ -56,10 +57,13 @@ def without_what_cannot_fit(plan: Plan, machine: Machine) -> tuple[Plan, dict[st
     memory: dict[str, Found] = {}
     for cell in plan.cells:
         console.waiting(f"predicting the memory of {cell.id}")
-        found = list(_of_arms(cell, predictions))
-        reasons = [reason for _, one in found if (reason := _reason(one, machine))]
-        largest = max(found, key=lambda pair: getattr(pair[1], "peak_bytes", 0))
-        memory[cell.id] = largest[1]
+        found = dict(_of_arms(cell, predictions))
+        reasons = [
+            f"arm {arm}: {reason}" if arm else reason
+            for arm, one in found.items()
+            if (reason := _reason(one, machine))
+        ]
+        memory |= {f"{cell.id} {arm}".rstrip(): one for arm, one in found.items()}
         if reasons:
             pruned.append(PrunedCell(cell.id, cell.labels, RULE, reasons[0]))
         else:

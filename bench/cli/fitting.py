@@ -63,10 +63,14 @@ def _show_model(request: Request, model: str, *, as_json: bool) -> int:
 
         draw(found, request.plot, None if verdict is None else verdict.device_bytes)
     if as_json:
-        console.data_json(found.to_document() | {"verdict": verdict and vars(verdict)})
+        console.data_json(found.to_document() | {"verdict": _document(verdict)})
     else:
         console.data(prediction_text(found, verdict))
     return exit_codes.OK if verdict is None or verdict.fits else exit_codes.REQUIREMENT_NOT_MET
+
+
+def _document(verdict: Verdict | None) -> dict[str, Any] | None:
+    return None if verdict is None else vars(verdict)
 
 
 def _spec(model: str, gpus: int, nodes: int, assignments: Sequence[str]) -> RunSpec:
@@ -114,6 +118,9 @@ def _show_search(spec: RunSpec, machine: Machine, plot: Path | None, *, as_json:
         ranks = f"{spec.launch.ranks} GPUs, what fits first, then by work done twice, then traffic"
         console.data(f"\n{ranks}\n\n{_choices_text(choices)}")
         console.data("\nBytes and FLOPs; no seconds: what is cheapest in time is for a run to say.")
+        unbuilt = [one.verdict for one in choices if one.verdict and not one.verdict.setup_fits]
+        if unbuilt:
+            console.data(f"Of the steps; {unbuilt[0].setup_text()}.")
     fits = any(one.verdict is not None and one.verdict.fits for one in choices)
     return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
 
@@ -157,7 +164,11 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
     )
     plan = planning.requested_plan(asked).chosen
     predictions = Predictions(whole=request.whole)
-    found = {cell.id: predictions.of(cell.resolved) for cell in plan.cells}
+    found = {
+        f"{cell.id} {arm}".rstrip(): predictions.of(resolved)
+        for cell in plan.cells
+        for arm, resolved in (cell.by_arm or {"": cell.resolved}).items()
+    }
     verdicts = {
         name: Verdict.of(one, machine)
         for name, one in found.items()
@@ -167,7 +178,7 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
         cells = {
             name: {"refusal": one.reason}
             if isinstance(one, UnsupportedError)
-            else one.to_document()
+            else one.to_document() | {"verdict": _document(verdicts.get(name))}
             for name, one in found.items()
         }
         console.data_json({"cells": cells, "pruned": [vars(one) for one in plan.pruned]})
@@ -177,7 +188,7 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
         console.data(console.columns(titles, rows, left=1))
         if plan.pruned:
             console.data("\n" + planning.pruned_text(plan))
-    fits = all(one is None or one.fits for one in verdicts.values())
+    fits = all(one is None or (one.fits and one.setup_fits) for one in verdicts.values())
     return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
 
 
@@ -189,8 +200,8 @@ def _sweep_row(
     held = found.by_category
     largest = max(held, key=lambda category: held[category])
     most = f"{largest.replace('_', ' ')} {mebibytes(held[largest])}"
-    if verdict is not None and not verdict.fits:
-        most = verdict.text()
+    if verdict is not None and not (verdict.fits and verdict.setup_fits):
+        most = verdict.setup_text() if verdict.fits else verdict.text()
     sent = "-" if found.wire_bytes is None else mebibytes(found.wire_bytes)
     when = moment_text(found)
     return (name, mebibytes(found.peak_bytes), mebibytes(found.setup_bytes), sent, when, most)

@@ -75,8 +75,8 @@ LauncherOption = Annotated[
     typer.Option(
         "--launcher",
         metavar="[local|slurm|command]",
-        help="Where runs are made: here, in Slurm jobs, in scripts to submit yourself, or on hosts"
-        " that a command of yours reaches. A launcher of your own is package.module:NAME.",
+        help="Where runs are made: here, in Slurm jobs, or on hosts that a command reaches."
+        " A launcher of your own is package.module:NAME.",
     ),
 ]
 LauncherSetOption = Annotated[

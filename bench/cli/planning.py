@@ -179,7 +179,7 @@ def show_plan(request: Request, *, as_json: bool) -> int:
         console.data_json(plan.to_document() | {"arms": arms} | predicted)
     else:
         parts = [arms_text(requested)] if requested.arms else []
-        if memory:
+        if memory and plan.cells:
             parts.append(_memory_text(plan, memory))
         console.data("\n\n".join([plan_text(plan), *parts]))
     return exit_codes.OK
@@ -201,11 +201,13 @@ def _with_memory(requested: RequestedPlan) -> tuple[Plan, dict[str, Any]]:
 def _memory_text(plan: Plan, memory: dict[str, Any]) -> str:
     """Predicted peaks of the cells that are left, and why some are unknown."""
     texts: dict[str, list[str]] = {}
-    for cell in plan.cells:
-        found = memory[cell.id]
+    left = {cell.id for cell in plan.cells}
+    for name, found in memory.items():
+        if name.partition(" ")[0] not in left:
+            continue
         known = "peak_bytes" in found
         text = f"{found['peak_bytes'] / 1e9:,.2f} GB" if known else f"unknown: {found['refusal']}"
-        texts.setdefault(text, []).append(cell.id)
+        texts.setdefault(text, []).append(name)
     rows = [(", ".join(names), text) for text, names in texts.items()]
     return console.columns(("cell", "predicted peak per rank (fit)"), rows)
 

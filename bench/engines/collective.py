@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.errors import BenchError
+from bench.errors import BenchError, UnsupportedError
 from bench.spec import CollectiveSettings, ResolvedRun
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator, Pending, PendingSum
@@ -236,6 +236,8 @@ def _communicator(
 ) -> Communicator:
     if settings.transport == "native":
         return TorchCommunicator(group, "world", EventBus(), streams)
+    if settings.transport != "point_to_point":
+        raise UnsupportedError("transport-is-gone", f"{settings.transport} is gone: plan anew")
     scratch = _KeptScratch(streams.device)
     return PointToPointCommunicator(group, "world", EventBus(), streams, scratch)
 

@@ -35,6 +35,7 @@ class DeepSpeedEngine:
     """DeepSpeed's engine, which owns model and optimizer."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
+        self._device = device
         os.environ.setdefault("DS_ACCELERATOR", device.type)
         os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
         package = _package()
@@ -77,7 +78,8 @@ class DeepSpeedEngine:
         """Clip in place by the norm over all shards, FP64 sums of squares."""
         shards = self.inspected.gradient_shards()
         squares = [torch.linalg.vector_norm(one.float()).double().square() for one in shards]
-        square = torch.stack([*squares, torch.zeros((), dtype=torch.float64)]).sum()
+        nothing = torch.zeros((), dtype=torch.float64, device=self._device)
+        square = torch.stack([*squares, nothing]).sum()
         dist.all_reduce(square)  # noqa: TID251 - DeepSpeed has no call for it before its step
         norm = square.sqrt()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)

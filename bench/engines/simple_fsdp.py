@@ -48,6 +48,7 @@ class _Gathers:
         self.sent: Counter[str] = Counter()
         # By storage, whose address is not used again as long as a weak reference exists.
         self._alive: dict[StorageWeakRef, DTensor] = {}
+        self._is_noted = False
 
     def whole(self, stored: DTensor) -> Tensor:
         """The weight, gathered; its gradient is a sum over ranks, reduced as it comes."""
@@ -68,7 +69,8 @@ class _Gathers:
         self._count(stored, found)
         if found.requires_grad:
             found.register_hook(partial(self._reduced, stored))
-        self._alive[StorageWeakRef(found.untyped_storage())] = stored
+        if self._is_noted:
+            self._alive[StorageWeakRef(found.untyped_storage())] = stored
         return found
 
     def _count(self, stored: DTensor, found: Tensor) -> None:
@@ -85,9 +87,13 @@ class _Gathers:
     @contextmanager
     def regathering(self) -> Iterator[None]:
         """Of a gathered weight, graphs that are built inside keep where it comes from."""
-        with saved_tensors_hooks(self._keep, self._read):
-            yield
-        self._alive.clear()
+        self._is_noted = True
+        try:
+            with saved_tensors_hooks(self._keep, self._read):
+                yield
+        finally:
+            self._is_noted = False
+            self._alive.clear()
 
     def _keep(self, tensor: Tensor) -> Any:
         stored = self._alive.get(StorageWeakRef(tensor.untyped_storage()))

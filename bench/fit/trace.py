@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.engines.local_tensor import local_tensor
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
-from bench.errors import UnsupportedError, UsageError
+from bench.errors import BenchError, UnsupportedError, UsageError
 from bench.fit.hollow import Hollow, hollow_tensors
 from bench.models.build import run_model
 from bench.models.units import units
@@ -112,11 +112,28 @@ def trace(resolved: ResolvedRun) -> Trace:
         UsageError: a process group exists already.
     """
     _check(resolved)
-    with _ranks(resolved):
-        recorder = _Recorder(resolved)
-        with hollow_tensors(recorder.changed, recorder.communicated) as mode:
+    recorder = _Recorder(_unregistered(resolved))
+    try:
+        with _ranks(resolved), hollow_tensors(recorder.changed, recorder.communicated) as mode:
             recorder.run(mode)
+    except BenchError:
+        raise
+    except Exception as error:  # whatever an engine or a library of it asks of a device
+        text = str(error).partition("\n")[0]
+        raise UnsupportedError(
+            "fit-trace", f"it cannot be traced without a device: {type(error).__name__}: {text}"
+        ) from error
     return recorder.trace
+
+
+def _unregistered(resolved: ResolvedRun) -> ResolvedRun:
+    """The run without NCCL's registration, which takes the same buffers from memory of its own."""
+    settings = resolved.engine.settings
+    known = {"nccl_ub", "manual_registration"} & type(settings).model_fields.keys()
+    off = settings.model_copy(update=dict.fromkeys(known, False))
+    return resolved.model_copy(
+        update={"engine": resolved.engine.model_copy(update={"settings": off})}
+    )
 
 
 def _check(resolved: ResolvedRun) -> None:
@@ -125,6 +142,10 @@ def _check(resolved: ResolvedRun) -> None:
     if resolved.linear.kind != "torch":
         raise UnsupportedError(
             "fit-linear", f"layers of {resolved.linear.kind} compute what only a device has"
+        )
+    if resolved.engine.setting("cuda_graph"):
+        raise UnsupportedError(
+            "fit-graph", "a captured step keeps memory of its own, which nobody predicts"
         )
     if known_engine(resolved.engine.name).name not in {"single", "ddp", "fsdp2", "fsdp1", "mfsdp"}:
         raise UnsupportedError(

@@ -16,7 +16,8 @@ HEADROOM_BYTES: Final = 2 * 2**30
 class Verdict:
     """spare_bytes: negative where it does not fit. largest: the category to attack then.
 
-    setup_fits: whether the whole model that every rank builds first, of setup_bytes, fits as well.
+    fits: the steps do. setup_fits: whether the whole model that every rank builds first, of
+    setup_bytes, fits as well.
     """
 
     device: str
@@ -30,17 +31,21 @@ class Verdict:
 
     @classmethod
     def of(cls, prediction: Prediction, machine: Machine) -> Self | None:
-        """On the first device of `machine`; None where it has none whose memory is known."""
+        """On the first device of `machine`; None where it has none whose memory is known.
+
+        Ranks that share a device have equal parts of it.
+        """
         devices = machine.cuda_devices
         if not devices or devices[0].memory_bytes is None:
             return None
-        room = devices[0].memory_bytes - HEADROOM_BYTES
+        sharing = prediction.resolved.launch.ranks_per_device
+        room = devices[0].memory_bytes // sharing - HEADROOM_BYTES
         spare = room - prediction.peak_bytes
         held = prediction.by_category
         largest = max(held, key=lambda name: held[name])
         return cls(
             device=devices[0].name,
-            device_bytes=devices[0].memory_bytes,
+            device_bytes=devices[0].memory_bytes // sharing,
             fits=spare >= 0,
             spare_bytes=spare,
             largest=largest,

@@ -85,7 +85,7 @@ class LogTable:
     """A table whose header was seen; `row` reads on until a line is none of its rows."""
 
     def __init__(self, header: list[str], split: Callable[[str], list[str]]) -> None:
-        self._columns = [_column(name) for name in header]
+        self._columns = _columns(header)
         self._split = split
 
     @property
@@ -165,6 +165,15 @@ class _Cells:
             self.values[column.name] = one
         if isinstance(one, str) and not column.field and not _TIMES.fullmatch(one):
             self.words.append(one)
+
+
+def _columns(header: list[str]) -> list[_Column]:
+    """Of two that say the same, the first has our field; the other is kept by its name."""
+    found: list[_Column] = []
+    for one in map(_column, header):
+        taken = one.field and any(one.field == other.field for other in found)
+        found.append(_Column(one.name) if taken else one)
+    return found
 
 
 def _column(name: str) -> _Column:

@@ -136,7 +136,7 @@ def measured_patterns(engine: str) -> tuple[str, ...]:
     if row not in TABLE:
         return (*RANK_PATTERNS, *CORE_PATTERNS)
     own = {one for other in TABLE if other is not row for one in other.code}
-    others = tuple(f"!{one}" for one in sorted(own) if one.startswith("bench/"))
+    others = tuple(f"!{one}" for one in sorted(own - {*row.code}) if one.startswith("bench/"))
     return (*RANK_PATTERNS, *others, *(one for one in row.code if not one.startswith("bench/")))
 
 

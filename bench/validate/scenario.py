@@ -388,7 +388,8 @@ def live_bytes(kept: object = ()) -> int:
     for found in gc.get_objects():
         if isinstance(found, Tensor) and not isinstance(found, DTensor) and not found.is_sparse:
             storage = found.untyped_storage()
-            if storage.nbytes() and storage.data_ptr() not in own:
+            # Meta tensors say a size, and have no memory.
+            if storage.nbytes() and storage.data_ptr() not in {0, *own}:
                 storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 

@@ -46,6 +46,8 @@ def measure_host(resolved: ResolvedRun, process: RankProcess) -> HostPass:
     small = resolved.model_copy(update={"shape": _SHAPE, "factory": None})
     if small.engine.expert_parallel > 1:
         return HostPass(reason="its decoder has no experts to spread")
+    if _SHAPE.heads % small.engine.tensor_parallel:
+        return HostPass(reason=f"its decoder has {_SHAPE.heads} heads to cut")
     try:
         plain, _ = run_model(small, process.device)
         model, _ = run_model(small, process.device)
@@ -53,7 +55,7 @@ def measure_host(resolved: ResolvedRun, process: RankProcess) -> HostPass:
     except BenchError as refusal:
         return HostPass(reason=str(refusal))
     plain.to(TORCH_DTYPES[resolved.dtypes.compute])
-    tokens = torch.zeros((1, 4), dtype=torch.int64, device=process.device)
+    tokens = torch.zeros((1, 16), dtype=torch.int64, device=process.device)
 
     def with_engine() -> None:
         engine.forward_backward(tokens, tokens, 1.0, True)

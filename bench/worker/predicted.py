@@ -44,6 +44,7 @@ def _document(resolved: ResolvedRun) -> dict[str, Any]:
     }
     return {
         "peak_bytes": found.peak_bytes,
+        "setup_bytes": found.setup_bytes,
         "wire_bytes": found.wire_bytes,
         "by_category_bytes": {name: size for name, size in highest.items() if size},
     }

@@ -221,14 +221,21 @@ def test_the_report_sets_what_fit_predicted_beside_what_was_measured(store):
         "cpu_allocator_steps_peak_bytes": 2 * 2**20,
         "by_category_bytes": {"gradients": 2**20},
     }
-    documents = {"run": {"predicted": said, **measured}, "odd": {"predicted": {"peak_bytes": "x"}}}
+    # Of a device the peak is known since its process began.
+    device = {"predicted": said | {"setup_bytes": 4 * 2**20}, "device_peak_bytes": 4 * 2**20}
+    device["by_category_bytes"] = {}
+    documents = {"run": {"predicted": said, **measured}, "device": device}
+    documents["odd"] = {"predicted": {"peak_bytes": "x"}}
     recorded(store, documents | {"layers": {"predicted": {"refusal": "only a device has"}}})
     rows = rows_of(memory_section(store), "predicted")
     assert rows == [
-        ("run", "peak", "3.0 MiB", "2.0 MiB", "50.0 %"),
+        ("run", "peak of steps", "3.0 MiB", "2.0 MiB", "50.0 %"),
         ("run", "gradients", "1.0 MiB", "1.0 MiB", "0.0 %"),
         ("run", "pools", "1.0 KiB", "-", "-"),
-        ("odd", "peak", "-", "-", "-"),
+        ("device", "peak with set-up", "4.0 MiB", "4.0 MiB", "0.0 %"),
+        ("device", "gradients", "1.0 MiB", "-", "-"),
+        ("device", "pools", "1.0 KiB", "-", "-"),
+        ("odd", "peak with set-up", "-", "-", "-"),
         ("layers", "not predicted: only a device has", "-", "-", "-"),
     ]
 

@@ -128,6 +128,33 @@ def test_what_no_trace_can_know_is_refused():
         predict(run(MFSDP, model={"preset": "hybrid-tiny"}))
 
 
+def test_user_buffers_are_memory_of_the_same_size_and_a_captured_step_is_refused():
+    pooled = MFSDP | {"allocator": "fixed_pool", "double_buffer": True}
+    on_cuda = {"launch": {"ranks": 2, "device": "cuda"}, "dtypes": BF16 | {"grad_comm": "fp32"}}
+    registered = run(pooled | {"nccl_ub": True, "manual_registration": True}, **on_cuda)
+    assert registered.engine.setting("nccl_ub")
+    assert predict(registered).by_category == predict(run(pooled, **on_cuda)).by_category
+    with pytest.raises(UnsupportedError, match="captured step"):
+        predict(run(MFSDP | {"allocator": "fixed_pool", "cuda_graph": True}, **on_cuda))
+
+
+def test_what_an_engine_asks_of_a_device_is_a_refusal(monkeypatch):
+    def missing(*_asked):
+        raise ModuleNotFoundError("no such package")
+
+    monkeypatch.setattr("bench.fit.trace.build_engine", missing)
+    with pytest.raises(UnsupportedError, match="without a device: ModuleNotFoundError: no such"):
+        predict(run(MFSDP))
+
+
+def test_ranks_that_share_a_device_have_parts_of_it():
+    found = predict(run(MFSDP))
+    launch = found.resolved.launch.model_copy(update={"ranks_per_device": 2})
+    shared = replace(found, resolved=found.resolved.model_copy(update={"launch": launch}))
+    verdict = Verdict.of(shared, described_machine("H100", 8))
+    assert verdict.spare_bytes == 40 * 10**9 - HEADROOM_BYTES - found.peak_bytes
+
+
 def test_a_process_that_is_a_rank_already_is_refused():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -29,6 +29,14 @@ def file(name: str) -> list[ReadRun]:
     return read((LOGS / name).read_bytes())
 
 
+def test_of_two_columns_that_say_the_same_the_first_is_ours() -> None:
+    table = (
+        "| run | Median step time (ms) | Mean step time (ms) |\n|---|---|---|\n| a | 10 | 12 |\n"
+    )
+    ((step,),) = (run.steps for run in read(table))
+    assert (step.milliseconds, step.extra["Mean step time (ms)"]) == (10.0, 12.0)
+
+
 def test_every_line_of_the_pull_requests_is_imported_under_its_label() -> None:
     runs = [*file("pr3067.txt"), *file("pr4133.txt")]
     told = [

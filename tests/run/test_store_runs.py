@@ -11,6 +11,7 @@ from bench.record import RunStatus, RunSummary, StepSample
 from bench.resolve import Machine, resolve
 from bench.spec import MeasureSpec, ResolvedRun, RunSpec, TrainSpec
 from bench.store import ResultsStore, RunFolder
+from bench.store.checksum import with_checksums
 
 MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 
@@ -70,10 +71,10 @@ def test_what_is_written_is_read_back(store: ResultsStore) -> None:
         folder.write_environment({"hostname": "here"})
         folder.write_summary(RunSummary(formula="f"))
         status = folder.status.model_copy(update={"state": "ok", "ended_utc": "later"})
-        folder.write_status(status)
+        folder.finish(status)
     record = store.read(folder.run_id)
     assert record.resolved == run
-    assert record.status == status
+    assert record.status == with_checksums(folder.path, status)
     assert (status.sweep, status.cell, status.repeat, status.arm) == ("s", "c1", 2, "head")
     assert status.code == "abc"
     assert record.steps == {0: [sample(1), sample(2)], 1: [sample(1), sample(2)]}

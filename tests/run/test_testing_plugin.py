@@ -18,6 +18,8 @@ from thread_bugs import not_averaged
 from bench.validate.cases import Case
 from bench.validate.toy_models import build_toy_model, microbatch
 
+pytest_plugins = ["bench.testing_plugin"]
+
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.processes
 
@@ -42,7 +44,10 @@ def run_pytest(folder: Path, *options: str, paths: tuple[Path, ...] = ()) -> tup
     """In a folder outside of this repository: exit code and output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *options],
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+            *("-p", "bench.testing_plugin", "-q", *options),
+        ],
         cwd=folder,
         env=environment,
         capture_output=True,
