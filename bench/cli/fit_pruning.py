@@ -78,6 +78,8 @@ def _of_arms(cell: PlannedCell, predictions: Predictions) -> Iterator[tuple[str,
             yield arm, UnsupportedError("fit-cpu", "it runs on a CPU")
         elif resolved.factory is not None:
             yield arm, UnsupportedError("fit-factory", "a plan builds no model of the user's own")
+        elif resolved.engine.setting("recipe") not in (None, "none"):
+            yield arm, UnsupportedError("fit-recipe", "a plan traces no codec, which takes minutes")
         else:
             yield arm, predictions.of(resolved)
 
