@@ -35,10 +35,18 @@ class PlannedCell:
         return self.by_arm.get(arm or "", self.resolved)
 
     @property
+    def runs(self) -> Mapping[str, ResolvedRun]:
+        """By arm; under "" where arms do not differ in settings."""
+        return self.by_arm or {"": self.resolved}
+
+    def name_of(self, arm: str) -> str:
+        """`cell arm`, or the cell alone for ""."""
+        return f"{self.id} {arm}".rstrip()
+
+    @property
     def config_hashes(self) -> tuple[str, ...]:
         """Of the runs of all arms, each once."""
-        runs = self.by_arm.values() or (self.resolved,)
-        return tuple(dict.fromkeys(run.config_hash for run in runs))
+        return tuple(dict.fromkeys(run.config_hash for run in self.runs.values()))
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def without_what_cannot_fit(plan: Plan, machine: Machine) -> tuple[Plan, dict[st
             for arm, one in found.items()
             if (reason := _reason(one, machine))
         ]
-        memory |= {f"{cell.id} {arm}".rstrip(): one for arm, one in found.items()}
+        memory |= {cell.name_of(arm): one for arm, one in found.items()}
         if reasons:
             pruned.append(PrunedCell(cell.id, cell.labels, RULE, reasons[0]))
         else:
@@ -73,7 +73,7 @@ def without_what_cannot_fit(plan: Plan, machine: Machine) -> tuple[Plan, dict[st
 
 
 def _of_arms(cell: PlannedCell, predictions: Predictions) -> Iterator[tuple[str, Found]]:
-    for arm, resolved in (cell.by_arm or {"": cell.resolved}).items():
+    for arm, resolved in cell.runs.items():
         if resolved.launch.device != "cuda":
             yield arm, UnsupportedError("fit-cpu", "it runs on a CPU")
         elif resolved.factory is not None:

@@ -165,9 +165,9 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
     plan = planning.requested_plan(asked).chosen
     predictions = Predictions(whole=request.whole)
     found = {
-        f"{cell.id} {arm}".rstrip(): predictions.of(resolved)
+        cell.name_of(arm): predictions.of(resolved)
         for cell in plan.cells
-        for arm, resolved in (cell.by_arm or {"": cell.resolved}).items()
+        for arm, resolved in cell.runs.items()
     }
     verdicts = {
         name: Verdict.of(one, machine)

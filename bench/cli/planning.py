@@ -201,10 +201,8 @@ def _with_memory(requested: RequestedPlan) -> tuple[Plan, dict[str, Any]]:
 def _memory_text(plan: Plan, memory: dict[str, Any]) -> str:
     """Predicted peaks of the cells that are left, and why some are unknown."""
     texts: dict[str, list[str]] = {}
-    left = {cell.id for cell in plan.cells}
-    for name, found in memory.items():
-        if name.partition(" ")[0] not in left:
-            continue
+    for name in (cell.name_of(arm) for cell in plan.cells for arm in cell.runs):
+        found = memory[name]
         known = "peak_bytes" in found
         text = f"{found['peak_bytes'] / 1e9:,.2f} GB" if known else f"unknown: {found['refusal']}"
         texts.setdefault(text, []).append(name)

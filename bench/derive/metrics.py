@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from bench.derive.counts import COUNTED
-from bench.derive.host_time import HostPass, calls_per_unit, host_pass, microseconds_per_unit
-from bench.derive.live_storage import LiveStorage, live_storage
+from bench.derive.host_time import calls_per_unit, host_pass, microseconds_per_unit
+from bench.derive.live_storage import live_storage
 from bench.record import RunRecord, RunSummary
 
 Unit = Literal["ms", "us", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
@@ -23,6 +23,8 @@ Judge = Literal["interval", "ratio", "curve", "count"]
 """interval: of the paired ratio over blocks, for what varies from run to run. ratio: of medians,
 for what repeats almost exactly. curve: losses, step by step. count: exact, and a rise names what
 rose and who called it."""
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -93,22 +95,14 @@ def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
     return None if summary.device_peak_bytes is None else float(summary.device_peak_bytes)
 
 
-def _live(
-    of: Callable[[LiveStorage], float | None],
+def _of(
+    read: Callable[[RunRecord], _Read | None], of: Callable[[_Read], float | None]
 ) -> Callable[[RunRecord, RunSummary], float | None]:
+    """Of what is read from a record, where it is there."""
+
     def found(record: RunRecord, _: RunSummary) -> float | None:
-        live = live_storage(record)
-        return None if live is None else of(live)
-
-    return found
-
-
-def _host(
-    of: Callable[[HostPass], float | None],
-) -> Callable[[RunRecord, RunSummary], float | None]:
-    def found(record: RunRecord, _: RunSummary) -> float | None:
-        host = host_pass(record)
-        return None if host is None else of(host)
+        one = read(record)
+        return None if one is None else of(one)
 
     return found
 
@@ -158,7 +152,7 @@ HOST_TIME = Metric(
     "host_time",
     "host us per unit",
     "us",
-    _host(microseconds_per_unit),
+    _of(host_pass, microseconds_per_unit),
     judge="interval",
     rule=MetricRule("advisory", 0.05, _LESS),
 )
@@ -167,7 +161,7 @@ HOST_CALLS = Metric(
     "host_calls",
     "Python calls per unit and pass",
     "",
-    _host(calls_per_unit),
+    _of(host_pass, calls_per_unit),
     judge="ratio",
     rule=MetricRule("required", 0.0, _LESS),
     column=False,
@@ -252,7 +246,7 @@ LIVE_STORAGE = Metric(
     "live_storage",
     "live storage",
     "bytes",
-    _live(lambda live: live.bytes_per_rank),
+    _of(live_storage, lambda live: live.bytes_per_rank),
     judge="ratio",
     rule=MetricRule("required", 0.0, _LESS),
     column=False,
@@ -262,7 +256,7 @@ LEDGER_DIFFERENCE = Metric(
     "ledger_difference",
     "live storage off the ledger",
     "bytes",
-    _live(lambda live: live.ledger_difference_per_rank),
+    _of(live_storage, lambda live: live.ledger_difference_per_rank),
     judge="ratio",
     rule=MetricRule("required", 0.0, _LESS),
     column=False,

@@ -23,7 +23,12 @@ from torch import Tensor, nn
 
 from bench.engines.deepspeed_inspection import DeepSpeedInspection
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
+from bench.engines.optimizer import (
+    build_optimizer,
+    optimizer_state_bytes,
+    scale_to_norm,
+    set_learning_rate,
+)
 from bench.spec import DtypeName, ResolvedRun, StrategyName
 
 STAGES: Final[dict[StrategyName, int]] = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -82,9 +87,7 @@ class DeepSpeedEngine:
         square = torch.stack([*squares, nothing]).sum()
         dist.all_reduce(square)  # noqa: TID251 - DeepSpeed has no call for it before its step
         norm = square.sqrt()
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for one in shards:
-            one.mul_(factor.to(one.dtype))
+        scale_to_norm(shards, norm, max_norm)
         return norm
 
     def optimizer_step(self) -> None:

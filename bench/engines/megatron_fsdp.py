@@ -25,7 +25,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import lacks
 from bench.engines.local_tensor import local_tensor
-from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
+from bench.engines.optimizer import (
+    build_optimizer,
+    optimizer_state_bytes,
+    scale_to_norm,
+    set_learning_rate,
+)
 from bench.engines.stock import scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.models.units import unit_classes
@@ -113,9 +118,7 @@ class MegatronFsdpEngine:
         for group in _sharded_over(found):
             dist.all_reduce(square, group=group)  # noqa: TID251 - the engine has no call for it
         norm = square.sqrt()
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for one in local:
-            one.mul_(factor.to(one.dtype))
+        scale_to_norm(local, norm, max_norm)
         return norm
 
     def optimizer_step(self) -> None:

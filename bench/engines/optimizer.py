@@ -19,6 +19,13 @@ from bench.spec import TrainSpec
 _OF_TORCHAO: Final = {"adamw_8bit": "AdamW8bit", "adamw_fp8": "AdamWFp8"}
 
 
+def scale_to_norm(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale shards of gradients in place, as torch's clipping does for this norm of all of them."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for one in gradients:
+        one.mul_(factor.to(one.dtype))
+
+
 def build_optimizer(
     parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
     train: TrainSpec,
