@@ -12,7 +12,7 @@ from bench.importers.table import ReadRun, read_text
 from bench.store import ResultsStore
 from bench.store.imports import ImportedRun
 from reports.comparisons.imported import absences, of_import, side_by_side, to_data
-from reports.nccl.source import LogSource, StoppedError, find_sources, read_blocks
+from reports.nccl.source import LogSource, StoppedError, find_sources, read_lines
 from reports.renderers import terminal
 
 STANDARD_INPUT = "pasted"
@@ -90,7 +90,7 @@ def blocks(source: LogSource) -> Iterator[bytes]:
         UsageError: damaged or cut off data.
     """
     try:
-        yield from read_blocks(source)
+        yield from read_lines(source)
     except StoppedError as error:
         raise UsageError(f"{source.name} cannot be read to its end: {error}") from error
 

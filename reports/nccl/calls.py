@@ -108,7 +108,7 @@ class _Walk:
         # Every call prints a COLL line, so a TUNING line whose operation and bytes only one
         # communicator of the process ever called belongs to that one, whichever thread printed it.
         self._callers: dict[tuple[str, int], set[str]] = {}
-        for _, call, _ in process.timeline.observations():
+        for _, call, _ in process.observations():
             if call is not None:
                 key = (call.operation, call_bytes(call) or -1)
                 self._callers.setdefault(key, set()).add(call.comm)

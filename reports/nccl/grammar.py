@@ -24,8 +24,7 @@ from typing import Final
 
 from reports.nccl.model import NEWEST, Buffers, Choice, CollectiveCall, Kind, Versions
 
-INFO: Final = b" NCCL INFO "
-WARN: Final = b" NCCL WARN "
+_WARN: Final = b" NCCL WARN "
 _MARKS: Final = re.compile(rb" NCCL (?:INFO|WARN) ")
 _WINDOW_BYTES: Final = 400
 
@@ -74,22 +73,6 @@ def is_fragment(text: bytes) -> bool:
     return _FRAGMENT.search(text) is not None
 
 
-def clean_header(head: bytes) -> Header | None:
-    """The prefix before INFO in a line that begins with `head`, if only decoration precedes it."""
-    match = _REVERSED_INFO.match(head[::-1])
-    if match is None or len(head) > _WINDOW_BYTES:
-        return None
-    start = len(head) - match.end()
-    if start and (b"\x1b" in head[:start] or is_fragment(head[:start])):
-        return None
-    return _header(match, start, len(head) + len(INFO), warning=False)
-
-
-def _header(match: re.Match[bytes], start: int, message: int, *, warning: bool) -> Header:
-    device, tid, pid, host = (part[::-1] for part in match.groups())
-    return Header(host, pid, tid, device, start, message, warning)
-
-
 def plain(line: bytes) -> bytes:
     """`line` without terminal colours and without a carriage return at its end."""
     if b"\\u00" in line:
@@ -114,22 +97,15 @@ def headers(line: bytes) -> Iterator[Header]:
     """Every prefix in the line, first to last; more than one means that lines were glued."""
     last = 0
     for mark in _MARKS.finditer(line):
-        warning = line.startswith(WARN, mark.start())
+        warning = line.startswith(_WARN, mark.start())
         window = line[max(last, mark.start() - _WINDOW_BYTES) : mark.start()][::-1]
         match = (_REVERSED_WARN if warning else _REVERSED_INFO).match(window)
         if match is None:
             continue
-        yield _header(match, mark.start() - match.end(), mark.end(), warning=warning)
+        device, tid, pid, host = (part[::-1] for part in match.groups())
+        start = mark.start() - match.end()
+        yield Header(host, pid, tid, device, start, mark.end(), warning)
         last = mark.end()
-
-
-def unescaped(message: bytes) -> bytes | None:
-    """The message inside a JSON string or quotes (docker and Kubernetes log files), if it is one.
-
-    NCCL prints no double quote and no backslash in the messages that carry evidence.
-    """
-    cut = min((i for i in (message.find(b"\\n"), message.find(b'"')) if i >= 0), default=-1)
-    return message[:cut] if cut > 0 else None
 
 
 ALGORITHMS: Final = (
@@ -383,12 +359,6 @@ _UNUSED_STARTS: Final = tuple(
     Socket,socket,isAll,Skipping""".replace("\n", "")
     .replace("    ", "")
     .split(",")
-)
-# Of those, the ones that a large job prints by the million and that no event begins with.
-BULK_STARTS: Final = tuple(
-    b"Channel ,Trees [,Tree ,Ring ,Connected ,Using ,threadThresholds,Setting affinity,NET/".split(
-        b","
-    )
 )
 _COUNTS: Final = re.compile(r"\d+ coll channels|\S+:\d+ (?:\(\w+\) )?-> -?\d+")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from reports.nccl.model import ANY, StateChange, Unread, Versions, exactly
+from reports.nccl.model import ANY, Observation, StateChange, Unread, Versions, exactly
 from reports.nccl.reader import StreamReader
 from reports.nccl.source import LogSource
 from reports.nccl.timeline import Timeline
@@ -41,6 +41,10 @@ class Process:
     def label(self) -> str:
         """Name with the local device, which is no rank."""
         return f"{self.name} [{self.timeline.device}]" if self.timeline.device else self.name
+
+    def observations(self) -> list[Observation]:
+        """All distinct observations, those of each stretch between two state changes."""
+        return [one for tally in self.timeline.tallies() for one in tally]
 
     def about(self, kind: str) -> list[StateChange]:
         """Lines of this kind about the process as a whole."""
@@ -199,7 +203,7 @@ def _settle_versions(job: LoggedJob) -> None:
 def _forms(process: Process) -> Versions:
     """Versions that print all of the TUNING lines of the process."""
     common: Versions | None = ANY
-    for observation in process.timeline.observations():
+    for observation in process.observations():
         if common is not None and observation.choice is not None:
             common = common.intersection(observation.choice.versions)
     return ANY if common is None else common

@@ -93,11 +93,11 @@ class Unread:
         self.unknown[shape] += 1
         self.examples.setdefault(shape, message[:_SHOWN_CHARACTERS])
 
-    def add_damaged(self, text: bytes) -> None:
-        """Count a piece of a line that cannot be trusted."""
-        self.damaged += 1
-        if len(self.damaged_examples) < _SHOWN_DAMAGED:
-            self.damaged_examples.append(text[:_SHOWN_CHARACTERS].decode("utf-8", "replace"))
+    def add_damaged(self, text: bytes, count: int = 1) -> None:
+        """Count pieces of lines that cannot be trusted."""
+        self.damaged += count
+        shown = text[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
+        self.damaged_examples += [shown] * min(count, _SHOWN_DAMAGED - len(self.damaged_examples))
 
     def add(self, other: Unread) -> None:
         """Take over the counts of another stream."""
@@ -192,11 +192,11 @@ class Sightings:
     buffers: set[Buffers] = field(default_factory=set)
     more_buffers: bool = False
 
-    def add_buffers(self, buffers: set[Buffers]) -> None:
+    def add_buffers(self, buffers: Buffers) -> None:
         """Keep them as far as there is room."""
-        self.buffers |= buffers
-        if len(self.buffers) > MOST_BUFFERS:
-            self.buffers = set(sorted(self.buffers)[:MOST_BUFFERS])
+        if len(self.buffers) < MOST_BUFFERS:
+            self.buffers.add(buffers)
+        elif buffers not in self.buffers:
             self.more_buffers = True
 
 

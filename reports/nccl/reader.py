@@ -1,34 +1,24 @@
 """One stream into timelines: the only place that runs once per line.
 
-Most lines of a log repeat, so a TUNING line seen before is found by one look-up of the whole line,
-and while no call is open a block of such lines is counted without looking at their order. What is
-new goes on: a clean prefix with a message of a known form; then what needs thought, which is
-decorations, damage, state changes and other people's text.
+Most lines of a log repeat, so a TUNING line that was seen before is found by one look-up of the
+whole line. Every other line is searched for prefixes, and each message is tried form by form.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
-from reports.nccl.model import MAX_QUOTE_CHARACTERS, StateChange, Unread
-from reports.nccl.source import (
-    LONGEST_LINE_BYTES,
-    LogSource,
-    StoppedError,
-    read_blocks,
-    whole_lines,
-)
-from reports.nccl.timeline import CallLine, ChoiceLine, Thread, Timeline
+from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
+from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
+from reports.nccl.timeline import Thread, Timeline
 
 MOST_ITERATIONS: Final = 64
 _MOST_KNOWN: Final = 40_000
-_LONGEST_KNOWN_BYTES: Final = 600
 
 # What trainers print at the end of an iteration (Megatron-LM and its kin, torchtitan).
 _ITERATION: Final = re.compile(
@@ -39,22 +29,15 @@ _BARE_VERSION: Final = re.compile(r"NCCL version (\d+\.\d+\.\d+)(?!\d)")
 _EVIDENCE: Final = re.compile(
     rb" Bytes -> |NCCL INFO|NCCL WARN|: opCount |\[Symmetric\]: |\[Copy Engine\]: |\[nranks=\d"
 )
+# Other people's text is most of some logs: a line without any of these is no evidence.
 _NOTABLE: Final = tuple(
     b"NCCL,iteration,step:,Bytes ->,opCount,nranks=,[Symmetric]: ,[Copy Engine]: ".split(b",")
 )
 _STATE_KINDS: Final = frozenset(kind for kind, _ in grammar.STATE_EVENTS)
 
 Marks = tuple[tuple[int, int], ...]
-Origin = tuple[Timeline, Thread]
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """A TUNING line of a thread, whenever it occurs."""
-
-    timeline: Timeline
-    thread: Thread
-    line: ChoiceLine
+Known = tuple[Timeline, Thread, Choice, bytes]
+"""What a TUNING line says, whenever it occurs: who printed it, the choice, its text."""
 
 
 @dataclass
@@ -75,174 +58,102 @@ class StreamReader:
     hosts: set[bytes] = field(default_factory=set)
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
+    _known: dict[bytes, Known] = field(default_factory=dict)
+    _begun: bytes = b""
 
-    def __post_init__(self) -> None:
-        self._known: dict[bytes, Known] = {}
-        self._counted: Counter[Known] = Counter()
-        self._choices: dict[bytes, ChoiceLine] = {}
-        self._origins: dict[bytes, Origin | None] = {}
-        self._calls_seen = False
+    def feed(self, piece: bytes) -> None:
+        """Read a line with its end, or take a piece of a long one.
 
-    def feed(self, block: bytes) -> None:
-        """Read whole lines: `block` ends at the end of a line, or the stream does."""
-        lines = block.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        if not self._calls_seen:
-            try:
-                self._counted.update(list(map(self._known.__getitem__, lines)))
-            except KeyError:
-                pass
-            else:
-                return
-        self._settle()
+        NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
+        has carriage returns (progress bars), those end its lines.
+        """
+        self.bytes_read += len(piece)
+        known = self._known.get(piece)
+        if known is not None and not self._begun:
+            timeline, *said = known
+            timeline.add_choice(*said)
+            return
+        line = self._begun + piece.replace(b"\0", b"")
+        self._begun = b""
+        if line.endswith(b"\n"):
+            known = self._read(line[:-1])
+            if known is not None and len(self._known) < _MOST_KNOWN:
+                self._known[piece] = known
+            return
+        *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
         for text in lines:
-            found = self._known.get(text)
-            if found is None:
-                self._read(text)
-            else:
-                found.timeline.add_choice(found.thread, found.line)
-
-    def _settle(self) -> None:
-        """Give what was counted to its processes, before anything else happens to them."""
-        for known, count in self._counted.items():
-            known.timeline.lines += count
-            known.timeline.add_free(known.line, count)
-        self._counted.clear()
+            self._read(text)
+        self._begun = rest[: LONGEST_LINE_BYTES + 1]
 
     def finish(self) -> StreamReader:
         """End what is open, and decide what lines without a prefix are.
 
         In a log, one with damaged lines above all, such a line may be the end of another one.
         """
-        self._settle()
+        if self._begun:
+            self._read(self._begun)
         for timeline in self.timelines.values():
             timeline.close()
-        pasted, self.pasted = self.pasted, Timeline()
-        for tally in pasted.items:
-            for observation, seen in tally.items() if isinstance(tally, dict) else ():
-                choice = observation.choice
-                if choice is None or (
-                    self.timelines and (self.unread.damaged or grammar.may_be_cut(choice))
-                ):
-                    for _ in range(seen.count):
-                        self.unread.add_damaged(seen.line.encode())
-                else:
-                    self.pasted.lines += seen.count
-                    self.pasted.add_free(ChoiceLine(choice, seen.line.encode()), seen.count)
+        if self.timelines:
+            self._doubt_pasted()
         return self
+
+    def _doubt_pasted(self) -> None:
+        damaged = self.unread.damaged > 0
+        for tally in self.pasted.tallies():
+            for observation, seen in list(tally.items()):
+                choice = observation.choice
+                if damaged or choice is None or grammar.may_be_cut(choice):
+                    del tally[observation]
+                    self.pasted.lines -= seen.count
+                    self.unread.add_damaged(seen.line.encode(), seen.count)
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
-        self._settle()
         if iteration != self.iteration:
             self.iteration = iteration
             for timeline in self.timelines.values():
                 timeline.change(StateChange("iteration", "", (str(iteration),), ""))
 
-    def _read(self, text: bytes) -> None:
-        """A line that was not seen before."""
-        head, found, message = text.partition(grammar.INFO)
-        if not head or not found:
-            # Other people's text is most of some logs: what cannot be evidence ends here.
-            if len(text) > LONGEST_LINE_BYTES or any(word in text for word in _NOTABLE):
-                self._read_slowly(text)
-            else:
-                self.unread.ignored += 1
-            return
-        origin = self._origins[head] if head in self._origins else self._origin(head)
-        if (
-            origin is None
-            or b" NCCL " in message
-            or b"across cluster]" in message
-            or not self._take(origin, message, text)
-        ):
-            self._read_slowly(text)
+    def _read(self, text: bytes) -> Known | None:
+        """One line as it stands in the stream, with all that may have happened to it.
 
-    def _take(self, origin: Origin, message: bytes, text: bytes) -> bool:
-        """A whole message of one of the common forms."""
-        timeline, thread = origin
-        if b" Bytes -> " in message:
-            # The first line with this message is the one to quote, whichever process printed it.
-            line = self._choices.get(message)
-            if line is None:
-                choice = grammar.tuning(message)
-                if choice is None:
-                    return False
-                line = ChoiceLine(choice, text)
-            if len(text) <= _LONGEST_KNOWN_BYTES:
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                    self._choices.clear()
-                self._known[text] = Known(timeline, thread, line)
-                self._choices[message] = line
-            timeline.add_choice(thread, line)
-            return True
-        if b": opCount " in message:
-            call = grammar.call(message)
-            if call is not None:
-                self._calls_seen = True
-                timeline.add_call(thread, CallLine(*call, text))
-                return True
-        elif message.startswith(grammar.BULK_STARTS):
-            timeline.lines += 1
-            self.unread.ignored += 1
-            return True
-        return False
-
-    def _origin(self, head: bytes) -> Origin | None:
-        """Process and thread of a clean prefix, remembered by its text."""
-        header = grammar.clean_header(head)
-        found = None
-        if header is not None:
-            self.hosts.add(header.host)
-            found = self._origin_of(header, header.host)
-        if len(self._origins) >= _MOST_KNOWN:
-            self._origins.clear()
-        self._origins[head] = found
-        return found
-
-    def _origin_of(self, header: Header, host: bytes) -> Origin:
-        """Process and thread of a prefix; `host` may be shorter where lines were glued."""
-        key = host + b":" + header.pid
-        timeline = self.timelines.get(key)
-        if timeline is None:
-            timeline = self.timelines[key] = Timeline(device=header.device.decode())
-            if self.iteration is not None:
-                timeline.change(StateChange("iteration", "", (str(self.iteration),), ""))
-        thread = timeline.threads.get(header.tid)
-        if thread is None:
-            thread = timeline.threads[header.tid] = Thread()
-        return timeline, thread
-
-    def _read_slowly(self, text: bytes) -> None:
-        """One line as it stands in the stream, with all that may have happened to it."""
+        Returns what to do when it comes again, if it is one TUNING line and nothing else.
+        """
         if len(text) > LONGEST_LINE_BYTES:
             self.unread.overlong += 1
-            return
-        for piece in grammar.plain(text).split(b"\r"):
+            return None
+        if not any(word in text for word in _NOTABLE):
+            self.unread.ignored += 1
+            return None
+        known = None
+        pieces = grammar.plain(text).split(b"\r")
+        for piece in pieces:
             found = list(grammar.headers(piece)) if b" NCCL " in piece else []
             if found:
-                self._read_headed(piece, found)
+                known = self._read_headed(piece, found)
             else:
                 self._read_bare(piece)
+        return known if len(pieces) == 1 else None
 
-    def _read_headed(self, line: bytes, found: list[Header]) -> None:
+    def _read_headed(self, line: bytes, found: list[Header]) -> Known | None:
         """Each message goes from its prefix to the next one; only the last is not cut."""
         hosts = [self._host(line, i, header) for i, header in enumerate(found)]
         starts = [
             header.start + len(header.host) - len(host or b"")
             for header, host in zip(found, hosts, strict=True)
         ]
-        if grammar.is_fragment(line[: starts[0]]):
+        whole = not grammar.is_fragment(line[: starts[0]])
+        if not whole:
             self.unread.add_damaged(line[: starts[0]])
+        known = None
         for header, host, end in zip(found, hosts, [*starts[1:], len(line)], strict=True):
             text = line[header.start : end]
             if host is None:
                 self.unread.add_damaged(text)
             else:
-                origin = self._origin_of(header, host)
-                self._understand(origin, line[header.message : end], text, header)
+                known = self._understand(header, host, line[header.message : end], text)
+        return known if whole and len(found) == 1 else None
 
     def _host(self, line: bytes, index: int, header: Header) -> bytes | None:
         """The host of a prefix. Behind a fragment it must be one that is known from elsewhere."""
@@ -253,33 +164,42 @@ class StreamReader:
         known = [host for host in self.hosts if header.host.endswith(host)]
         return max(known, key=len, default=None)
 
-    def _understand(self, origin: Origin, message: bytes, text: bytes, header: Header) -> None:
-        timeline, thread = origin
+    def _timeline(self, header: Header, host: bytes) -> Timeline:
+        """Of the process of a prefix; `host` may be shorter where lines were glued."""
+        key = host + b":" + header.pid
+        timeline = self.timelines.get(key)
+        if timeline is None:
+            timeline = self.timelines[key] = Timeline(device=header.device.decode())
+            if self.iteration is not None:
+                timeline.change(StateChange("iteration", "", (str(self.iteration),), ""))
+        return timeline
+
+    def _understand(self, header: Header, host: bytes, message: bytes, text: bytes) -> Known | None:
+        timeline = self._timeline(header, host)
+        thread = timeline.threads.setdefault(header.tid, Thread())
         message, repeated = grammar.without_repetition(message)
         timeline.deduplicated += repeated
-        inner = grammar.unescaped(message)
-        forms = (message,) if inner is None else (message, inner)
-        for form in () if header.warning else forms:
-            choice = grammar.tuning(form) if b" Bytes -> " in form else None
-            call = grammar.call(form)
+        if not header.warning:
+            choice = grammar.tuning(message) if b" Bytes -> " in message else None
             if choice is not None:
-                timeline.add_choice(thread, ChoiceLine(choice, text))
-                return
+                timeline.add_choice(thread, choice, text)
+                return None if repeated else (timeline, thread, choice, text)
+            call = grammar.call(message) if b": opCount " in message else None
             if call is not None:
-                self._calls_seen = True
-                timeline.add_call(thread, CallLine(*call, text))
-                return
+                timeline.add_call(thread, *call, text)
+                return None
         timeline.lines += 1
         shown = message.decode("utf-8", "replace")
-        for event in _statements(forms, text, header):
+        for event in _statements(shown.strip(), text, header):
             (timeline.change if event.kind in _STATE_KINDS else timeline.describe)(event)
-            return
+            return None
         if _EVIDENCE.search(message) is not None:
             self.unread.add_damaged(text)
         elif grammar.is_unused(shown):
             self.unread.ignored += 1
         else:
             self.unread.add_unknown(shown)
+        return None
 
     def _read_bare(self, line: bytes) -> None:
         """A line without NCCL's prefix."""
@@ -299,20 +219,18 @@ class StreamReader:
             if choice is None:
                 self.unread.add_damaged(line)
             else:
-                self.pasted.add_free(ChoiceLine(choice, line), 1)
+                self.pasted.add_choice(Thread(), choice, line)
             return
         self.unread.ignored += 1
 
 
-def _statements(forms: tuple[bytes, ...], text: bytes, header: Header) -> Iterator[StateChange]:
+def _statements(message: str, text: bytes, header: Header) -> Iterator[StateChange]:
     """Lines about the state of the process."""
     tables = (grammar.STATE_EVENTS, grammar.PROCESS_EVENTS, grammar.WARNINGS)
-    for form in forms:
-        shown = form.decode("utf-8", "replace").strip()
-        for table in (tables[2], tables[1]) if header.warning else tables:
-            found = grammar.find_event(shown, table)
-            if found is not None:
-                yield StateChange(found[0], header.tid.decode(), found[1], _quoted(text))
+    for table in (tables[2], tables[1]) if header.warning else tables:
+        found = grammar.find_event(message, table)
+        if found is not None:
+            yield StateChange(found[0], header.tid.decode(), found[1], _quoted(text))
 
 
 def _quoted(text: bytes) -> str:
@@ -326,27 +244,12 @@ def read_source(source: LogSource, marks: Marks = ()) -> StreamReader:
         source: what to read.
         marks: (offset, iterations ended) as the run itself has noted them.
     """
-    reader = StreamReader()
-
-    def skipped() -> None:
-        reader.unread.overlong += 1
-
-    def counted() -> Iterator[bytes]:
-        for block in read_blocks(source):
-            reader.bytes_read += len(block)
-            yield block
-
-    position, left = 0, list(marks)
+    reader, left = StreamReader(), list(marks)
     try:
-        for block in whole_lines(counted(), skipped):
-            start, end = position, position + len(block)
-            while left and left[0][0] < end:
-                offset, iteration = left.pop(0)
-                reader.feed(block[position - start : offset - start])
-                reader.reach(iteration)
-                position = max(position, offset)
-            reader.feed(block[position - start :])
-            position = end
+        for piece in read_lines(source):
+            while left and left[0][0] <= reader.bytes_read:
+                reader.reach(left.pop(0)[1])
+            reader.feed(piece)
     except StoppedError as error:
         reader.problems.append(f"{source.name}: {error}")
     return reader.finish()

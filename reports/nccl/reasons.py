@@ -441,5 +441,5 @@ def _tuning_seen(case: CallEvidence) -> bool:
     return case.subsystem_on("TUNING") or any(
         one.choice is not None
         for process in case.processes
-        for one in process.timeline.observations()
+        for one in process.observations()
     )

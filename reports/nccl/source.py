@@ -1,7 +1,4 @@
-"""Where log bytes come from: files, folders, standard input, pipes, gzip and zstd.
-
-Streams become blocks of whole lines, in bounded memory whatever they hold.
-"""
+"""Where log lines come from: files, folders, standard input, pipes, gzip and zstd."""
 
 from __future__ import annotations
 
@@ -12,44 +9,14 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from bench.errors import UsageError
 
-BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE_BYTES: Final = 64 * 1024
-
-
-def whole_lines(blocks: Iterable[bytes], skipped: Callable[[], None]) -> Iterator[bytes]:
-    """Blocks that end at line ends; `skipped` is called for each line too long to be kept.
-
-    NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line has
-    carriage returns (progress bars), those end its lines.
-    """
-    rest = b""
-    skipping = False
-    for raw in blocks:
-        block = raw.translate(None, b"\0") if b"\0" in raw else raw
-        cut = block.rfind(b"\n")
-        if cut < 0 and len(rest) + len(block) > LONGEST_LINE_BYTES and b"\r" in block:
-            block = block.replace(b"\r", b"\n")
-            cut = block.rfind(b"\n")
-        if cut < 0:
-            rest += block
-            if skipping or len(rest) > LONGEST_LINE_BYTES:
-                if not skipping:
-                    skipped()
-                skipping, rest = True, b""
-            continue
-        start = block.index(b"\n") + 1 if skipping else 0
-        if start <= cut:
-            yield rest + block[start : cut + 1]
-        rest, skipping = block[cut + 1 :], False
-    if rest:
-        yield rest
 
 
 _MAGIC: Final = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
@@ -64,30 +31,6 @@ class StoppedError(Exception):
 def compression_of(start: bytes) -> str:
     """`gzip`, `zstd` or "" by the first bytes."""
     return next((name for magic, name in _MAGIC if start.startswith(magic)), "")
-
-
-def _decompressed(packed: str, stream: BinaryIO) -> Iterator[bytes]:
-    """The blocks behind a compressed stream.
-
-    Raises:
-        StoppedError: damaged or cut data.
-    """
-    reader, damaged = _unpacker(packed, stream)
-    try:
-        while block := reader.read1(BLOCK_BYTES):
-            yield block
-    except damaged as error:
-        raise StoppedError(f"the {packed} data is damaged or cut off ({error})") from error
-
-
-def _unpacker(packed: str, stream: BinaryIO) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A reader of what the stream holds, and what it raises where the data is damaged."""
-    if packed == "gzip":
-        return gzip.GzipFile(fileobj=stream), (EOFError, zlib.error, gzip.BadGzipFile)
-    import zstandard
-
-    unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
-    return unpacker.stream_reader(stream, read_across_frames=True), (zstandard.ZstdError,)
 
 
 MOST_FILES: Final = 100_000
@@ -188,20 +131,21 @@ def _looks_binary(start: bytes) -> bool:
     return control > _MOST_BINARY * max(len(visible), 1)
 
 
-def read_blocks(source: LogSource) -> Iterator[bytes]:
-    """The bytes of a source, decompressed.
+def read_lines(source: LogSource) -> Iterator[bytes]:
+    """The lines of a source, decompressed, with their ends; long ones come in pieces.
 
     Raises:
         StoppedError: reading ended before the end of the data, with the reason in words.
     """
+    packed = ""
     try:
         with _opened(source) as stream:
             packed = compression_of(stream.peek(_LONGEST_MAGIC))
-            if packed:
-                yield from _decompressed(packed, stream)
-            else:
-                while block := stream.read(BLOCK_BYTES):
-                    yield block
+            unpacked = _unpacked(packed, stream)
+            while line := unpacked.readline(LONGEST_LINE_BYTES):
+                yield line
+    except _damage(packed) as error:
+        raise StoppedError(f"the {packed} data is damaged or cut off ({error})") from error
     except OSError as error:
         raise StoppedError(f"reading stopped: {error.strerror or error}") from error
 
@@ -210,3 +154,23 @@ def _opened(source: LogSource) -> io.BufferedReader:
     if source.path is None:
         return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     return source.path.open("rb")
+
+
+def _unpacked(packed: str, stream: BinaryIO) -> BinaryIO:
+    if packed == "gzip":
+        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
+    if not packed:
+        return stream
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
+    return io.BufferedReader(unpacker.stream_reader(stream, read_across_frames=True))  # type: ignore[arg-type]
+
+
+def _damage(packed: str) -> tuple[type[Exception], ...]:
+    """What reading raises where compressed data is damaged."""
+    if packed == "zstd":
+        import zstandard
+
+        return (zstandard.ZstdError,)
+    return EOFError, zlib.error, gzip.BadGzipFile

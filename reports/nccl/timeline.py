@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final
 
 from reports.nccl.model import (
     MAX_QUOTE_CHARACTERS,
@@ -107,27 +107,12 @@ def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
     )
 
 
-class CallLine(NamedTuple):
-    """A COLL line: the call, its buffers, its text."""
-
-    call: CollectiveCall
-    buffers: Buffers
-    text: bytes
-
-
-class ChoiceLine(NamedTuple):
-    """A TUNING line: the choice and its text."""
-
-    choice: Choice
-    text: bytes
-
-
 @dataclass(slots=True, eq=False)
 class Thread:
-    """The open burst of one thread ([Note: bursts])."""
+    """The open burst of one thread ([Note: bursts]): calls with buffers and text, choices with text."""
 
-    calls: list[CallLine] = field(default_factory=list)
-    choices: list[ChoiceLine] = field(default_factory=list)
+    calls: list[tuple[CollectiveCall, Buffers, bytes]] = field(default_factory=list)
+    choices: list[tuple[Choice, bytes]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,66 +134,67 @@ class Timeline:
     dropped: int = 0
     deduplicated: int = 0
 
-    def add_call(self, thread: Thread, line: CallLine) -> None:
+    def add_call(
+        self, thread: Thread, call: CollectiveCall, buffers: Buffers, text: bytes
+    ) -> None:
         """A COLL line, in the order of its thread."""
         self.lines += 1
         if thread.choices:
-            self.close_burst(thread)
-        thread.calls.append(line)
+            self._close_burst(thread)
+        thread.calls.append((call, buffers, text))
         if len(thread.calls) > MOST_OPEN_CALLS:
             self._resolve([thread.calls.pop(0)], [])
 
-    def add_choice(self, thread: Thread, line: ChoiceLine) -> None:
+    def add_choice(self, thread: Thread, choice: Choice, text: bytes) -> None:
         """A TUNING line, in the order of its thread."""
         self.lines += 1
         if not thread.calls:
-            self.add_free(line, 1)
+            self._observe(Observation(choice, None), text)
             return
-        thread.choices.append(line)
+        thread.choices.append((choice, text))
         if len(thread.choices) > MOST_OPEN_CALLS:
-            self.close_burst(thread)
+            self._close_burst(thread)
 
-    def add_free(self, line: ChoiceLine, count: int) -> None:
-        """TUNING lines that follow no call of their thread."""
-        self._observe(Observation(line.choice, None), count, line.text)
-
-    def close_burst(self, thread: Thread) -> None:
-        """Resolve the open burst of a thread."""
+    def _close_burst(self, thread: Thread) -> None:
         self._resolve(thread.calls, thread.choices)
         thread.calls.clear()
         thread.choices.clear()
 
-    def _resolve(self, calls: list[CallLine], choices: list[ChoiceLine]) -> None:
+    def _resolve(
+        self,
+        calls: list[tuple[CollectiveCall, Buffers, bytes]],
+        choices: list[tuple[Choice, bytes]],
+    ) -> None:
         found = resolve_burst(
-            tuple([line.call for line in calls]), tuple([line.choice for line in choices])
+            tuple([call for call, _, _ in calls]), tuple([choice for choice, _ in choices])
         )
         for index, observation in enumerate(found):
-            call = calls[index] if index < len(calls) else None
-            known = self.tally.get(observation)
-            if known is None:
-                of_choice = [one.text for one in choices if one.choice == observation.choice]
-                text = next(iter(of_choice or [one.text for one in choices]), b"")
-                self._observe(observation, 1, b"" if observation.choice is None else text, call)
-                continue
-            known.count += 1
-            if call is not None and not known.more_buffers and call.buffers not in known.buffers:
-                known.add_buffers({call.buffers})
+            text = b""
+            if observation.choice is not None:
+                # A part of a launch of several calls has no line of its own.
+                own = [line for choice, line in choices if choice == observation.choice]
+                text = own[0] if own else choices[0][1]
+            self._observe(observation, text, *(calls[index][1:] if index < len(calls) else ()))
 
     def _observe(
-        self, observation: Observation, count: int, text: bytes, call: CallLine | None = None
+        self,
+        observation: Observation,
+        text: bytes,
+        buffers: Buffers | None = None,
+        call_text: bytes = b"",
     ) -> None:
-        if not self.tally:
-            self.items.append(self.tally)
-        known = self.tally.get(observation)
-        if known is not None:
-            known.count += count
+        seen = self.tally.get(observation)
+        if seen is not None:
+            seen.count += 1
         elif len(self.tally) >= MOST_OBSERVATIONS:
-            self.dropped += count
-        elif call is None:
-            self.tally[observation] = Sightings(count, _shown(text))
+            self.dropped += 1
+            return
         else:
-            seen = Sightings(count, _shown(text), _shown(call.text), {call.buffers})
-            self.tally[observation] = seen
+            if not self.tally:
+                self.items.append(self.tally)
+            seen = self.tally[observation] = Sightings(1, _shown(text), _shown(call_text))
+        if buffers is not None:
+            seen.add_buffers(buffers)
 
     def change(self, event: StateChange) -> None:
         """A state change: what is open belongs before it. A registration that stands is no change.
@@ -237,31 +223,20 @@ class Timeline:
         """State changes of this kind, in order."""
         return [item for item in self.items if isinstance(item, StateChange) and item.kind == kind]
 
-    def observations(self) -> list[Observation]:
-        """All distinct observations, those of each stretch between two state changes."""
-        return [one for item in self.items if isinstance(item, dict) for one in item]
+    def tallies(self) -> list[Tally]:
+        """What was observed, in each stretch between two state changes."""
+        return [item for item in self.items if isinstance(item, dict)]
 
     def close(self) -> None:
         """End all bursts: later lines do not belong to calls before this point."""
         for thread in self.threads.values():
             if thread.calls:
-                self.close_burst(thread)
+                self._close_burst(thread)
 
     def continue_with(self, later: Timeline) -> None:
         """Append what `later`, the same process further on, has seen; both are closed."""
         self.about = {**later.about, **self.about}
-        for item in later.items:
-            if isinstance(item, StateChange):
-                self.change(item)
-                continue
-            for observation, seen in item.items():
-                if not self.tally:
-                    self.items.append(self.tally)
-                known = self.tally.setdefault(observation, seen)
-                if known is not seen:
-                    known.count += seen.count
-                    known.more_buffers |= seen.more_buffers
-                    known.add_buffers(seen.buffers)
+        self.items += later.items
         self.device = self.device or later.device
         self.lines += later.lines
         self.dropped += later.dropped
