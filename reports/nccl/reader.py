@@ -7,7 +7,7 @@ whole line. Every other line is searched for prefixes, and each message is tried
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,8 +70,8 @@ class StreamReader:
         self.bytes_read += len(piece)
         known = self._known.get(piece)
         if known is not None and not self._begun:
-            timeline, *said = known
-            timeline.add_choice(*said)
+            timeline, thread, choice, text = known
+            timeline.add_choice(thread, choice, text)
             return
         line = self._begun + piece.replace(b"\0", b"")
         self._begun = b""
@@ -81,8 +81,8 @@ class StreamReader:
                 self._known[piece] = known
             return
         *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
-        for text in lines:
-            self._read(text)
+        for one in lines:
+            self._read(one)
         self._begun = rest[: LONGEST_LINE_BYTES + 1]
 
     def finish(self) -> StreamReader:

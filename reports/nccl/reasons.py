@@ -439,7 +439,5 @@ def _no_evidence(case: CallEvidence) -> Reason:
 
 def _tuning_seen(case: CallEvidence) -> bool:
     return case.subsystem_on("TUNING") or any(
-        one.choice is not None
-        for process in case.processes
-        for one in process.observations()
+        one.choice is not None for process in case.processes for one in process.observations()
     )

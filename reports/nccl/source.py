@@ -164,7 +164,7 @@ def _unpacked(packed: str, stream: BinaryIO) -> BinaryIO:
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
-    return io.BufferedReader(unpacker.stream_reader(stream, read_across_frames=True))  # type: ignore[arg-type]
+    return io.BufferedReader(unpacker.stream_reader(stream, read_across_frames=True))
 
 
 def _damage(packed: str) -> tuple[type[Exception], ...]:

@@ -109,7 +109,7 @@ def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """The open burst of one thread ([Note: bursts]): calls with buffers and text, choices with text."""
+    """The open burst of one thread ([Note: bursts]), each line with its text."""
 
     calls: list[tuple[CollectiveCall, Buffers, bytes]] = field(default_factory=list)
     choices: list[tuple[Choice, bytes]] = field(default_factory=list)
@@ -134,9 +134,7 @@ class Timeline:
     dropped: int = 0
     deduplicated: int = 0
 
-    def add_call(
-        self, thread: Thread, call: CollectiveCall, buffers: Buffers, text: bytes
-    ) -> None:
+    def add_call(self, thread: Thread, call: CollectiveCall, buffers: Buffers, text: bytes) -> None:
         """A COLL line, in the order of its thread."""
         self.lines += 1
         if thread.choices:

@@ -39,6 +39,12 @@ def test_damage_is_counted(case):
     assert (unread.damaged > 0) == case.damaged
 
 
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_every_line_is_of_the_one_host_that_printed_it(case):
+    hosts = audit_paths([cases.CORPUS / cases.file_name(case)]).job.hosts
+    assert hosts <= {"node1"}
+
+
 def test_the_files_are_those_that_the_table_describes(tmp_path):
     cases.write(tmp_path)
     for path in sorted(tmp_path.iterdir()):
