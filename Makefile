@@ -139,7 +139,6 @@ mutation: venv
 # Without a GPU every cell of gpu_one is pruned, with the reason. On one rank it measures hooks,
 # casts and copies: nothing is communicated.
 bench: venv
-	@$(BIN)/python -m tools.nccl_reading
 	@$(BIN)/python -W ignore -m tools.host_overhead
 	-@$(BIN)/mfsdp-bench run gpu_one
 	-@$(BIN)/mfsdp-bench run speed_memory
@@ -147,7 +146,6 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run peers --repeat $(BLOCKS)
 	-@$(BIN)/mfsdp-bench run peers_zero1 --repeat $(BLOCKS)
 	@$(BIN)/python -m tools.own_costs
-	@$(BIN)/python -W ignore -m tools.read_cost
 	@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/peers.yaml

@@ -159,7 +159,7 @@ def _settings(written: Mapping[str, Any]) -> Settings:
         ArmError: no such setting, or a value that it does not take.
     """
     settings = {}
-    for dotted, value in flattened(written):
+    for dotted, value, _ in flattened(written):
         try:
             full = full_path(dotted)
             settings[full] = checked(full, value)

@@ -28,7 +28,34 @@ from sweeps.schema import (
 )
 from sweeps.settings import Scalar, explain
 from sweeps.suggest import did_you_mean
-from sweeps.targets import KernelRequirement, Target
+
+
+@dataclass(frozen=True)
+class Target:
+    """For the cells that match `when`: head / base of each metric is to be at most so much.
+
+    It says what a comparison is made for, before it is made: `plan.json` keeps it, so that a report
+    judges the records by what was asked when they were made.
+    """
+
+    when: Condition
+    base: str
+    head: str
+    at_most: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class KernelRequirement:
+    """For the cells that match `when`: the kernels that NCCL's logs are to show.
+
+    nccl: terms as `AG=sym,RS=sym`, which `reports.nccl.requirement` reads. after_iteration,
+    min_bytes: which calls count.
+    """
+
+    when: Condition
+    nccl: str
+    after_iteration: int | None
+    min_bytes: int
 
 
 @dataclass(frozen=True)

@@ -112,26 +112,6 @@ class RunMaker:
             begun = time.monotonic()
             given = {} if share is None else {"share": share}
             status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **given)
-        seconds = time.monotonic() - begun
-        self.publish(
-            RunEnded(
-                cell,
-                run.repeat,
-                position,
-                total,
-                folder.run_id,
-                status.state,
-                status.reason,
-                seconds,
-                run.arm,
-            )
-        )
-        return PastRun(
-            cell,
-            run.repeat,
-            folder.run_id,
-            status.state,
-            status.reason,
-            run.arm,
-            wrong_code=status.code_proof == "mismatch",
-        )
+        past = PastRun.of(folder.run_id, status)
+        self.publish(RunEnded(past, position, total, time.monotonic() - begun))
+        return past

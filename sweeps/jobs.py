@@ -10,7 +10,7 @@ import itertools
 import math
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,32 +119,10 @@ def submit(
 ) -> list[str]:
     """A job for each of `cells` (cell -> number of its missing runs); their ids.
 
+    Cells that need the same nodes for the same time are one array.
+
     Raises:
         UsageError: the queue takes no jobs.
-    """
-    jobs: list[str] = []
-    for array, file, request in arrays_of(submission, plan, store, options, cells):
-        try:
-            known = submission.queue.submit(request, len(array.cells))
-        except UsageError:
-            file.unlink()
-            raise
-        taken = replace(array, id=known)
-        taken.write(store)
-        jobs += taken.jobs
-    return jobs
-
-
-def arrays_of(
-    submission: Submission,
-    plan: Plan,
-    store: ResultsStore,
-    options: RunOptions,
-    cells: Mapping[str, int],
-) -> Iterator[tuple[JobArray, Path, Any]]:
-    """Each array, its file, and how to ask for it.
-
-    Cells that need the same nodes for the same time are one array. cells: as of `submit`.
     """
     launches = {cell.id: cell.resolved.launch for cell in plan.cells}
 
@@ -155,6 +133,7 @@ def arrays_of(
         of_node = launch.device, launch.devices_per_node, launch.threads_per_rank
         return (launch.nodes, launch.ranks, *of_node, math.ceil(seconds / 60))
 
+    jobs: list[str] = []
     most = submission.queue.most_at_once
     for needs, group in itertools.groupby(sorted(cells, key=size), size):
         alike = tuple(group)
@@ -173,7 +152,15 @@ def arrays_of(
                 argv=tuple(sys.argv),
             )
             file = array.write(store)
-            yield array, file, submission.request(array.name, file, launches[own[0]], needs[-1])
+            request = submission.request(array.name, file, launches[own[0]], needs[-1])
+            try:
+                taken = replace(array, id=submission.queue.submit(request, len(own)))
+            except UsageError:
+                file.unlink()
+                raise
+            taken.write(store)
+            jobs += taken.jobs
+    return jobs
 
 
 def jobs_folder(store: ResultsStore, sweep: str) -> Path:

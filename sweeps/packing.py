@@ -18,7 +18,6 @@ from bench.launch.share import Share
 from bench.resolve.machine import Machine
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
-from sweeps.progress import Subscriber, one_at_a_time
 
 T = TypeVar("T")
 Kind = Literal["cores", "devices"]
@@ -65,45 +64,24 @@ class _Need:
         return cls("cores", count, state_bytes_of_all_ranks(run) or 0)
 
 
-class OneAtATime:
-    """Every block has the whole machine, one after the other, in this thread."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left to wait for."""
-
-    def take(self, _number: int, _run: ResolvedRun) -> None:
-        """The whole machine is free."""
-
-    def start(self, _number: int, work: Callable[[], T]) -> Callable[[], T]:
-        """Do `work`; what was returned gives its result."""
-        result = work()
-        return lambda: result
-
-    def guarded(self, publish: Subscriber) -> Subscriber:
-        """`publish` as the blocks may call it."""
-        return publish
-
-
 class ResourcePool:
     """What is free of the machine, and the blocks that go on side by side on what they took.
 
-    Runs on cores and runs on devices never overlap.
+    Runs on cores and runs on devices never overlap. A block that has the whole machine runs in the
+    thread that starts it.
 
     Args:
-        parts: of the machine.
+        parts: of the machine; None gives the whole of it to every block.
         stop: ends the wait, and is set where a block ends with an error: what cannot be kept ends
             the sweep, and the records of the others say so.
     """
 
-    def __init__(self, parts: Resources, stop: threading.Event) -> None:
+    def __init__(self, parts: Resources | None, stop: threading.Event) -> None:
         self._parts = parts
         self._stop = stop
         self._taken: dict[int, tuple[_Need, tuple[str, ...]]] = {}
         self._changed = threading.Condition()
-        most = max(len(parts.cores), len(parts.devices), 1)
+        most = max(len(parts.cores), len(parts.devices)) if parts else 1
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="packed")
 
     def __enter__(self) -> Self:
@@ -120,12 +98,14 @@ class ResourcePool:
 
         Also None once `stop` is set: look at it.
         """
+        if self._parts is None:
+            return None
         need = _Need.of(run)
         all_of_it = self._parts.of(need.kind)
         count = min(need.count, len(all_of_it))
         with self._changed:
             while not self._stop.is_set():
-                free = self._free(need)
+                free = self._free(self._parts, need)
                 if len(free) >= count:
                     names = free[:count]
                     self._taken[number] = (need, names)
@@ -134,21 +114,23 @@ class ResourcePool:
                 self._changed.wait(_LOOK_SECONDS)
         return None
 
-    def _free(self, need: _Need) -> tuple[str, ...]:
+    def _free(self, parts: Resources, need: _Need) -> tuple[str, ...]:
         others = [taken for taken, _ in self._taken.values()]
         together = need.bytes + sum(other.bytes for other in others)
         alien = any(other.kind != need.kind for other in others)
-        if others and (alien or together > self._parts.memory_bytes):
+        if others and (alien or together > parts.memory_bytes):
             return ()
         used = {name for _, names in self._taken.values() for name in names}
-        return tuple(name for name in self._parts.of(need.kind) if name not in used)
+        return tuple(name for name in parts.of(need.kind) if name not in used)
 
-    def start(self, number: int, work: Callable[[], T]) -> Callable[[], T]:
-        """Begin `work` with what `take` took; what is returned waits for its result."""
+    def start(
+        self, number: int, share: Share | None, work: Callable[[Share | None], T]
+    ) -> Callable[[], T]:
+        """Begin `work` with the `share` that `take` gave; what is returned waits for its result."""
 
         def released() -> T:
             try:
-                return work()
+                return work(share)
             except BaseException:
                 self._stop.set()
                 raise
@@ -157,8 +139,7 @@ class ResourcePool:
                     self._taken.pop(number, None)
                     self._changed.notify_all()
 
-        return self._threads.submit(released).result
-
-    def guarded(self, publish: Subscriber) -> Subscriber:
-        """One call at a time."""
-        return one_at_a_time(publish)
+        if share is not None:
+            return self._threads.submit(released).result
+        result = released()
+        return lambda: result

@@ -15,7 +15,6 @@ from sweeps.plan import DuplicateCell, Plan, PlannedCell, PlannedTarget, PrunedC
 from sweeps.prune import judge
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, short_path
-from sweeps.targets import planned_targets
 
 
 def sweep_cells(definition: SweepDefinition, fixed: Settings) -> tuple[MatrixCell, ...]:
@@ -99,9 +98,16 @@ def make_plan(
 
 
 def _targets(definition: SweepDefinition, fixed: Settings) -> tuple[PlannedTarget, ...]:
+    """How large head / base of a metric may be, in the order of the cells."""
     if not definition.targets:
         return ()
-    return planned_targets(definition.targets, sweep_cells(definition, fixed))
+    return tuple(
+        PlannedTarget(cell.id, target.base, target.head, metric, bound)
+        for cell in sweep_cells(definition, fixed)
+        for target in definition.targets
+        if target.when.matches(cell)
+        for metric, bound in target.at_most.items()
+    )
 
 
 def _as_planned(

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sweeps.resume import PastRun
+
 
 @dataclass(frozen=True)
 class SweepStarted:
@@ -53,17 +55,12 @@ class StepReached:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """A record was written, whatever its state."""
+    """A record was written, whatever its state; `position` and `total` as of `RunStarted`."""
 
-    cell: str
-    repeat: int
+    run: PastRun
     position: int
     total: int
-    run_id: str
-    state: str
-    reason: str
     seconds: float
-    arm: str | None = None
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,13 @@ def run_queued(
     """
     maker = RunMaker(plan.id, store, sides, stop, publish)
     with store.lock():
-        plan = _kept(plan, whole, store, options)
+        without_secrets(plan)
+        plan, whole = as_recorded(plan, whole, store, options)
+        store.write_plan(plan.id, whole.to_document())
         seen = see_jobs(store, plan.id, submission.queue)
         settle(store, plan.id, seen)
         before = look(plan, maker, options)
-        missing = _missing_by_cell(before)
+        missing = Counter(run.cell.id for run in before.missing_runs)
         adopted = {
             cell: job
             for cell, (job, array) in seen.cells.items()
@@ -86,19 +88,6 @@ def run_queued(
         return _outcome(maker, before, after, known)
 
 
-def _kept(plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions) -> Plan:
-    """The plan with what was decided for good, once it stands in the results folder."""
-    without_secrets(plan)
-    plan, whole = as_recorded(plan, whole, store, options)
-    store.write_plan(plan.id, whole.to_document())
-    return plan
-
-
-def _missing_by_cell(found: Progressed) -> dict[str, int]:
-    """Cell -> number of its missing runs."""
-    return dict(Counter(run.cell.id for run in found.missing_runs))
-
-
 def _same(plan: Plan, array: JobArray, cell: str) -> bool:
     """The job makes the cell as it is planned today."""
     now, then = (next(one for one in p.cells if one.id == cell) for p in (plan, array.plan))
@@ -110,7 +99,7 @@ def _outcome(
 ) -> SweepOutcome:
     """The difference that the jobs have made; the newest run that was cut short stands for it."""
     new = [
-        PastRun(s.cell or "", s.repeat, run_id, s.state, s.reason, s.arm)
+        PastRun.of(run_id, s)
         for run_id, _, s in maker.store.statuses(maker.sweep)
         if run_id not in known and s.state != "running"
     ]
@@ -191,7 +180,8 @@ class _Follower:
             self._told.add(run_id)
             self._position += 1
             total = max(self._total, self._position)
-            self._maker.publish(_ended(run_id, status, self._position, total))
+            past = PastRun.of(run_id, status)
+            self._maker.publish(RunEnded(past, self._position, total, _seconds(status)))
 
     def _tell_silent_ends(self, seen: JobsSeen) -> None:
         """Jobs that are over and never began a run: no record speaks of them."""
@@ -207,20 +197,6 @@ class _Follower:
         if not file.exists():
             where = f"there is no {file}: do the nodes see that folder at that path?"
         self._say(f"{len(details)} jobs ended before a run began: {details[0]}; {where}")
-
-
-def _ended(run_id: str, status: RunStatus, position: int, total: int) -> RunEnded:
-    return RunEnded(
-        status.cell or "",
-        status.repeat,
-        position,
-        total,
-        run_id,
-        status.state,
-        status.reason,
-        _seconds(status),
-        status.arm,
-    )
 
 
 def _seconds(status: RunStatus) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from sweeps.document import KeyPath, Problem, SweepFileError, YamlDocument
@@ -11,8 +10,8 @@ from sweeps.settings import (
     SettingError,
     Settings,
     checked,
+    flattened,
     full_path,
-    section_names,
 )
 
 
@@ -44,7 +43,7 @@ class SettingsReader:
     def settings_with_lines(self, tree: Any, path: KeyPath) -> dict[str, tuple[Scalar, int]]:
         """Nested or dotted settings below `path`: full path -> checked value and line."""
         result: dict[str, tuple[Scalar, int]] = {}
-        for dotted, value, where in _flattened(tree, path):
+        for dotted, value, where in flattened(tree, path):
             try:
                 full = full_path(dotted)
                 scalar = checked(full, value)
@@ -59,14 +58,3 @@ class SettingsReader:
     def settings(self, tree: Any, path: KeyPath) -> Settings:
         """As `settings_with_lines`, without the lines."""
         return {name: value for name, (value, _) in self.settings_with_lines(tree, path).items()}
-
-
-def _flattened(tree: Any, path: KeyPath, prefix: str = "") -> Iterator[tuple[str, Any, KeyPath]]:
-    for key, value in tree.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _flattened(value, (*path, key), f"{dotted}.")
-        elif value is None and (dotted in section_names() or dotted == "launch.env"):
-            continue  # `train:` with nothing below it
-        else:
-            yield dotted, value, (*path, key)

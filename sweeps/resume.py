@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.record import FINISHED_GOOD, STOPPED, RunRecord
+from bench.record import FINISHED_GOOD, STOPPED, RunRecord, RunStatus
 from bench.spec import ResolvedRun
 from sweeps.blocks import Block, PlannedRun, planned_blocks
 from sweeps.plan import Plan
@@ -64,6 +64,19 @@ class PastRun:
     reason: str
     arm: str | None = None
     wrong_code: bool = False
+
+    @classmethod
+    def of(cls, run_id: str, status: RunStatus, cell: str | None = None) -> PastRun:
+        """As its record says; `cell` instead of the recorded one, of two that are the same run."""
+        return cls(
+            cell or status.cell or "",
+            status.repeat,
+            run_id,
+            status.state,
+            status.reason,
+            status.arm,
+            wrong_code=status.code_proof == "mismatch",
+        )
 
 
 @dataclass(frozen=True)
@@ -226,10 +239,7 @@ def _failure(attempt: Attempt) -> RunRecord | None:
 
 
 def _past(block: Block, record: RunRecord) -> PastRun:
-    status = record.status
-    return PastRun(
-        block.cell.id, block.number, record.run_id, status.state, status.reason, status.arm
-    )
+    return PastRun.of(record.run_id, record.status, block.cell.id)
 
 
 _MAX_NAMED = 3

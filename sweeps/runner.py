@@ -20,9 +20,16 @@ from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import Block, PlannedRun, draw_seed
 from sweeps.execution import RunMaker, Sides
-from sweeps.packing import OneAtATime, ResourcePool, Resources
+from sweeps.packing import ResourcePool, Resources
 from sweeps.plan import Plan
-from sweeps.progress import BlockLost, Subscriber, SweepStarted, SweepStopped, ignore
+from sweeps.progress import (
+    BlockLost,
+    Subscriber,
+    SweepStarted,
+    SweepStopped,
+    ignore,
+    one_at_a_time,
+)
 from sweeps.resume import (
     FAULTS,
     MissingBlock,
@@ -223,9 +230,8 @@ class _Blocks:
         total: int,
         chooser: Chooser | None,
     ) -> None:
-        parts = Resources.of_this_machine() if plan.pack else None
-        self._slots = OneAtATime() if parts is None else ResourcePool(parts, maker.stop)
-        self._maker = replace(maker, publish=self._slots.guarded(maker.publish))
+        self._slots = ResourcePool(Resources.of_this_machine() if plan.pack else None, maker.stop)
+        self._maker = replace(maker, publish=one_at_a_time(maker.publish))
         self._options = options
         self._total = total
         self._chooser = chooser
@@ -245,7 +251,7 @@ class _Blocks:
                     continue
                 share = slots.take(number, one.block.cell.of(one.block.arms[0]))
                 if not (stop.is_set() or self._why_stop):
-                    begun.append(slots.start(number, partial(self._run_block, one, share)))
+                    begun.append(slots.start(number, share, partial(self._run_block, one)))
                 if stop.is_set() or self._why_stop:
                     break
         result = BlocksRun.of_all([block() for block in begun])

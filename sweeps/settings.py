@@ -146,13 +146,18 @@ def nested(settings: Settings) -> dict[str, Any]:
     return document
 
 
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of everything in nested or dotted settings."""
+def flattened(
+    tree: Mapping[str, Any], path: tuple[str | int, ...] = (), prefix: str = ""
+) -> Iterator[tuple[str, Any, tuple[str | int, ...]]]:
+    """Dotted path, value and keys of everything in nested or dotted settings below `path`."""
     for key, value in tree.items():
+        dotted = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flattened(value, (*path, key), f"{dotted}.")
+        elif value is None and (dotted in section_names() or dotted == "launch.env"):
+            continue  # `train:` with nothing below it
         else:
-            yield f"{prefix}{key}", value
+            yield dotted, value, (*path, key)
 
 
 def run_spec(settings: Settings) -> RunSpec:

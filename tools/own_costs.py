@@ -1,7 +1,8 @@
 """What the harness itself costs, with intervals: `python -m tools.own_costs [RESULTS]`.
 
-Processor seconds of `--help` and of planning a large sweep, each in processes of their own, and
-the share of a step's time that meters take in the records of RESULTS. Nothing is judged here.
+Processor seconds of `--help`, of planning a large sweep and of the NCCL audit of long logs, each in
+processes of their own, and the share of a step's time that meters take in the records of RESULTS.
+Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -17,9 +19,11 @@ from statistics import mean, median, stdev
 from scipy.stats import t
 
 from bench.store import ResultsStore
+from tools.nccl_log import KINDS, write_log
 
 _REPEATS = 8
 _LEAST = 6
+_LOG_LINES = 2_000_000
 _PLAN = """
 from bench.resolve import Machine
 from sweeps.definition import parse_sweep
@@ -78,6 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for what, command in _COMMANDS.items():
         values = [processor_seconds(command) for _ in range(options.repeats)]
         print(told(f"{what}, processor time", values, lambda value: f"{value:.2f} s"))
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / f"{kind}.log"
+            write_log(log, kind, _LOG_LINES)
+            command = ("-m", "bench", "nccl", str(log))
+            values = [processor_seconds(command) for _ in range(options.repeats)]
+        what = f"audit of {_LOG_LINES:,} lines ({kind}), processor time"
+        print(told(what, values, lambda value: f"{value:.2f} s"))
     shares = meter_shares(options.results)
     print(told("meters, of a step's time", shares, lambda value: f"{100 * value:.2f} %"))
 

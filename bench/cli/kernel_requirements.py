@@ -11,9 +11,8 @@ from bench.resolve.resolution import resolve_anywhere
 from bench.store import ResultsStore
 from reports.nccl.audit import audit_run
 from reports.nccl.requirement import Conditions, judge, parse_requirements
-from sweeps.definition import load_sweep
+from sweeps.definition import KernelRequirement, load_sweep
 from sweeps.matrix import MatrixCell, expand
-from sweeps.targets import KernelRequirement
 
 _NEVER = "never measured"
 

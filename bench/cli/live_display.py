@@ -24,6 +24,7 @@ from sweeps.progress import (
     SweepStarted,
     SweepStopped,
 )
+from sweeps.resume import PastRun
 
 _LOOKS_PER_SECOND = 2
 """Every look costs the machine that is being measured about a millisecond."""
@@ -75,7 +76,7 @@ class _Lines:
             self._running[event.run_id] = event
         if not isinstance(event, RunEnded):
             return plain_line(event)
-        started = self._running.pop(event.run_id, None)
+        started = self._running.pop(event.run.run_id, None)
         return plain_line(event, None if started is None else _look(started))
 
 
@@ -133,7 +134,7 @@ def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
     if isinstance(event, RunStarted):
         return f"[{event.position}/{event.total}] {_name(event)} ..."
     if isinstance(event, RunEnded):
-        return f"[{event.position}/{event.total}] {_name(event)}  {_ending(event, last)}"
+        return f"[{event.position}/{event.total}] {_name(event.run)}  {_ending(event, last)}"
     if isinstance(event, BlockLost):
         what = "started again" if event.again else "given up, and its cell with it"
         return (
@@ -152,17 +153,17 @@ def _said(event: Progress) -> str | None:
 
 
 def _ending(event: RunEnded, last: LiveRun | None) -> str:
-    text = f"{event.state} in {event.seconds:.1f} s"
-    if event.reason and event.state != "ok":
-        return f"{text}: {event.reason}"
+    text = f"{event.run.state} in {event.seconds:.1f} s"
+    if event.run.reason and event.run.state != "ok":
+        return f"{text}: {event.run.reason}"
     numbers = numbers_text(last) if last is not None else ""
     return f"{text}: {numbers}" if numbers else text
 
 
-def _name(event: RunStarted | RunEnded) -> str:
-    which = [f"repeat {event.repeat}"] if event.repeat or event.arm else []
-    which += [f"arm {event.arm}"] if event.arm else []
-    return f"{event.cell} ({', '.join(which)})" if which else event.cell
+def _name(run: RunStarted | PastRun) -> str:
+    which = [f"repeat {run.repeat}"] if run.repeat or run.arm else []
+    which += [f"arm {run.arm}"] if run.arm else []
+    return f"{run.cell} ({', '.join(which)})" if which else run.cell
 
 
 @contextlib.contextmanager
@@ -224,5 +225,5 @@ def _live(stream: TextIO) -> Iterator[Subscriber]:
 
 def _colour(event: Progress) -> str | None:
     if isinstance(event, RunEnded):
-        return "green" if event.state in FINISHED_GOOD else "red"
+        return "green" if event.run.state in FINISHED_GOOD else "red"
     return "yellow" if isinstance(event, BlockLost | Stopping | SweepStopped) else None

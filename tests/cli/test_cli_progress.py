@@ -18,15 +18,16 @@ from bench.cli.live_display import PlainLines, progress_display
 from bench.cli.live_run import LiveRun, read_live_run
 from bench.record import StepSample
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
+from sweeps.resume import PastRun
 
 NOWHERE = PosixPath("/nowhere")
 EVENTS = [
     SweepStarted("s", to_run=2, done_before=1, failed_before=0),
     RunStarted("ddp", 0, 1, 2, 4, "r1", NOWHERE, ranks=1),
     StepReached("ddp", 2, 4),
-    RunEnded("ddp", 0, 1, 2, "r1", "ok", "", 3.21),
+    RunEnded(PastRun("ddp", 0, "r1", "ok", ""), 1, 2, 3.21),
     RunStarted("mfsdp", 1, 2, 2, 4, "r2", NOWHERE, ranks=1),
-    RunEnded("mfsdp", 1, 2, 2, "r2", "nan", "loss at [step 3]", 1.0),
+    RunEnded(PastRun("mfsdp", 1, "r2", "nan", "loss at [step 3]"), 2, 2, 1.0),
     SweepStopped("1 failed run, as many as --max-failures"),
 ]
 
@@ -36,6 +37,7 @@ import sys, time
 from pathlib import PosixPath
 from bench.cli.live_display import progress_display
 from sweeps.progress import *
+from sweeps.resume import PastRun
 with progress_display(sys.stderr) as publish:
     for event in {events!r}:
         publish(event)
@@ -186,7 +188,7 @@ def test_a_terminal_shows_the_numbers_of_the_current_run_and_keeps_them(cli, tmp
         SweepStarted("s", to_run=2, done_before=0, failed_before=0),
         RunStarted("ddp", 0, 1, 2, 4, "r1", PosixPath(tmp_path), ranks=1),
         StepReached("ddp", 2, 4),
-        RunEnded("ddp", 0, 1, 2, "r1", "ok", "", 3.21),
+        RunEnded(PastRun("ddp", 0, "r1", "ok", ""), 1, 2, 3.21),
     ]
     shown = on_a_terminal(cli, events)
     assert "step 2/4" in shown

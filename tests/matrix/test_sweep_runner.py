@@ -243,7 +243,7 @@ def test_progress_is_published_in_order(store, stand_in):
     assert [type(event) for event in events] == [SweepStarted, RunStarted, StepReached, RunEnded]
     assert events[0] == SweepStarted("a", to_run=1, done_before=0, failed_before=0)
     assert (events[1].position, events[1].total, events[1].steps) == (1, 1, 20)
-    assert (events[3].state, events[3].reason) == ("ok", "was ok")
+    assert (events[3].run.state, events[3].run.reason) == ("ok", "was ok")
 
 
 def test_a_second_runner_is_refused_before_it_touches_the_plan(store, stand_in):
