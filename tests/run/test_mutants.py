@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from bench.testing.workers import ForkServer
 from bench.validate.cases import Case
 from bench.validate.matrix import cases
@@ -12,7 +14,7 @@ from bench.validate.patched_core import CORE, copy_of_core
 from tools.mutation.case_trials import executing
 from tools.mutation.line_coverage import CoverageFile
 from tools.mutation.mutants import Mutant, mutants_of, sample
-from tools.mutation.pytest_run import Ran
+from tools.mutation.pytest_run import ROOT, Ran, run_pytest
 from tools.mutation.test_trials import TestTrials
 
 SOURCE = '''"""Text."""
@@ -106,3 +108,13 @@ def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_fil
     for file, lines in tests.items():
         trials.keep(file, Ran(lines=lines))
     assert trials.executing(mutant) == [also, f"{numbers}[1]", silent, f"{numbers}[2]"]
+
+
+@pytest.mark.processes
+def test_lines_that_ranks_of_a_test_execute_are_noted(fork_server: ForkServer) -> None:
+    file = "tests/core/conformance/test_captured_steps.py"
+    with fork_server.workers(1, ROOT) as workers:
+        (ran,) = workers.run(run_pytest, str(ROOT), (file,), True, seconds=120.0)
+    assert ran.failed is None
+    (lines,) = ran.lines.values()
+    assert lines["replay.py"]

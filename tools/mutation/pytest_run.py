@@ -108,8 +108,8 @@ class _Told:
         patched: Any = workers.Workers
         plain = patched._run
 
-        def run(own: Any, call: FunctionCall, ranks: int, seconds: float) -> list[Any]:
-            found = plain(own, FunctionCall.of(_noted, (call,)), ranks, seconds)
+        def run(own: Any, call: FunctionCall, *limits: Any) -> list[Any]:
+            found = plain(own, FunctionCall.of(_noted, (call,)), *limits)
             self._of_ranks += [lines for _, lines in found]
             return [value for value, _ in found]
 
