@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bench.cli import console, exit_codes
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.validating import checked_engines
+from bench.known_failures import PAGE, of_program
 
 if TYPE_CHECKING:
     from bench.validate.fuzz.session import Tally
@@ -83,7 +84,9 @@ def _text(engine: str, seed: int, tally: Tally, scripts: Sequence[Path]) -> str:
     lines += [f"  refused {count} times: {text}" for text, count in most]
     for failure, path in zip(tally.failures, scripts, strict=True):
         outcome = failure.outcome
+        known = of_program(engine, outcome.kind, outcome.text, failure.program.features())
         lines += ["", f"{outcome.kind}: {outcome.text.splitlines()[0]}"]
+        lines.append(f"  known: {known}" if known else f"  new, by {PAGE}")
         lines.append(f"  in {len(failure.numbers)} programs, the first is {failure.number}")
         lines += [f"  shrunk, {path}:", "", path.read_text()]
     return "\n".join(lines)

@@ -156,10 +156,10 @@ def _package() -> Any:
 def configuration(resolved: ResolvedRun, elements: int) -> dict[str, Any]:
     """What `deepspeed.initialize` is told of a model with so many trainable elements.
 
-    A bucket has DeepSpeed's own size, but is no larger than the model.
+    A bucket has DeepSpeed's own size, but is hardly larger than the model: its size has to be even.
     """
     dtypes, train = resolved.dtypes, resolved.train
-    bucket = min(elements, _BUCKET_ELEMENTS)
+    bucket = min(elements + elements % 2, _BUCKET_ELEMENTS)
     return {
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": resolved.microbatches,

@@ -89,9 +89,10 @@ class StockInspection:
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """A call of the model under `no_grad`, without autocast."""
         loss: Tensor = self._model(tokens, targets)
-        if isinstance(self._model, FSDPModule):
-            # The root stays gathered after a forward pass, and could not be loaded into.
-            self._model.reshard()
+        for module in self._model.modules():
+            # What stays gathered after a forward pass could not be loaded into.
+            if isinstance(module, FSDPModule):
+                module.reshard()
         return loss
 
     def gather_ahead(self) -> None:

@@ -67,13 +67,13 @@ class Validations:
         except (OSError, ValueError, ValidationError) as error:
             raise DamagedRecordError(f"{path} cannot be read: {error}") from error
 
-    def newest(self, *, with_bugs: bool) -> ValidationRecord | None:
-        """The newest readable validation with, or without, injected bugs."""
+    def newest(self, *, with_bugs: bool, engine: str | None = None) -> ValidationRecord | None:
+        """The newest readable validation with, or without, injected bugs (of `engine`)."""
         for one in reversed(self.ids()):
             try:
                 record = self.read(one)
             except DamagedRecordError:
                 continue
-            if bool(record.bugs) == with_bugs:
+            if bool(record.bugs) == with_bugs and engine in (None, *record.engines):
                 return record
         return None

@@ -14,7 +14,7 @@ of c can make, and k + 2 of m, element by element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from torch import Tensor
 class Model:
     """inner, outer: sizes of the axes (outer 1: none). every: reduced on every microbatch.
 
-    rounds_sum: whether a sum over ranks may be rounded to the dtype of the wire.
+    rounds_sum: whether a sum over ranks may be rounded to the dtype of the wire. again: what all
+    microbatches but the last one gave had been reduced, and is reduced with it once more.
     """
 
     main: torch.dtype
@@ -33,6 +34,7 @@ class Model:
     outer: int
     every: bool
     rounds_sum: bool = True
+    again: bool = False
 
 
 def sent(
@@ -113,7 +115,10 @@ def _inner(rows: Sequence[Sequence[Tensor]], model: Model, divisor: int) -> tupl
         total += torch.stack(scaled).sum(0)
         size += torch.stack([value.abs() for value in scaled]).sum(0)
     roundings = model.inner + 1 if model.rounds_sum else 0
-    return total, size * (wire * roundings + main * (len(rows[0]) + 2))
+    slack = size * (wire * roundings + main * (len(rows[0]) + 2))
+    if model.again:
+        slack += _inner([row[:-1] for row in rows], replace(model, again=False), divisor)[1]
+    return total, slack
 
 
 def _unit(dtype: torch.dtype) -> float:

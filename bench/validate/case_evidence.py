@@ -169,6 +169,7 @@ class CaseEvidence:
         wide = self.case.transport != "native" and known_engine(self.case.engine).dtypes.sums
         wide = wide and torch.finfo(grads).eps < torch.finfo(wire).eps
         exact = wide and scatters and _divides_exactly(self.case)
+        further = not self.seen[0].steps[step].stepped
         model = rounding.Model(
             grads,
             wire,
@@ -176,6 +177,7 @@ class CaseEvidence:
             outer,
             self.reduces_every_microbatch,
             rounds_sum=not exact,
+            again=further and not self.reduces_every_microbatch,
         )
         return rounding.expected(self.raw(step).contributions(name), model)
 

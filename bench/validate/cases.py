@@ -91,7 +91,10 @@ _SHAPE = ModelShape(
 
 @dataclass(frozen=True)
 class Case:
-    """outer: ranks of the outer data-parallel axis, 1 is none. microbatches: per step and rank."""
+    """outer: ranks of the outer data-parallel axis, 1 is none. microbatches: per step and rank.
+
+    reshard: ranks of the groups that keep weights between the passes (fsdp2), 0 is not asked.
+    """
 
     engine: str
     strategy: StrategyName
@@ -110,6 +113,7 @@ class Case:
     recipe: RecipeName = "none"
     per_token: bool = False
     nan_check: bool = False
+    reshard: int = 0
 
     @property
     def id(self) -> str:
@@ -123,6 +127,7 @@ class Case:
         parts += [] if self.transport == DEFAULT_TRANSPORT else [self.transport]
         parts += [] if self.allocator == "storage_resize" else [self.allocator]
         parts += [] if self.recipe == "none" else [self.recipe]
+        parts += [f"reshard{self.reshard}"] if self.reshard else []
         return "/".join(parts)
 
     @property
@@ -201,6 +206,7 @@ class Case:
                     "recipe": self.recipe,
                     "separate_gather_group": self.gather_group,
                     "double_buffer": self.allocator in POOLS,
+                    **({"reshard_after_forward": self.reshard} if self.reshard else {}),
                 }
             ),
             dtypes=ResolvedDtypes(

@@ -130,6 +130,10 @@ def _quick(engine: str) -> Iterator[Case]:
     for allocator in POOLS:
         yield replace(sharded, model="cross_tied", microbatches=2, allocator=allocator)
     yield from _quick_on_two_axes(base)
+    if engine == "fsdp2":
+        parts = replace(sharded, ranks=4, microbatches=2, reshard=2)
+        yield from (replace(parts, model=model) for model in ("stack", "recomputed"))
+        yield replace(parts, policy="bf16", scenario="ahead")
     coded = replace(sharded, policy="bf16", microbatches=2)
     yield replace(coded, recipe="mxfp8", ranks=4, model="rows")
     yield replace(coded, recipe="mxfp8", model="recomputed")

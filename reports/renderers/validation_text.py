@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
+from bench.known_failures import PAGE, KnownFailure, known_failures, of_case
 from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
@@ -28,7 +29,8 @@ def to_terminal(record: ValidationRecord) -> str:
     if reasons.rows:
         parts.append(terminal.table(reasons))
     parts += failures_in_full(record)
-    return "\n\n".join(parts)
+    parts += ["\n".join(known_lines(record, engine)) for engine in record.engines]
+    return "\n\n".join(part for part in parts if part)
 
 
 def headline(record: ValidationRecord) -> str:
@@ -98,6 +100,40 @@ def reasons_table(record: ValidationRecord) -> Table:
         for (engine, reason), stopped in found.items()
     )
     return Table.of("engine | does not apply because | what", rows, left=3)
+
+
+def known_lines(record: ValidationRecord, engine: str) -> list[str]:
+    """What an engine fails, a line each: known or new; and what is known and did not show here."""
+    failed = [case for case in record.cases if case.engine == engine and case.failures]
+    by_cause: dict[KnownFailure | None, list[CaseVerdict]] = {}
+    for case in failed:
+        cause = of_case(engine, case.case, [check.check for check in case.failures])
+        by_cause.setdefault(cause, []).append(case)
+    new = by_cause.pop(None, [])
+    others = [one for one in known_failures(engine) if one not in by_cause]
+    if not failed and not others:
+        return []
+    return [
+        f"{engine}: {verdict_of(record, engine)}; what is known: {PAGE}",
+        *(f"  new    {case.case}: {case.failures[0].check}" for case in new),
+        *(f"  known  {one} (in {len(cases)} cases)" for one, cases in by_cause.items()),
+        *(f"  known  {one} (no case asks it)" for one in others),
+    ]
+
+
+def verdict_of(record: ValidationRecord, engine: str) -> str:
+    """One sentence: how many cases of an engine passed, and which of its failures are new."""
+    own = record.model_copy(update={"cases": tuple(c for c in record.cases if c.engine == engine)})
+    counts = own.counts()
+    new = sum(
+        of_case(engine, case.case, [check.check for check in case.failures]) is None
+        for case in own.cases
+        if case.failures
+    )
+    return (
+        f"{counts['passed']} cases passed, {counts['failed']} failed"
+        f" ({counts['failed'] - new} known, {new} new)"
+    )
 
 
 def case_table(cases: Sequence[CaseVerdict]) -> Table:

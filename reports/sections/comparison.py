@@ -19,6 +19,7 @@ from reports.renderers.document import (
     TableBlock,
 )
 from reports.renderers.table import folded
+from reports.sections.validation import verdict_lines
 from reports.views.reference import RULE
 
 
@@ -39,6 +40,10 @@ def comparison(findings: Findings) -> Section | None:
             blocks.append(Paragraph(_sample_sizes(findings.not_in_blocks), tone="note"))
         elif not findings.changes:
             blocks.append(Paragraph("There is no other cell to compare it with."))
+    engines = dict.fromkeys(cell.resolved.engine.name for cell in findings.measured)
+    verdicts = verdict_lines(findings.store, engines)
+    if verdicts:
+        blocks.append(Bullets(verdicts))
     if findings.other_hardware:
         names = ", ".join(cell.name for cell in findings.other_hardware)
         blocks.append(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from bench.known_failures import PAGE, known_failures
 from bench.store import ResultsStore
 from bench.verdict import ValidationRecord
 from reports.renderers.document import Block, Details, Heading, Paragraph, Section, TableBlock
@@ -12,6 +15,7 @@ from reports.renderers.validation_text import (
     failures_in_full,
     headline,
     reasons_table,
+    verdict_of,
 )
 
 
@@ -29,6 +33,22 @@ def validation_section(store: ResultsStore) -> Section | None:
             TableBlock(bug_table(injected.bugs)),
         ]
     return Section("validation", "Correctness", tuple(blocks)) if blocks else None
+
+
+def verdict_lines(
+    store: ResultsStore | None, engines: Iterable[str]
+) -> tuple[tuple[str, str], ...]:
+    """Of each engine, whether it was right: its newest validation. Nothing where there is none."""
+    newest = {e: store.validations.newest(with_bugs=False, engine=e) for e in engines if store}
+    return tuple(
+        (
+            engine,
+            f"{verdict_of(record, engine)} in the validation of {record.started_utc[:10]};"
+            f" {len(known_failures(engine))} failures are known ({PAGE})",
+        )
+        for engine, record in newest.items()
+        if record is not None
+    )
 
 
 def _checked(record: ValidationRecord) -> list[Block]:

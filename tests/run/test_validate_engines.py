@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.known_failures import of_case
 from bench.testing.workers import ForkServer
 from bench.validate import applicability, ranks, session
 from bench.validate.cases import Case
@@ -22,7 +23,10 @@ SAMPLE = (
     Case("mfsdp", "optim_grads_params", ranks=4, outer=2, outer_strategy="optim", policy="bf16"),
     Case("fsdp1", "optim_grads_params", model="rooted", microbatches=2),
     Case("fsdp2", "optim_grads_params", model="rooted", microbatches=2),
+    Case("fsdp2", "optim_grads_params", ranks=4, reshard=2, microbatches=2),
     Case("ddp", "no_shard", policy="bf16"),
+    # What was reduced before the further pass is rounded once more with it.
+    Case("ddp", "no_shard", "recomputed", "bf16", microbatches=3, scenario="again"),
     Case("single", "no_shard", ranks=1, microbatches=2),
 )
 
@@ -55,6 +59,16 @@ def test_what_an_engine_refuses_is_not_applicable_with_its_reason(fork_server: F
         "not_applicable",
         "this engine replicates on one axis",
     )
+
+
+def test_weights_that_stayed_gathered_after_an_evaluation_are_loaded_into(
+    fork_server: ForkServer,
+) -> None:
+    case = Case("fsdp2", "optim_grads", policy="fp32", microbatches=3, scenario="reloaded")
+    (verdict,) = judged(fork_server, case)
+    known = of_case("fsdp2", case.id, [check.check for check in verdict.failures])
+    assert known is not None, verdict.failures
+    assert known.does == "a state dict that lacks an entry is loaded"
 
 
 def test_a_case_whose_optional_package_is_absent_is_skipped_in_words(

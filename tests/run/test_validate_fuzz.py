@@ -7,14 +7,17 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from bench.cli.fuzzing import run_fuzz
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import UNLISTED
+from bench.validate.fuzz import outside
 from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.fixed import FIXED
 from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
@@ -92,6 +95,30 @@ def test_a_program_is_the_same_for_ever_and_has_a_source(engine: str) -> None:
         program = draw(engine, 3, number)
         assert program == draw(engine, 3, number)
         compile(script(program), f"{engine}-{number}", "exec")
+
+
+def test_shapes_are_those_of_the_model_before_an_engine_empties_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ZeRO-3 of DeepSpeed does."""
+
+    def emptying(module: nn.Module, *_: object) -> SimpleNamespace:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.new_empty(0)
+        return SimpleNamespace(optimizer_step=None)
+
+    monkeypatch.setattr(outside, "build_engine", emptying)
+    monkeypatch.setattr(outside.dist, "get_world_size", lambda: 2)
+    model, _ = outside.sharded_by("fsdp2", nn.Linear(3, 2).double(), strategy=3)
+    assert model.shapes == {"weight": (2, 3), "bias": (2,)}
+
+
+def test_programs_of_fsdp2_keep_weights_in_parts_between_the_passes() -> None:
+    drawn = [draw("fsdp2", 501, number) for number in range(100)]
+    parts = [one for one in drawn if "reshard_after_forward=2" in one.features()]
+    assert parts
+    assert {(one.ranks, one.strategy, one.mode) for one in parts} == {(4, 3, "flat")}
+    assert "fully_shard(unit, mesh=mesh, reshard_after_forward=2)" in script(parts[0])
 
 
 def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_path: Path) -> None:

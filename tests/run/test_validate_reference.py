@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -79,6 +80,15 @@ def test_the_slack_of_a_half_precision_wire_covers_its_roundings_and_not_a_lost_
     exact = sum(g for row in RAW for g in row) / 2
     assert bool(((found - exact).abs() <= 2 * slack).all())
     assert float((RAW[1][1] / 2).abs().median()) > 5 * float(slack.median())
+
+
+def test_what_was_reduced_before_a_further_pass_leaves_its_roundings_though_it_cancels() -> None:
+    raw = [[g.float(), -g.float()] for g, _ in RAW]
+    once = rounding.Model(torch.float32, torch.bfloat16, 2, 1, every=False)
+    (_, slack), (_, again) = (rounding.expected(raw, m) for m in (once, replace(once, again=True)))
+    assert float(slack.max()) == 0
+    alone = rounding.expected([row[:1] for row in raw], once)[1]
+    assert torch.equal(again, alone)
 
 
 def test_pieces_are_put_together_in_the_order_that_they_claim() -> None:

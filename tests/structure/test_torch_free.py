@@ -16,6 +16,7 @@ TORCH_FREE = (
     "bench/record.py",
     "bench/workload.py",
     "bench/verdict.py",
+    "bench/known_failures.py",
     "bench/errors.py",
     "bench/store",
     "bench/derive",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
@@ -18,6 +18,8 @@ _HIDDEN = (1, 3, 4, 7, 10)
 _MOST_UNITS = 5
 _ATTEMPTS = 50
 _REFUSED_ANYWAY = 0.02
+#: Ranks of which a half is a group that is neither one rank nor all.
+_IN_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Scope:
     """What programs for an engine may hold. options: (name, values other than the default).
 
     mixed: share of programs in which ranks take different paths. refuses: features that the engine
-    refuses in words, which few programs have.
+    refuses in words, which few programs have. parts: whether weights may stay, between the passes,
+    in parts of some of the ranks.
     """
 
     strategies: tuple[int, ...]
@@ -41,6 +44,7 @@ class Scope:
     mixed: float = 0.3
     dtypes: tuple[str, ...] = ("float64", "float64", "float32")
     refuses: frozenset[str] = frozenset()
+    parts: bool = False
 
 
 _PASSES = ("micro", "micro", "micro", "double", "pair", "evaluate", "unused", "failing")
@@ -81,6 +85,7 @@ SCOPES: dict[str, Scope] = {
         options=(("sync_every_pass", (True,)), ("reduce_scatter_unused_params", (True,))),
         mixed=0.1,
         refuses=frozenset({"kind Gain", "tie root", "tie unit"}),
+        parts=True,
     ),
     # It refuses to clip FP64, and wraps the units, so that none can be told to fail.
     "fsdp1": Scope(
@@ -141,7 +146,7 @@ def _drawn(engine: str, scope: Scope, random: Random) -> Program:
         _cycle(random, scope, len(units), mixed=mixed, options=dict(options))
         for _ in range(random.randint(1, 3))
     )
-    return Program(
+    program = Program(
         engine,
         ranks,
         strategy,
@@ -152,6 +157,11 @@ def _drawn(engine: str, scope: Scope, random: Random) -> Program:
         units,
         cycles,
     )
+    # Drawn last, so that the rest is what it was before this could be drawn.
+    whole = (ranks, strategy, mode) == (_IN_PARTS, 3, "flat")
+    if scope.parts and whole and random.random() < 1 / 2:
+        return replace(program, options=(*options, ("reshard_after_forward", _IN_PARTS // 2)))
+    return program
 
 
 def _unit(random: Random, kinds: Sequence[str]) -> UnitShape:

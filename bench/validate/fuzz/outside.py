@@ -24,9 +24,9 @@ from bench.validate.joining import joined
 class OutsideModel:
     """The engine, called like a model; parameters are looked up by name."""
 
-    def __init__(self, engine: Any, module: nn.Module) -> None:
+    def __init__(self, engine: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.engine = engine
-        self.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        self.shapes = shapes
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """The loss without autograd."""
@@ -64,8 +64,10 @@ def sharded_by(engine: str, module: nn.Module, *, strategy: int) -> tuple[Outsid
         ranks=dist.get_world_size(),
         microbatches=2,
     ).resolved("cpu")
+    # Before the engine empties them, as ZeRO-3 of DeepSpeed does.
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     built: Any = build_engine(module, resolved, torch.device("cpu"))
-    return OutsideModel(built, module), _Stepping(built)
+    return OutsideModel(built, shapes), _Stepping(built)
 
 
 class _Stepping:

@@ -133,7 +133,7 @@ def _engine_words(program: Program, options: dict[str, object]) -> dict[str, str
     elif program.engine == "fsdp2":
         unused = options.get("reduce_scatter_unused_params")
         words["OPTIONS"] = "model.set_reduce_scatter_unused_params(True)" if unused else ""
-        words["RESHARD"] = str(program.strategy == 3)  # noqa: PLR2004 - ZeRO-3
+        words["RESHARD"] = str(options.get("reshard_after_forward", program.strategy == 3))  # noqa: PLR2004
         words["ACCUMULATING"] = (
             "" if options.get("sync_every_pass") else "model.set_requires_gradient_sync(last)"
         )

@@ -1,0 +1,269 @@
+"""What each engine is known to fail: one table, for `validate`, for reports and for the page.
+
+docs/known-limits.md has a row for each, and a test compares the two. A failure that no row
+describes is new.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+#: The page that has the rows.
+PAGE: Final = "docs/known-limits.md"
+_TORCH: Final = "torch 2.13.0"
+_DDP: Final = ("ddp", "ddp_zero")
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """One failure of one or several engines.
+
+    does: what the user does. happens: what comes of it. versions: that it was seen with. by_design:
+    the documentation of the engine forbids it, or every torch module does the same. script: that
+    shows it alone, below docs. cases: shell pattern of the ids of cases that fail of it, without
+    the engine; "" where no case does. check: the check that fails first. kind, said, features: of
+    random programs that fail of it: how they end, a regular expression of their text, and what
+    their shrunk program has (`Program.features`); kind "" where programs do not.
+    """
+
+    engines: tuple[str, ...]
+    does: str
+    happens: str
+    versions: str = _TORCH
+    by_design: bool = False
+    script: str = ""
+    cases: str = ""
+    check: str = ""
+    kind: str = ""
+    said: str = ""
+    features: tuple[frozenset[str], ...] = ()
+
+    def __str__(self) -> str:
+        design = ", by design" if self.by_design else ""
+        shown = f"; docs/{self.script}" if self.script else ""
+        return f"{self.does}: {self.happens} ({self.versions}{design}{shown})"
+
+
+def _any(*features: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset({feature}) for feature in features)
+
+
+_FUZZ: Final = "evidence/2026-11-22-fuzz"
+#: What leaves a unit without a gradient: reentrant checkpoints of an input without one do as well.
+_UNUSED: Final = (
+    *_any("letter s", "letter p", "letter d"),
+    frozenset({"root frozen", "letter k"}),
+    frozenset({"root frozen", "letter K"}),
+)
+_REENTRANT: Final = _any("letter k", "letter K")
+
+KNOWN_FAILURES: Final = (
+    KnownFailure(
+        ("fsdp2",),
+        "a unit runs twice in a pass, each time under `checkpoint(use_reentrant=True)`",
+        "**silently wrong**: a part of its gradient is lost (off by 0.36 of 0.72)",
+        script=f"{_FUZZ}/fsdp2-unit-twice-under-reentrant-checkpoints.py",
+        kind="differs",
+        features=_any("letter K"),
+    ),
+    KnownFailure(
+        ("fsdp2",),
+        "a backward pass ends with an exception, and no `reset_iter_state()` follows",
+        "the next backward passes reduce nothing, and `.grad` stays None",
+        by_design=True,
+        script=f"{_FUZZ}/fsdp2-exception-in-a-backward-pass.py",
+        kind="differs",
+        features=_any("pass failing backward"),
+    ),
+    KnownFailure(
+        ("fsdp2",),
+        "the same, while activations are recomputed",
+        "as above; of a frozen unit the next gradient is off by 0.38 of 0.45",
+        by_design=True,
+        script=f"{_FUZZ}/fsdp2-exception-in-a-recomputation.py",
+        kind="differs",
+        features=_any("pass failing recompute"),
+    ),
+    KnownFailure(
+        ("fsdp2",),
+        "a forward pass ends with an exception",
+        "weights of the unit that raised stay whole until its next pass",
+        by_design=True,
+        script=f"{_FUZZ}/fsdp2-exception-in-a-forward-pass.py",
+        kind="raised",
+        said="full_tensor",
+        features=_any("pass failing forward"),
+    ),
+    KnownFailure(
+        ("fsdp2",),
+        "ranks take different paths through the units",
+        "ranks wait for each other, or a connection breaks",
+        script=f"{_FUZZ}/fsdp2-ranks-on-other-paths.py",
+        kind="hung|raised|died",
+        features=_any("differing paths True"),
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "two backward passes through one graph, `NO_SHARD`",
+        "**silently wrong**: a gradient is off by 0.28 of 0.76",
+        script=f"{_FUZZ}/fsdp1-two-backward-passes-whole-gradients.py",
+        kind="differs",
+        features=_any("pass double ", "pass pair "),
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "two backward passes through one graph, or two forward passes first, sharded",
+        '`AssertionError`: "should use `_saved_grad_shard`"',
+        script=f"{_FUZZ}/fsdp1-two-backward-passes-of-one-graph.py",
+        kind="raised",
+        said="_saved_grad_shard",
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "an evaluation between the backward pass and the optimizer step, `FULL_SHARD`",
+        "**silently wrong**: weights after the step are off by 0.0075 of 0.45",
+        script=f"{_FUZZ}/fsdp1-evaluation-before-the-step.py",
+        kind="differs",
+        said="weight after the step",
+        features=_any("pass evaluate ", "pass unused "),
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "a unit under `checkpoint(use_reentrant=True)` in the second microbatch alone, the first"
+        " layer frozen",
+        "**silently wrong**: a gradient is off by 0.15 of 0.64",
+        script=f"{_FUZZ}/fsdp1-unit-under-reentrant-checkpoint.py",
+        kind="differs",
+        features=_REENTRANT,
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "a weight that a unit and the root share, `NO_SHARD`",
+        "**silently wrong**: a gradient is off by 0.22 of 0.68",
+        script=f"{_FUZZ}/fsdp1-tied-weight.py",
+        kind="differs",
+        features=_any("tie root", "tie unit"),
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "a frozen layer beside trained ones, `FULL_SHARD`, then"
+        " `summon_full_params(with_grads=True)`",
+        "ranks gather different amounts, and a process is aborted",
+        script=f"{_FUZZ}/fsdp1-frozen-layer-and-whole-gradients.py",
+        kind="died|raised|hung",
+        features=_any("frozen part", "frozen all", "root frozen"),
+    ),
+    KnownFailure(
+        ("fsdp1",),
+        "tied weights, `NO_SHARD`, computed in BF16 beside FP32 weights, two microbatches",
+        "raises: a gradient in BF16 is assigned to a weight in FP32",
+        cases="no_shard/2/tied/bf16/k*",
+        check="runs to its end",
+    ),
+    KnownFailure(
+        _DDP,
+        "two backward passes through one graph, or two forward passes first, the first one alone"
+        " under `no_sync`",
+        "a gradient is off by 0.14 of 0.76",
+        by_design=True,
+        script=f"{_FUZZ}/ddp-two-backward-passes-of-one-graph.py",
+        kind="differs",
+        features=_any("pass double ", "pass pair "),
+    ),
+    KnownFailure(
+        _DDP,
+        "a unit without a gradient in this step (left out, or behind a frozen layer under"
+        " `checkpoint(use_reentrant=True)`), without `find_unused_parameters`",
+        "**silently wrong** in this step (off by 0.14 of 0.36); the next forward pass raises",
+        script=f"{_FUZZ}/ddp-unit-left-out.py",
+        kind="differs",
+        features=_UNUSED,
+    ),
+    KnownFailure(
+        _DDP,
+        "the same",
+        'raises in the next forward pass: "Expected to have finished reduction"',
+        by_design=True,
+        kind="raised",
+        said="Expected to have finished reduction",
+        features=_UNUSED,
+    ),
+    KnownFailure(
+        _DDP,
+        "a unit under `checkpoint(use_reentrant=True)`, twice or with `find_unused_parameters`",
+        'refused: "Expected to mark a variable ready only once"',
+        by_design=True,
+        script=f"{_FUZZ}/ddp-unit-under-reentrant-checkpoint.py",
+        kind="raised",
+        said="Expected to mark a variable ready only once",
+    ),
+    KnownFailure(
+        ("ddp",),
+        "`static_graph=True`, the first pass under `no_sync`",
+        '`INTERNAL ASSERT FAILED`, "please report a bug"',
+        script=f"{_FUZZ}/ddp-static-graph-and-no-sync.py",
+        kind="raised",
+        said="INTERNAL ASSERT FAILED",
+        features=_any("static_graph=True"),
+    ),
+    KnownFailure(
+        (*_DDP, "single", "fsdp1", "fsdp2", "simple_fsdp"),
+        "a state dict that lacks an entry is loaded",
+        "an error, but what it has was loaded, as by every `nn.Module`",
+        by_design=True,
+        cases="*/reloaded",
+        check="computed weights",
+    ),
+    KnownFailure(
+        ("deepspeed",),
+        "its engine is deleted without `destroy()`",
+        "buffers and shards stay",
+        "DeepSpeed 0.19.8",
+        by_design=True,
+        cases="*",
+        check="freed after deletion",
+    ),
+    KnownFailure(
+        ("deepspeed",),
+        "BF16 in every stage",
+        "gradients are off by up to 1 %, more than a BF16 wire implies; not explained",
+        "DeepSpeed 0.19.8",
+        cases="*/bf16/*",
+        check="gradients",
+    ),
+    KnownFailure(
+        ("deepspeed",),
+        "a parameter of shape () in BF16",
+        "`_broadcast_model` fails while the engine is built",
+        "DeepSpeed 0.19.8",
+        cases="*/scalar/bf16/*",
+        check="runs to its end",
+    ),
+)
+
+
+def known_failures(engine: str) -> tuple[KnownFailure, ...]:
+    """All of `engine`."""
+    return tuple(one for one in KNOWN_FAILURES if engine in one.engines)
+
+
+def of_case(engine: str, case: str, checks: Collection[str]) -> KnownFailure | None:
+    """Why `case` (its whole id) of `engine` fails in `checks`; None for a failure that is new."""
+    short = case.removeprefix(f"{engine}/")
+    for one in known_failures(engine):
+        if one.cases and fnmatchcase(short, one.cases) and one.check in list(checks)[:1]:
+            return one
+    return None
+
+
+def of_program(engine: str, kind: str, text: str, features: Collection[str]) -> KnownFailure | None:
+    """Why a random program fails; None for a failure that is new."""
+    for one in known_failures(engine):
+        has = not one.features or any(some <= set(features) for some in one.features)
+        if kind in one.kind.split("|") and has and re.search(one.said, text):
+            return one
+    return None
