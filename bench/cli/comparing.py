@@ -12,22 +12,22 @@ from bench.cli.policies import read_policy
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.comparisons import logs
-from reports.comparisons.compare import compare, load_side
-from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
 from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
 from reports.comparisons.imported import to_data as to_data_beside
 from reports.gates import gate_text
 from reports.gates.expected import checked
-from reports.gates.gate import gate
+from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
-from reports.gates.pairing import arms_of_sweep, sides_of_arms, sides_of_sweeps
+from reports.gates.pairing import NOT_RUN, arms_of_sweep, sides_of_arms, sides_of_sweeps
 from reports.gates.policy import Policy
 from reports.gates.target_verdicts import judge_targets, target_table
 from reports.gates.target_verdicts import to_data as targets_to_data
 from reports.renderers import markdown, terminal
+from reports.views.sweep_view import load_side
 from sweeps.suggest import did_you_mean
 
-_FORMATS = {"table": to_terminal, "md": to_markdown}
+_FORMATS = ("table", "md")
+_MOST_REASONS = 5
 
 
 def show_comparison(
@@ -65,17 +65,31 @@ def show_comparison(
     base, head = (_called(store, name) for name in (base, head))
     if {base, head} & {*store.imports.ids()}:
         return _show_beside(store, base, head, form=form, as_json=as_json)
-    comparison = compare(store, base, head, ignore=ignore)
     sides = sides_of_sweeps(store, base, head, ignore)
     judged = gate(sides, rules, calibrations(store), any_nodes=True)
+    _refuse_nothing(judged, "name the settings to set aside with --ignore, or compare single cells")
     now = datetime.now(UTC)
     if as_json:
-        verdicts = gate_text.to_data(judged, now)
-        console.data_json(to_data(comparison) | {"verdicts": verdicts})
+        console.data_json({"verdicts": gate_text.to_data(judged, now)})
     else:
-        console.data(_FORMATS[form](comparison).rstrip("\n"))
-        console.data("\n" + gate_text.verdicts(judged, now, form=form).rstrip("\n"))
+        console.data(gate_text.verdicts(judged, now, form=form).rstrip("\n"))
     return exit_codes.OK
+
+
+def _refuse_nothing(judged: GateResult, advice: str) -> None:
+    """Raise where no pair can be compared: nothing was measured, or nothing matches."""
+    if not judged.nothing_comparable:
+        return
+    sides = judged.sides
+    names = f"{sides.base} and {sides.head}"
+    lost = [f"{cell}: {why}" for cell, why in sides.failed if why != NOT_RUN]
+    reasons = [f"{cell}: {why}" for cell, why in sides.not_comparable]
+    if lost or not reasons:
+        why = "; ".join((lost or [f"{cell}: {why}" for cell, why in sides.failed])[:_MOST_REASONS])
+        raise NothingMeasuredError(f"{names} have nothing to compare: {why}")
+    raise NotComparableError(
+        f"nothing in {names} can be compared: {'; '.join(reasons[:_MOST_REASONS])}; {advice}"
+    )
 
 
 def _called(store: ResultsStore, name: str) -> str:
@@ -127,13 +141,8 @@ def _show_arms(
     sides = sides_of_arms(store, sweep, *arms, None if expected is None else expected.codes)
     if expected is not None:
         sides = checked(sides, expected, arms)
-    if not sides.pairs:
-        reasons = "; ".join(f"{cell}: {why}" for cell, why in sides.failed[:5])
-        raise NothingMeasuredError(f"{sweep} has nothing to compare: {reasons}")
     judged = gate(sides, policy, calibrations(store), any_nodes=True)
-    if judged.nothing_comparable:
-        reasons = "; ".join(f"{cell}: {why}" for cell, why in judged.sides.not_comparable[:5])
-        raise NotComparableError(f"the arms of {sweep} cannot be compared: {reasons}")
+    _refuse_nothing(judged, "run the arms on one kind of hardware")
     now = datetime.now(UTC)
     targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
     if as_json:

@@ -12,11 +12,11 @@ from bench.importers.table import read_text
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from bench.store.imports import ImportedRun
-from reports.comparisons.compare import load_side
 from reports.lint import presentation
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.rules import Subject
 from reports.nccl.source import LogSource, find_sources
+from reports.views.sweep_view import load_side
 
 FORMATS = ("table", "md", "json", "github")
 

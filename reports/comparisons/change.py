@@ -4,7 +4,7 @@
 time); published evidence has been read both ways. So time change, throughput change and ratio
 appear together and by name.
 
-`change_table` shows them, in the text of a comparison and in reports.
+`change_table` shows them in reports.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def change_text(change: Change) -> str:
 
 
 def other_metrics() -> list[Metric]:
-    """What `compare` shows beside speed, memory and loss: whatever a gate requires by default."""
+    """What stands beside speed, memory and loss: whatever a gate requires by default."""
     return [
         m
         for m in METRICS
@@ -131,8 +131,8 @@ def _loss_difference(base: Cell, head: Cell) -> float | None:
     return (after - before) / abs(before)
 
 
-def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None) -> Table:
-    """One row per change, named by `labels` or by its head cell; what no cell has is left out."""
+def change_table(changes: Sequence[Change]) -> Table:
+    """One row per change, named by its head cell; what no cell has is left out."""
     known = [
         metric
         for metric in other_metrics()
@@ -142,14 +142,12 @@ def change_table(changes: Sequence[Change], labels: Sequence[str] | None = None)
     titles = (
         f"cell | {SPEED} | memory change | <memory metric{others} | final loss difference | <runs"
     )
-    names = [change.head.name for change in changes] if labels is None else labels
-    pairs = zip(changes, names, strict=True)
-    return Table.of(titles, (_row(change, name, known) for change, name in pairs))
+    return Table.of(titles, (_row(change, known) for change in changes))
 
 
-def _row(change: Change, name: str, others: Sequence[Metric]) -> tuple[str, ...]:
+def _row(change: Change, others: Sequence[Metric]) -> tuple[str, ...]:
     return (
-        name,
+        change.head.name,
         speed_text(change.time_change, change.throughput_ratio),
         quantity.change(change.memory_change),
         change.memory_metric.title if change.memory_metric else quantity.MISSING,

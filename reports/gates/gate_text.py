@@ -8,7 +8,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from reports.comparisons.comparison_text import DEFINITIONS
 from reports.gates.gate import GateResult
 from reports.gates.gate_table import (
     is_count,
@@ -21,6 +20,11 @@ from reports.gates.gate_table import (
 from reports.gates.judgement import Judgement, Verdict
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.printable import printable
+
+DEFINITIONS = (
+    "time change: head step time / base step time - 1; throughput change: head tokens/s / base "
+    "tokens/s - 1; throughput ratio: head tokens/s / base tokens/s (of collectives: bus bandwidth)"
+)
 
 METHOD = (
     "samples are run medians after the detected steady state; interval: changes of the metric that "
@@ -142,6 +146,10 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
     found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
     found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
     found += [("left out", text) for text in result.notes]
+    if result.sides.differences:
+        found.append(("differs in (base, head)", "; ".join(result.sides.differences)))
+    elif result.sides.set_aside:
+        found.append(("set aside when matching", ", ".join(result.sides.set_aside)))
     counts = [one for one in result.judgements if is_count(one)]
     if counts:
         equal = sum(map(is_equal_count, counts))

@@ -64,9 +64,7 @@ class Judgement:
     n_head: int = 0
     paired: bool | None = None
     sequential: bool = False
-    p_no_change: float | None = None
     p_adjusted: float | None = None
-    p_equivalence: float | None = None
     tests: int = 1
     time_ratio: float | None = None
     throughput_ratio: float | None = None
@@ -229,9 +227,7 @@ def _interval_judgement(
         n_head=len(estimate.head),
         paired=estimate.paired,
         sequential=case.sequential,
-        p_no_change=estimate.p_no_change,
         p_adjusted=p,
-        p_equivalence=estimate.p_not_equivalent(band),
         tests=tests,
         time_ratio=time_ratio,
         throughput_ratio=throughput_ratio,

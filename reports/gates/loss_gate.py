@@ -26,19 +26,13 @@ SPREAD_FACTOR = 3.0
 class LossFinding:
     """The head run that is farthest from the base.
 
-    distance, area: largest and mean relative difference from the nearest base run. spread,
-    area_spread: the same between repeats of the base, None without repeats. bound: what the
-    distance may reach. first_divergent_step: None if there is none.
+    bound: what the largest relative difference from the nearest base run may reach, None where none
+    is asked for.
     """
 
     verdict: Verdict
     reason: str
-    distance: float | None = None
-    area: float | None = None
-    spread: float | None = None
-    area_spread: float | None = None
     bound: float | None = None
-    first_divergent_step: int | None = None
 
 
 def judge_loss(
@@ -68,16 +62,8 @@ def _bitwise(base: Sequence[LossCurve], head: Sequence[LossCurve]) -> LossFindin
         )
     odd = next((curve for curve in head if curve.digest != base[0].digest), None)
     if odd is None:
-        return LossFinding("equivalent", "", distance=0.0, area=0.0, bound=0.0)
-    distance, area = _distances(odd, base[0])
-    return LossFinding(
-        "regressed",
-        f"not bitwise equal: {_first_difference(base[0], odd)}",
-        distance=distance,
-        area=area,
-        bound=0.0,
-        first_divergent_step=_first_step(odd, base[0], 0.0),
-    )
+        return LossFinding("equivalent", "", 0.0)
+    return LossFinding("regressed", f"not bitwise equal: {_first_difference(base[0], odd)}", 0.0)
 
 
 def _against_spread(
@@ -96,14 +82,9 @@ def _against_spread(
     if too_far or shifted:
         step = _first_step(worst, reference, bound if too_far else area_bound)
     return LossFinding(
-        verdict="regressed" if too_far or shifted else "equivalent",
-        reason=_sentence(distance, area, bound, area_bound, step, len(base), spread),
-        distance=distance,
-        area=area,
-        spread=spread,
-        area_spread=area_spread,
-        bound=bound,
-        first_divergent_step=step,
+        "regressed" if too_far or shifted else "equivalent",
+        _sentence(distance, area, bound, area_bound, step, len(base), spread),
+        bound,
     )
 
 

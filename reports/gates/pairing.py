@@ -11,11 +11,10 @@ from bench.errors import UsageError
 from bench.record import FINISHED_GOOD, RunRecord
 from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
-from reports.comparisons.compare import load_side
 from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.views.cells import Cell, Run
-from reports.views.matching import match
-from reports.views.sweep_view import SweepView, load_sweeps
+from reports.views.matching import differing_settings, match
+from reports.views.sweep_view import SweepView, load_side, load_sweeps
 
 NOT_RUN = "it was planned and has not run"
 
@@ -43,7 +42,8 @@ class Sides:
     """What there is to compare, and what there is not.
 
     failed: (cell, why) of cells that were planned and gave no number. not_comparable: (cell, why).
-    pruned: (cell, reason). source: the sweep file, if known.
+    pruned: (cell, reason). source: the sweep file, if known. set_aside: settings in which the sides
+    differ and that were left out when matching. differences: of a single pair, with both values.
     """
 
     base: str
@@ -54,6 +54,8 @@ class Sides:
     pruned: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     source: str = ""
+    set_aside: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
 
     def selected(self, patterns: Sequence[str]) -> Sides:
         """Only the cells that one of `patterns` means.
@@ -186,7 +188,7 @@ def sides_of_sweeps(
 
     Args:
         store: the results folder.
-        base: as `reports.comparisons.compare.load_side` understands it.
+        base: as `reports.views.sweep_view.load_side` understands it.
         head: the same.
         ignore: settings to set aside when cells are matched.
         arms: which arm of base and of head, where they have arms.
@@ -209,7 +211,16 @@ def sides_of_sweeps(
     failed += tuple(
         (cell.name, why) for cell in after if cell.finished and (why := _lost_repeat(cell))
     )
-    sides = Sides(base, head, pairs, failed, not_comparable=tuple(refused))
+    single = matching.pairs[0] if len(matching.pairs) == 1 else None
+    sides = Sides(
+        base,
+        head,
+        pairs,
+        failed,
+        not_comparable=tuple(refused),
+        set_aside=matching.set_aside,
+        differences=() if single is None else tuple(differing_settings(*single)),
+    )
     return _with_plan_of_head(store, sides)
 
 

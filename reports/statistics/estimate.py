@@ -57,18 +57,9 @@ class RatioEstimate:
         """One-sided p-value of "the log ratio is at least `bound`"."""
         return p_above(-self.typical[::-1], -bound)
 
-    @property
-    def p_no_change(self) -> float:
-        """Two-sided p-value of "nothing has changed"."""
-        return self.p_beyond(0.0)
-
     def p_beyond(self, tolerance: float) -> float:
         """Two-sided p-value of "the change stays within the tolerance"; `tolerance` as a log."""
         return min(1.0, 2 * min(self.p_above(tolerance), self.p_below(-tolerance)))
-
-    def p_not_equivalent(self, tolerance: float) -> float:
-        """Two one-sided tests: the p-value of "the change passes the tolerance somewhere"."""
-        return max(self.p_below(tolerance), self.p_above(-tolerance))
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,34 @@ def load_sweeps(
     ]
 
 
+def load_side(
+    store: ResultsStore, name: str, codes: Mapping[tuple[str, str | None], str] | None = None
+) -> list[Cell]:
+    """The cells that `name` stands for; of a whole sweep, those of `codes` as in `load_sweeps`.
+
+    Raises:
+        UsageError: no sweep, cell or run has this name, or several runs do.
+    """
+    if name in store.sweeps() or any(store.records(sweep=name)):
+        return list(load_sweeps(store, [name], codes)[0].cells)
+    sweep, colon, cell_name = name.partition(":")
+    if colon and (sweep in store.sweeps() or any(store.records(sweep=sweep))):
+        cells = load_sweeps(store, [sweep])[0].cells
+        found = [cell for cell in cells if cell.name == cell_name]
+        if not found:
+            known = ", ".join(cell.name for cell in cells) or "none has run"
+            raise UsageError(f"sweep {sweep} has no cell {cell_name!r} that ran; cells: {known}")
+        return found
+    try:
+        record = store.read(name)
+    except UsageError as error:
+        known = ", ".join(store.sweeps()) or "none"
+        raise UsageError(
+            f"{name!r} is neither a sweep ({known}) nor SWEEP:CELL nor a run: {error}"
+        ) from error
+    return [make_cell(record.run_id, [record])]
+
+
 def _load(
     store: ResultsStore,
     sweep_id: str,

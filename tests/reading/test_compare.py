@@ -14,9 +14,11 @@ from recorded_runs import (
     write_plan,
 )
 
+from bench.cli.comparing import show_comparison
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
-from reports.comparisons.compare import compare
-from reports.comparisons.comparison_text import to_data, to_markdown, to_terminal
+from reports.gates.gate import gate
+from reports.gates.pairing import sides_of_sweeps
+from reports.gates.policy import Policy
 
 
 @pytest.fixture
@@ -31,35 +33,45 @@ def one_cell_sweep(store, sweep, resolved, **changes):
     return record_run(store, Recorded(resolved, cell="only", sweep=sweep, **changes))
 
 
+def labels(sides):
+    return [pair.label for pair in sides.pairs]
+
+
+def shown(store, capsys, base, head, *, as_json=False, form="table", ignore=()):
+    show_comparison(store.root, base, head, ignore=ignore, policy=None, form=form, as_json=as_json)
+    return capsys.readouterr().out
+
+
 def test_equal_sweeps_match_cell_by_cell(two_sweeps):
-    comparison = compare(two_sweeps, "before", "after")
-    assert len(comparison.changes) == 12
-    assert comparison.unmatched_base == comparison.unmatched_head == ()
-    assert comparison.set_aside == ()
-    for change in comparison.changes:
-        assert change.throughput_ratio == pytest.approx(1 / 0.9, rel=0.1)
+    sides = sides_of_sweeps(two_sweeps, "before", "after")
+    assert len(sides.pairs) == 12
+    assert (sides.not_comparable, sides.set_aside, sides.differences) == ((), (), ())
+    judged = gate(sides, Policy(), lambda _: None).judgements
+    ratios = [one.throughput_ratio for one in judged if one.metric == "step_time"]
+    assert ratios == [pytest.approx(1 / 0.9, rel=0.1)] * 12
 
 
-def test_the_axis_in_which_two_sweeps_differ_is_found_and_set_aside(store):
+def test_the_axis_in_which_two_sweeps_differ_is_found_and_set_aside(store, capsys):
     for sweep, comm in (("fp32-comm", "fp32"), ("bf16-comm", "bf16")):
         cells = [(s, resolved_run("mfsdp", s, comm=comm)) for s in ("optim", "optim_grads")]
         write_plan(store, cells, sweep=sweep)
         for name, resolved in cells:
             record_run(store, Recorded(resolved, cell=name, sweep=sweep))
-    comparison = compare(store, "fp32-comm", "bf16-comm")
-    assert comparison.set_aside == ("dtypes.grad_comm",)
-    assert comparison.labels == ("optim", "optim_grads")
+    sides = sides_of_sweeps(store, "fp32-comm", "bf16-comm")
+    assert sides.set_aside == ("dtypes.grad_comm",)
+    assert labels(sides) == ["optim", "optim_grads"]
+    text = shown(store, capsys, "fp32-comm", "bf16-comm")
+    assert "set aside when matching: dtypes.grad_comm" in text
 
 
-def test_a_named_axis_is_set_aside_within_one_sweep(two_sweeps):
-    with pytest.raises(NotComparableError, match="--ignore"):
-        compare(two_sweeps, "before", "after", ignore=["dtypes"])  # two cells for every key
-    comparison = compare(two_sweeps, "before:ddp-fp32", "before:ddp-bf16")
-    assert comparison.labels == ("ddp-fp32 -> ddp-bf16",)
-    assert comparison.differences == (
-        "dtypes.compute: fp32, bf16",
-        "dtypes.grad_comm: fp32, bf16",
-    )
+def test_a_named_axis_is_set_aside_within_one_sweep(two_sweeps, capsys):
+    with pytest.raises(NotComparableError, match="--ignore"):  # two cells for every key
+        shown(two_sweeps, capsys, "before", "after", ignore=["dtypes"])
+    sides = sides_of_sweeps(two_sweeps, "before:ddp-fp32", "before:ddp-bf16")
+    assert labels(sides) == ["ddp-fp32 -> ddp-bf16"]
+    assert sides.differences == ("dtypes.compute: fp32, bf16", "dtypes.grad_comm: fp32, bf16")
+    text = shown(two_sweeps, capsys, "before:ddp-fp32", "before:ddp-bf16")
+    assert "differs in (base, head): dtypes.compute: fp32, bf16; dtypes.grad_comm" in text
 
 
 def test_cells_without_a_partner_are_listed(two_sweeps):
@@ -67,18 +79,19 @@ def test_cells_without_a_partner_are_listed(two_sweeps):
     write_plan(two_sweeps, cells, sweep="partly")
     for name, resolved in cells:
         record_run(two_sweeps, Recorded(resolved, cell=name, sweep="partly"))
-    comparison = compare(two_sweeps, "before", "partly")
-    assert comparison.labels == ("ddp-fp32", "ddp-bf16")
-    assert len(comparison.unmatched_base) == 10
-    assert comparison.unmatched_head == ("extra",)
+    sides = sides_of_sweeps(two_sweeps, "before", "partly")
+    assert labels(sides) == ["ddp-fp32", "ddp-bf16"]
+    without = [why for _, why in sides.not_comparable]
+    assert without.count("no cell of equal configuration in head") == 10
+    assert sides.not_comparable[0] == ("extra", "no cell of equal configuration in base")
 
 
 def test_two_runs_can_be_compared_by_parts_of_their_ids(store):
     first = one_cell_sweep(store, "a", resolved_run("ddp", "no_shard"))
     second = one_cell_sweep(store, "b", resolved_run("mfsdp", "optim"), speed=0.5)
-    comparison = compare(store, first.run_id, second.run_id[-12:])
-    assert len(comparison.changes) == 1
-    assert any(text.startswith("engine.name: ddp, mfsdp") for text in comparison.differences)
+    sides = sides_of_sweeps(store, first.run_id, second.run_id[-12:])
+    assert len(sides.pairs) == 1
+    assert any(text.startswith("engine.name: ddp, mfsdp") for text in sides.differences)
 
 
 def test_runs_with_other_limits_only_are_of_equal_configuration(store):
@@ -86,21 +99,14 @@ def test_runs_with_other_limits_only_are_of_equal_configuration(store):
     launch = resolved.launch.model_copy(update={"timeout_seconds": 1.0})
     one_cell_sweep(store, "a", resolved)
     one_cell_sweep(store, "b", resolved.model_copy(update={"launch": launch}))
-    assert compare(store, "a", "b").differences == ()
+    sides = sides_of_sweeps(store, "a", "b")
+    assert (len(sides.pairs), sides.differences) == (1, ())
 
 
-def test_other_hardware_everywhere_is_not_comparable(store):
-    one_cell_sweep(store, "a", resolved_run())
-    one_cell_sweep(store, "b", resolved_run(), environment={"cpu_name": "Another CPU"})
-    with pytest.raises(NotComparableError, match=r"hardware differs: Example.*Another CPU") as info:
-        compare(store, "a", "b")
-    assert info.value.exit_code == 5
-
-
-def test_another_host_of_the_same_hardware_is_comparable(store):
+def test_another_host_of_the_same_hardware_is_comparable(store, capsys):
     one_cell_sweep(store, "a", resolved_run())
     one_cell_sweep(store, "b", resolved_run(), environment={"hostname": "other-node"})
-    assert len(compare(store, "a", "b").changes) == 1
+    assert "step_time" in shown(store, capsys, "a", "b")
 
 
 def test_one_incomparable_cell_is_listed_and_the_others_compared(store):
@@ -110,48 +116,64 @@ def test_one_incomparable_cell_is_listed_and_the_others_compared(store):
     for index, (name, resolved) in enumerate(cells):
         environment = {"cpu_count": 64} if index == 0 else {}
         record_run(store, Recorded(resolved, cell=name, sweep="after", environment=environment))
-    comparison = compare(store, "before", "after")
-    assert len(comparison.changes) == 11
-    assert [name for name, _ in comparison.not_comparable] == ["ddp-fp32"]
+    sides = gate(sides_of_sweeps(store, "before", "after"), Policy(), lambda _: None).sides
+    assert len(sides.pairs) == 11
+    assert [name for name, _ in sides.not_comparable] == ["ddp-fp32"]
 
 
-def test_records_of_another_schema_are_not_comparable(store):
-    one_cell_sweep(store, "a", resolved_run())
-    folder = one_cell_sweep(store, "b", resolved_run())
+def another_schema(folder):
     status = json.loads((folder.path / "status.json").read_text())
     (folder.path / "status.json").write_text(json.dumps({**status, "schema_version": 0}))
-    with pytest.raises(NotComparableError, match="schema versions differ: 1 and 0"):
-        compare(store, "a", "b")
 
 
-def test_a_side_that_only_failed_is_nothing_measured(store):
+@pytest.mark.parametrize(
+    ("changes", "then", "error", "said"),
+    [
+        (
+            {"environment": {"cpu_name": "Another CPU"}},
+            None,
+            NotComparableError,
+            r"hardware differs: Example.*Another CPU",
+        ),
+        ({}, another_schema, NotComparableError, "schema versions differ: 1 and 0"),
+        ({"state": "crashed"}, None, NothingMeasuredError, "no finished run"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_its_exit_code(
+    store, capsys, changes, then, error, said
+):
     one_cell_sweep(store, "a", resolved_run())
-    one_cell_sweep(store, "b", resolved_run(), state="crashed")
-    with pytest.raises(NothingMeasuredError, match="b has no finished run") as info:
-        compare(store, "a", "b")
-    assert info.value.exit_code == 3
+    folder = one_cell_sweep(store, "b", resolved_run(), **changes)
+    if then is not None:
+        then(folder)
+    with pytest.raises(error, match=said) as info:
+        shown(store, capsys, "a", "b")
+    assert info.value.exit_code == {NotComparableError: 5, NothingMeasuredError: 3}[error]
 
 
 @pytest.mark.parametrize("name", ["nothing", "a:nothing", "nothing:only"])
 def test_a_name_that_is_nothing_is_a_usage_error(store, name):
     one_cell_sweep(store, "a", resolved_run())
     with pytest.raises(UsageError) as info:
-        compare(store, "a", name)
+        sides_of_sweeps(store, "a", name)
     assert info.value.exit_code == 2
 
 
-def test_every_rendering_names_the_three_numbers_of_speed_and_n_1(two_sweeps):
-    comparison = compare(two_sweeps, "before", "after")
-    for text in (to_terminal(comparison), to_markdown(comparison)):
-        for words in ("time change", "throughput change", "throughput ratio", "n=1, no interval"):
+def test_every_rendering_names_the_three_numbers_of_speed_and_that_one_run_is_few(
+    two_sweeps, capsys
+):
+    for form in ("table", "md"):
+        text = shown(two_sweeps, capsys, "before", "after", form=form)
+        for words in ("time change", "throughput change", "throughput ratio", "cannot decide"):
             assert words in text
-    data = json.loads(json.dumps(to_data(comparison)))
-    assert data["changes"][0].keys() >= {"time_change", "throughput_change", "throughput_ratio"}
-    assert data["changes"][0]["base_n"] == 1
+    data = json.loads(shown(two_sweeps, capsys, "before", "after", as_json=True))
+    first = data["verdicts"]["judgements"][0]
+    assert first.keys() >= {"time_change", "throughput_change", "throughput_ratio"}
+    assert first["n_base"] == 1
 
 
-def test_terminal_columns_are_aligned(two_sweeps):
-    lines = to_terminal(compare(two_sweeps, "before", "after")).splitlines()
+def test_terminal_columns_are_aligned(two_sweeps, capsys):
+    lines = shown(two_sweeps, capsys, "before", "after").splitlines()
     rule = next(index for index, line in enumerate(lines) if line.startswith("  ----"))
     ends = [len(lines[rule][: lines[rule].index("  ", 2)])]
     for line in lines[rule + 1 : rule + 13]:

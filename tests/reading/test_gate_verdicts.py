@@ -36,7 +36,7 @@ def test_the_interval_against_the_tolerance_decides(effect, expected):
 def test_a_change_that_is_significant_but_within_the_tolerance_is_equivalent():
     found = judge_intervals([case(1.01, noise=0.001)], STEP_TIME, TIME, 0.05)[0]
     assert found.verdict == "equivalent"
-    assert found.p_no_change <= 0.01
+    assert found.interval[0] > 1
 
 
 def test_throughput_is_the_mirror_of_time():

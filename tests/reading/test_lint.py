@@ -12,10 +12,10 @@ from bench.errors import UsageError
 from bench.importers.table import read_text
 from bench.store import ResultsStore
 from bench.store.imports import ImportedRun
-from reports.comparisons.compare import load_side
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.presentation import to_data, to_github, to_markdown, to_terminal
 from reports.lint.rules import RULES, LintFinding
+from reports.views.sweep_view import load_side
 
 LOGS = Path(__file__).parents[1] / "run" / "logs"
 LINE = (

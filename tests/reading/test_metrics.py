@@ -10,8 +10,7 @@ from gate_runs import CELLS, Arm, record_arms
 
 from bench.derive.metrics import METRICS, Metric, MetricRule
 from reports.build import write_report
-from reports.comparisons.compare import compare
-from reports.comparisons.comparison_text import to_data, to_terminal
+from reports.comparisons.change import change_between, change_table
 from reports.gates.baseline import make_baseline, read_baseline
 from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import gate
@@ -19,6 +18,7 @@ from reports.gates.gate_table import other_table
 from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline
 from reports.gates.policy import Policy, PolicyError, parse_policy
 from reports.gates.target_verdicts import judge_targets
+from reports.views.sweep_view import load_side
 from sweeps.definition import parse_sweep
 
 ONE = {"zero3": CELLS["zero3"]}
@@ -61,12 +61,13 @@ def test_a_gate_judges_it_and_its_tables_show_it(energy, store):
     assert "energy" in other_table(result.judgements).rows[-1].cells
 
 
-def test_compare_shows_its_change(energy, store):
+def test_a_comparison_shows_its_change(energy, store):
     record_arms(store, {None: Arm()}, sweep="a", cells=ONE, blocks=2)
     record_arms(store, {None: Arm()}, sweep="b", cells=ONE, blocks=2)
-    found = compare(store, "a", "b")
-    assert to_data(found)["changes"][0]["energy_change"] == 0.0
-    assert "energy" in to_terminal(found)
+    base, head = (load_side(store, sweep)[0] for sweep in ("a", "b"))
+    change = change_between(base, head)
+    assert change.others["energy"] == 0.0
+    assert "energy (J) change" in [column.title for column in change_table([change]).columns]
 
 
 def test_a_report_has_a_column_for_it(energy, store, tmp_path: Path):
