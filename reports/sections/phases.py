@@ -13,9 +13,12 @@ from reports.views.cells import Cell, Run
 
 _PHASES = (
     "Medians over the steady steps of a cell's first run, of the rank that took longest, in ms. On "
-    "CUDA between events of the device, else by the clock. Host: until the step was enqueued; "
-    "where that is as long as the step, the device waits for the host. Microbatch: what lies "
-    "outside of the model, and all of it where the model is compiled."
+    "CUDA between events of the device, else by the clock. Microbatch: what lies outside of the "
+    "model, and all of it where the model is compiled."
+)
+_HOST = (
+    " Host: until the step was enqueued; where that is as long as the step, the device waits for "
+    "the host."
 )
 _DEVICES = (
     "Of the rank that took longest. Retries: how often torch's allocator had to free what it kept "
@@ -33,7 +36,7 @@ def phases_section(findings: Findings) -> Section | None:
         host = any(run.summary.host_milliseconds_median is not None for _, run in runs)
         titles = ("cell", *names, "step", *(("host",) if host else ()))
         rows = (_phase_row(cell, run, tuple(names), host=host) for cell, run in runs)
-        blocks.append(TableBlock(Table.of(titles, rows), _PHASES))
+        blocks.append(TableBlock(Table.of(titles, rows), _PHASES + (_HOST if host else "")))
     devices = [row for cell, run in runs if (row := _device_row(cell, run)) is not None]
     if devices:
         table = Table.of(
