@@ -6,16 +6,19 @@ run is found again by the records, and the same command goes on where it was int
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.cli import console, exit_codes, running
+from bench.cli.answer import Answer
 from bench.cli.arm_preparation import prepared_sides
-from bench.cli.planning import Request, RequestedPlan, requested_plan
-from bench.cli.policies import read_policy
-from bench.derive.metrics import Metric, judged_metrics
+from bench.cli.options import SweepRequest
+from bench.cli.planning import RequestedPlan, requested_plan
+from bench.cli.policies import judged_metric, read_policy
+from bench.cli.verbs.judge import BisectRequest
+from bench.derive.metrics import Metric
 from bench.errors import BenchError, NothingMeasuredError, UsageError
 from bench.launch.arm.history import Commit, first_parents, merged
 from bench.launch.arm.request import ArmRequest
@@ -27,8 +30,9 @@ from reports.gates.gate import gate
 from reports.gates.judgement import Judgement
 from reports.gates.noise import calibrations
 from reports.gates.pairing import Sides, sides_of_arms, sides_of_sweeps
-from sweeps.bisection import Answer, first_bad
-from sweeps.suggest import did_you_mean
+from sweeps.bisection import Answer as Look
+from sweeps.bisection import first_bad
+from sweeps.resume import RunOptions
 
 _GOOD: Final = "good"
 _HERE: Final = "here"
@@ -37,70 +41,56 @@ _MORE_BLOCKS: Final = 4
 _CHANGED: Final = ("regressed", "improved")
 
 
-@dataclass(frozen=True)
-class BisectRequest:
-    """What `bisect` was asked for. repo: of the commits; None is this checkout's repository."""
-
-    wanted: Request
-    good: str
-    bad: str
-    metric: str
-    repo: Path | None = None
-    policy: Path | None = None
-    most_blocks: int = 16
-    as_json: bool = False
-
-
-def run_bisect(results: Path, request: BisectRequest) -> int:
-    """Find the commit and print it; exit code 3 if only a range of commits is left.
+def run_bisect(asked: BisectRequest) -> Answer:
+    """Find the commit; exit code 3 if only a range of commits is left.
 
     Raises:
         UsageError: an unknown metric or ref, or another runner uses the results folder.
         NothingMeasuredError: good and bad do not differ, or cannot be measured; or the results
             folder is full or gone.
     """
-    metrics = judged_metrics()
-    if request.metric not in metrics:
-        raise UsageError(
-            f"--metric: expected one of {', '.join(metrics)}, found {request.metric!r}"
-            f"{did_you_mean(request.metric, metrics)}"
-        )
-    repository = (request.repo or checkout_root()).resolve()
-    commits = first_parents(repository, request.good, request.bad)
-    looker = _Looker(results, request, repository, metrics[request.metric])
-    console.note(f"{len(commits)} commits from {request.good} to {request.bad}")
-    looker.compare_ends(request.good, commits[-1].sha)
-    found = _narrowed(commits, looker)
-    looks = len(looker.judged)
-    first = found[-1]
-    judged = looker.judged.get(first.sha)
-    if request.as_json:
-        console.data_json(
-            {
-                "metric": request.metric,
-                "cell": looker.cell,
-                "looked_at": looks,
-                "candidates": [
-                    {"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject}
-                    for c in found
-                ],
-                "change": None if judged is None else _change(judged),
-                "whole_change": None if looker.whole is None else _change(looker.whole),
-                "reason": "" if judged is None else judged.reason,
-                "skipped": looker.skipped,
-            }
-        )
-    else:
-        head = "first commit with the change" if len(found) == 1 else "one of these commits"
-        lines = [f"{head}, of {len(commits)}, after a look at {looks}:"]
-        lines += [f"  {c.sha[:12]} {c.date} {c.author}: {c.subject}" for c in found]
-        if judged is not None:
-            lines.append(f"{looker.cell}: {request.metric} {_change(judged)}")
-            lines += [f"  {judged.reason}"] if judged.reason else []
-            if looker.whole is not None and looker.whole.head != judged.head:
-                lines.append(f"of the whole change: {_change(looker.whole)}")
-        console.data("\n".join(lines))
-    return exit_codes.OK if len(found) == 1 else exit_codes.NOTHING_MEASURED
+    metric = judged_metric(asked.metric, "--metric")
+    repository = (asked.repo or checkout_root()).resolve()
+    commits = first_parents(repository, asked.good, asked.bad)
+    looker = _Looker(asked, repository, metric)
+    console.note(f"{len(commits)} commits from {asked.good} to {asked.bad}")
+    looker.compare_ends(asked.good, commits[-1].sha)
+    found, looks = _narrowed(commits, looker), len(looker.judged)
+    return Answer(
+        lambda: _document(found, looker, looks),
+        lambda: _text(found, looker, f"of {len(commits)}, after a look at {looks}"),
+        exit_codes.OK if len(found) == 1 else exit_codes.NOTHING_MEASURED,
+    )
+
+
+def _document(found: Sequence[Commit], looker: _Looker, looks: int) -> dict[str, Any]:
+    judged = looker.judged.get(found[-1].sha)
+    return {
+        "metric": looker.metric.name,
+        "cell": looker.cell,
+        "looked_at": looks,
+        "candidates": [
+            {"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject}
+            for c in found
+        ],
+        "change": None if judged is None else _change(judged),
+        "whole_change": None if looker.whole is None else _change(looker.whole),
+        "reason": "" if judged is None else judged.reason,
+        "skipped": looker.skipped,
+    }
+
+
+def _text(found: Sequence[Commit], looker: _Looker, of_which: str) -> str:
+    judged = looker.judged.get(found[-1].sha)
+    head = "first commit with the change" if len(found) == 1 else "one of these commits"
+    lines = [f"{head}, {of_which}:"]
+    lines += [f"  {c.sha[:12]} {c.date} {c.author}: {c.subject}" for c in found]
+    if judged is not None:
+        lines.append(f"{looker.cell}: {looker.metric.name} {_change(judged)}")
+        lines += [f"  {judged.reason}"] if judged.reason else []
+        if looker.whole is not None and looker.whole.head != judged.head:
+            lines.append(f"of the whole change: {_change(looker.whole)}")
+    return "\n".join(lines)
 
 
 def _narrowed(commits: list[Commit], looker: _Looker) -> list[Commit]:
@@ -120,16 +110,13 @@ class _Looker:
     judged: commit -> how it compares; skipped: commit -> why it could not be.
     """
 
-    def __init__(
-        self, results: Path, request: BisectRequest, repository: Path, metric: Metric
-    ) -> None:
+    def __init__(self, request: BisectRequest, repository: Path, metric: Metric) -> None:
         self.repository = repository
+        self.metric = metric
         self.judged: dict[str, Judgement] = {}
         self.skipped: dict[str, str] = {}
         self.cell = ""
         self._request = request
-        self._metric = metric
-        self._results = results
         self._good = self._good_sweep = ""
         self.whole: Judgement | None = None
         policy = read_policy(request.policy)
@@ -157,15 +144,15 @@ class _Looker:
                 for one in judged
             )
             raise NothingMeasuredError(
-                f"{bad} is not different from {good} in {self._metric.name}, so there is nothing"
+                f"{bad} is not different from {good} in {self.metric.name}, so there is nothing"
                 f" to look for: {found or 'no cell was measured'}"
             )
         most = max(changed, key=_size)
         self.cell, self.whole = most.cell, most
         self.judged[bad] = most
-        console.note(f"{bad}: {most.cell}: {self._metric.name} {_change(most)}")
+        console.note(f"{bad}: {most.cell}: {self.metric.name} {_change(most)}")
 
-    def look(self, sha: str) -> Answer:
+    def look(self, sha: str) -> Look:
         """Whether a commit has the change of the bad one."""
         try:
             judged = next(one for one in self._against_good(sha) if one.cell == self.cell)
@@ -181,7 +168,7 @@ class _Looker:
             self.skipped[sha] = judged.reason
             console.note(f"{sha[:12]} skipped: {judged.verdict}: {judged.reason}")
             return "skip"
-        answer: Answer = "bad" if self._has_half(judged) else "good"
+        answer: Look = "bad" if self._has_half(judged) else "good"
         little = answer == "good" and judged.verdict in _CHANGED
         why = ", less than half of the change" if little else ""
         console.note(f"{sha[:12]} {answer}: {_change(judged)}{why}")
@@ -194,11 +181,11 @@ class _Looker:
         return _size(judged) >= _size(self.whole) / 2
 
     def _against_good(self, ref: str) -> list[Judgement]:
-        if self._metric.judge == "interval":
+        if self.metric.judge == "interval":
             return self._in_blocks(ref)
         self._good_sweep = self._good_sweep or self._run({_HERE: self._good})
         good, here = self._good_sweep, self._run({_HERE: ref})
-        store = ResultsStore.open(self._results, create=False)
+        store = ResultsStore.open(self._request.results, create=False)
         return self._judgements(sides_of_sweeps(store, good, here, arms=(_HERE, _HERE)))
 
     def _in_blocks(self, ref: str) -> list[Judgement]:
@@ -206,7 +193,7 @@ class _Looker:
         blocks = min(_FIRST_BLOCKS, self._request.most_blocks)
         while True:
             name = self._run({_GOOD: self._good, _HERE: ref}, blocks)
-            store = ResultsStore.open(self._results, create=False)
+            store = ResultsStore.open(self._request.results, create=False)
             judged = self._judgements(sides_of_arms(store, name, _GOOD, _HERE))
             own = [one for one in judged if not self.cell or one.cell == self.cell]
             open_ones = [one for one in own if one.verdict == "inconclusive"]
@@ -215,7 +202,7 @@ class _Looker:
             blocks = min(blocks + _MORE_BLOCKS, self._request.most_blocks)
 
     def _judgements(self, sides: Sides) -> list[Judgement]:
-        store = ResultsStore.open(self._results, create=False)
+        store = ResultsStore.open(self._request.results, create=False)
         return list(gate(sides, self._policy, calibrations(store)).judgements)
 
     def _run(self, refs: Mapping[str, str], blocks: int = 1) -> str:
@@ -225,15 +212,14 @@ class _Looker:
             UsageError: a commit cannot be run at all.
             NothingMeasuredError: no run of it finished.
         """
-        wanted = self._request.wanted
-        assignments = list(wanted.assignments)
-        if self._metric.judge == "count":
-            assignments.append("measure.counts=true")
-        plans = requested_plan(replace(wanted, assignments=assignments, repeat=blocks))
-        plans = self._with_arms(plans, refs)
-        store = ResultsStore.open(self._results, create=True)
+        cells = self._request.cells
+        if self.metric.judge == "count":
+            cells = replace(cells, assignments=(*cells.assignments, "measure.counts=true"))
+        wanted = SweepRequest(sweep=self._request.sweep, cells=cells, repeat=blocks)
+        plans = self._with_arms(requested_plan(wanted), refs)
+        store = ResultsStore.open(self._request.results, create=True)
         plans, sides = prepared_sides(plans, store)
-        outcome = running.run_planned(plans, sides, store, running.Options(self._results))
+        outcome = running.run_planned(plans, sides, store, RunOptions())
         if outcome.interrupted:
             raise KeyboardInterrupt
         if not outcome.good:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from bench.cli import console, exit_codes
+from bench.cli import exit_codes
+from bench.cli.answer import Answer
+from bench.cli.verbs.measure import CancelRequest
 from bench.errors import UsageError
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.queue import SlurmQueue
@@ -18,13 +19,13 @@ _PATIENCE_SECONDS = 90.0
 _LOOK_SECONDS = 5.0
 
 
-def cancel_jobs(results: Path, sweep: str, *, as_json: bool) -> int:
+def cancel_jobs(asked: CancelRequest) -> Answer:
     """Cancel, wait until no job is left, and settle the records.
 
     Raises:
         UsageError: the sweep has no jobs, or Slurm does not answer.
     """
-    store = ResultsStore.open(results, create=False)
+    store, sweep = ResultsStore.open(asked.results, create=False), asked.sweep
     if not read_arrays(store, sweep):
         store.read_plan(sweep)  # says what is wrong with an unknown name
         raise UsageError(
@@ -43,8 +44,8 @@ def cancel_jobs(results: Path, sweep: str, *, as_json: bool) -> int:
         raise UsageError(f"the jobs of {sweep} cannot be ended now: {error}") from error
     settle(store, sweep, seen)
     left = sorted(seen.alive)
-    if as_json:
-        console.data_json({"sweep": sweep, "cancelled": ended, "left": left})
-    else:
-        console.data(f"{sweep}: {len(ended)} jobs cancelled, {len(left)} still there")
-    return exit_codes.NOTHING_MEASURED if left else exit_codes.OK
+    return Answer(
+        lambda: {"sweep": sweep, "cancelled": ended, "left": left},
+        lambda: f"{sweep}: {len(ended)} jobs cancelled, {len(left)} still there",
+        exit_codes.NOTHING_MEASURED if left else exit_codes.OK,
+    )

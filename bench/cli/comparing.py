@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
-from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep
 from bench.cli.policies import read_policy
+from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.comparisons import logs
@@ -23,57 +24,38 @@ from reports.gates.policy import Policy
 from reports.gates.target_verdicts import judge_targets, target_table
 from reports.gates.target_verdicts import to_data as targets_to_data
 from reports.renderers import markdown, terminal
+from reports.renderers.table import Table
 from reports.views.sweep_view import load_side
-from sweeps.suggest import did_you_mean
 
-_FORMATS = ("table", "md")
+_TABLES: dict[str, Callable[[Table], str]] = {"table": terminal.table, "md": markdown.table}
 _MOST_REASONS = 5
 
 
-def show_comparison(
-    results: Path,
-    base: str,
-    head: str | None,
-    *,
-    ignore: Sequence[str],
-    policy: Path | None,
-    form: str,
-    as_json: bool,
-    arms: Sequence[str] = (),
-) -> int:
-    """Print a comparison; of the arms of `base` where there is no head.
-
-    `ignore` are settings to set aside when cells are matched. `arms`: of the sweep file `base`.
+def show_comparison(asked: CompareRequest) -> Answer:
+    """A comparison; of the arms of the base where there is no head.
 
     Raises:
-        UsageError: an unknown name or format.
+        UsageError: an unknown name.
         NothingMeasuredError: a side has no finished run.
         NotComparableError: nothing of the two sides can be compared.
     """
-    if form not in _FORMATS:
-        raise UsageError(
-            f"--format: expected one of {', '.join(_FORMATS)}, found {form!r}"
-            f"{did_you_mean(form, _FORMATS)}"
-        )
-    rules = read_policy(policy)
-    store = ResultsStore.open(results, create=False)
-    if head is None:
-        found = judged_sweep(store, base, arms)
-        return _show_arms(store, found, rules, form=form, as_json=as_json)
-    if arms:
+    rules, form = read_policy(asked.policy), asked.form
+    store = ResultsStore.open(asked.results, create=False)
+    if asked.head is None:
+        return _of_arms(store, judged_sweep(store, asked.base, asked.arms), rules, form)
+    if asked.arms:
         raise UsageError("--arm compares the arms of one sweep file; leave HEAD out")
-    base, head = (_called(store, name) for name in (base, head))
+    base, head = (_called(store, name) for name in (asked.base, asked.head))
     if {base, head} & {*store.imports.ids()}:
-        return _show_beside(store, base, head, form=form, as_json=as_json)
-    sides = sides_of_sweeps(store, base, head, ignore)
+        return _beside(store, base, head, form)
+    sides = sides_of_sweeps(store, base, head, asked.ignore)
     judged = gate(sides, rules, calibrations(store), any_nodes=True)
     _refuse_nothing(judged, "name the settings to set aside with --ignore, or compare single cells")
     now = datetime.now(UTC)
-    if as_json:
-        console.data_json({"verdicts": gate_text.to_data(judged, now)})
-    else:
-        console.data(gate_text.verdicts(judged, now, form=form).rstrip("\n"))
-    return exit_codes.OK
+    return Answer(
+        lambda: {"verdicts": gate_text.to_data(judged, now)},
+        lambda: gate_text.verdicts(judged, now, form=form),
+    )
 
 
 def _refuse_nothing(judged: GateResult, advice: str) -> None:
@@ -98,45 +80,44 @@ def _called(store: ResultsStore, name: str) -> str:
     return found[0] if len(found) == 1 else name
 
 
-def _show_beside(store: ResultsStore, base: str, head: str, *, form: str, as_json: bool) -> int:
+def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
     """Runs of which one at least is imported: numbers beside each other, and no verdict."""
-    imported = store.imports.ids()
+    known = store.imports.ids()
+    imported = {name: store.imports.read(name) for name in (base, head) if name in known}
     shown = [
         one
         for name in (base, head)
         for one in (
-            [of_import(store.imports.read(name))]
+            [of_import(imported[name])]
             if name in imported
             else [of_cell(cell) for cell in load_side(store, name) if cell.finished]
         )
     ]
-    two = (
-        [store.imports.read(name) for name in (base, head)] if {base, head} <= {*imported} else None
-    )
-    if as_json:
+    two = (imported[base], imported[head]) if {base, head} <= imported.keys() else None
+
+    def document() -> dict[str, Any]:
         data = {"side_by_side": to_data_beside(shown), "verdicts": None}
-        console.data_json(data | ({} if two is None else {"parity": logs.parity_data(*two)}))
-        return exit_codes.OK
-    render = markdown.table if form == "md" else terminal.table
-    console.data(render(side_by_side(shown)).rstrip("\n") + f"\n\n{CAPTION}")
-    if two is not None:
-        tables = (
-            logs.parity_table(logs.differences(*two)),
-            logs.change_table(logs.changes(*two)),
-        )
-        for table in tables:
-            if table.rows:
-                console.data("\n" + render(table).rstrip("\n"))
-        console.data(f"\n{logs.CAPTION}")
-    for name, missing in absences(shown):
-        console.data(f"{name} does not say: {missing}")
-    return exit_codes.OK
+        return data | ({} if two is None else {"parity": logs.parity_data(*two)})
+
+    def text() -> str:
+        render = _TABLES[form]
+        parts = [render(side_by_side(shown)), CAPTION]
+        if two is not None:
+            tables = (
+                logs.parity_table(logs.differences(*two)),
+                logs.change_table(logs.changes(*two)),
+            )
+            parts += [render(table) for table in tables if table.rows]
+            parts.append(logs.CAPTION)
+        lacks = [f"{name} does not say: {missing}" for name, missing in absences(shown)]
+        parts[-1] = "\n".join([parts[-1], *lacks])
+        return "\n\n".join(part.rstrip("\n") for part in parts)
+
+    return Answer(document, text)
 
 
-def _show_arms(
-    store: ResultsStore, judged_one: JudgedSweep, policy: Policy, *, form: str, as_json: bool
-) -> int:
-    sweep, expected = judged_one.id, judged_one.expected
+def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str) -> Answer:
+    sweep, expected = named.id, named.expected
     arms = arms_of_sweep(store, sweep, None, None)
     sides = sides_of_arms(store, sweep, *arms, None if expected is None else expected.codes)
     if expected is not None:
@@ -145,12 +126,12 @@ def _show_arms(
     _refuse_nothing(judged, "run the arms on one kind of hardware")
     now = datetime.now(UTC)
     targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
-    if as_json:
-        verdicts = gate_text.to_data(judged, now)
-        console.data_json(verdicts | {"targets": targets_to_data(targets)})
-        return exit_codes.OK
-    console.data(gate_text.verdicts(judged, now, form=form).rstrip("\n"))
-    if targets:
-        render = markdown.table if form == "md" else terminal.table
-        console.data("\n" + render(target_table(targets)).rstrip("\n"))
-    return exit_codes.OK
+
+    def text() -> str:
+        verdicts = gate_text.verdicts(judged, now, form=form)
+        table = "\n" + _TABLES[form](target_table(targets)) if targets else ""
+        return verdicts + table
+
+    return Answer(
+        lambda: gate_text.to_data(judged, now) | {"targets": targets_to_data(targets)}, text
+    )

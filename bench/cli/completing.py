@@ -13,7 +13,7 @@ from typing import Any
 
 def sweep_files(incomplete: str) -> list[str]:
     """Sweeps that come with the tool, and files of the folder that is being typed."""
-    from bench.cli.planning import shipped_sweeps
+    from bench.cli.sweep_files import shipped_sweeps
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     beside = [folder / name for name in _names(folder, "*.yaml")]

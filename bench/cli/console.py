@@ -11,13 +11,14 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from bench.redaction import redact_text
 
-_JSON_PRINTED: list[bool] = []
+_NOTED_EVERY_SECONDS = 10.0
 
 
 def data(text: str) -> None:
@@ -32,24 +33,25 @@ def raw(text: str) -> None:
 
 def data_json(document: Any) -> None:
     """What was asked for as JSON, to stdout. Not-a-number values become null, which JSON has."""
-    _JSON_PRINTED.append(True)
     raw(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str))
-
-
-def ending_as_json(code: int, reason: str) -> None:
-    """Why a command that was asked for JSON has none to give; nothing if it has given some."""
-    if not _JSON_PRINTED:
-        data_json({"exit_code": code, "error": redact_text(reason)})
-
-
-def begin() -> None:
-    """A command begins, and has given nothing yet."""
-    _JSON_PRINTED.clear()
 
 
 def note(text: str) -> None:
     """A remark to the person at the terminal, to stderr; lost quietly if nobody listens."""
     _print(harmless(redact_text(text)), sys.stderr)
+
+
+class SometimesNoted:
+    """Remarks on how far something is, not more often than people read."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def say(self, text: str, *, now: bool = False) -> None:
+        """Note it `now`, or if nothing was noted for a while."""
+        if now or time.monotonic() - self._last > _NOTED_EVERY_SECONDS:
+            self._last = time.monotonic()
+            note(text)
 
 
 def waiting(text: str) -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
+from bench.cli.verbs.check import DoctorRequest
 from bench.doctor.accelerators import accelerator_findings
 from bench.doctor.finding import DoctorFinding
 from bench.doctor.machine import machine_findings
@@ -15,12 +17,15 @@ from bench.doctor.results_folder import results_findings
 from bench.resolve import Machine
 
 
-def show_diagnosis(results: Path, *, as_json: bool) -> int:
-    """Print the findings; 3 if no run can start here."""
-    findings = diagnose(Machine.detect(), results)
-    print_findings(findings, as_json=as_json)
+def show_diagnosis(asked: DoctorRequest) -> Answer:
+    """The findings; 3 if no run can start here."""
+    findings = diagnose(Machine.detect(), asked.results)
     broken = any(finding.level == "problem" for finding in findings)
-    return exit_codes.NOTHING_MEASURED if broken else exit_codes.OK
+    return Answer(
+        lambda: {"findings": [asdict(finding) for finding in findings]},
+        lambda: _text(findings),
+        exit_codes.NOTHING_MEASURED if broken else exit_codes.OK,
+    )
 
 
 def diagnose(machine: Machine, results: Path) -> list[DoctorFinding]:
@@ -41,13 +46,11 @@ def diagnose(machine: Machine, results: Path) -> list[DoctorFinding]:
     return found
 
 
-def print_findings(findings: Sequence[DoctorFinding], *, as_json: bool) -> None:
-    """As a table, with what is missing and how to get it below; or as JSON."""
-    if as_json:
-        console.data_json({"findings": [asdict(finding) for finding in findings]})
-        return
+def _text(findings: Sequence[DoctorFinding]) -> str:
+    """A table, with what is missing and how to get it below."""
     rows = [(finding.level, finding.what, finding.found) for finding in findings]
-    console.data(console.columns(("", "what", "found"), rows))
     missing = [(one.what, one.gives or "-", one.remedy) for one in findings if one.remedy]
+    text = console.columns(("", "what", "found"), rows)
     if missing:
-        console.data("\n" + console.columns(("missing", "it gives", "how to get it"), missing))
+        text += "\n\n" + console.columns(("missing", "it gives", "how to get it"), missing)
+    return text

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli import console, exit_codes
+from bench.cli import console
+from bench.cli.answer import Answer
+from bench.cli.verbs.read import ExportRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store.atomic import reporting_failed_writes
-from sweeps.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FORMATS = ("csv", "json", "parquet")
 
-
-def export(results: Path, sweeps: Sequence[str], form: str, out: Path, *, as_json: bool) -> int:
-    """Write `runs.FORM` and `steps.FORM` into the folder `out` and print their paths.
+def export(asked: ExportRequest) -> Answer:
+    """Write `runs.FORM` and `steps.FORM` into a folder, and say their paths.
 
     Raises:
-        UsageError: an unknown format or sweep, Parquet without its package, or a folder that cannot
-            be written.
+        UsageError: an unknown sweep, Parquet without its package, or a folder that cannot be
+            written.
         NothingMeasuredError: there is no run.
     """
-    if form not in FORMATS:
-        raise UsageError(
-            f"--to: expected one of {', '.join(FORMATS)}, found {form!r}"
-            f"{did_you_mean(form, FORMATS)}"
-        )
+    form, out = asked.form, asked.out or asked.results / "export"
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
             "--to parquet needs the package pyarrow, which is not installed: "
@@ -38,25 +32,21 @@ def export(results: Path, sweeps: Sequence[str], form: str, out: Path, *, as_jso
         )
     from reports.frames import read_frames
 
-    frames = read_frames(results, sweeps)
+    frames = read_frames(asked.results, asked.sweeps)
     for problem in frames.problems:
         console.note(f"warning: {problem}")
     if frames.runs.empty:
-        raise NothingMeasuredError(f"{results} holds no run to export")
-    paths = {name: out / f"{name}.{form}" for name in ("runs", "steps")}
+        raise NothingMeasuredError(f"{asked.results} holds no run to export")
+    paths = {name: str(out / f"{name}.{form}") for name in ("runs", "steps")}
     try:
         with reporting_failed_writes(out):
             out.mkdir(parents=True, exist_ok=True)
-            _write(frames.runs, paths["runs"], form)
-            _write(frames.steps, paths["steps"], form)
+            _write(frames.runs, Path(paths["runs"]), form)
+            _write(frames.steps, Path(paths["steps"]), form)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; name another --out") from error
-    if as_json:
-        counts = {"rows_runs": len(frames.runs), "rows_steps": len(frames.steps)}
-        console.data_json({name: str(path) for name, path in paths.items()} | counts)
-    else:
-        console.data("\n".join(map(str, paths.values())))
-    return exit_codes.OK
+    counts = {"rows_runs": len(frames.runs), "rows_steps": len(frames.steps)}
+    return Answer(lambda: paths | counts, lambda: "\n".join(paths.values()))
 
 
 def _write(frame: DataFrame, path: Path, form: str) -> None:

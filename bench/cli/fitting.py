@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes, planning
+from bench.cli.answer import Answer
 from bench.cli.fit_pruning import Predictions
+from bench.cli.options import SweepRequest
+from bench.cli.verbs.measure import FitRequest
 from bench.errors import UnsupportedError, UsageError
 from bench.fit.prediction import Prediction, predict
 from bench.fit.search import Choice, fewest_gpus, search
@@ -22,51 +24,39 @@ from sweeps.settings import run_spec
 _SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    sweep: Path | None
-    model: str | None
-    assignments: list[str]
-    only: list[str]
-    skip: list[str]
-    device: str | None
-    gpus: int | None
-    search: bool
-    whole: bool
-    plot: Path | None
-
-
-def show_fit(request: Request, *, as_json: bool) -> int:
-    """Print what was asked for."""
-    if (request.sweep is None) == (request.model is None):
+def show_fit(asked: FitRequest) -> Answer:
+    """What a model or the cells of a sweep would hold and send; 1 where it does not fit."""
+    if (asked.sweep is None) == (asked.model is None):
         raise UsageError("fit takes a sweep, or --model with a preset or a config.json: give one")
-    if request.model is not None:
-        return _show_model(request, request.model, as_json=as_json)
-    if request.search:
+    if asked.model is not None:
+        return _of_model(asked, asked.model)
+    if asked.search:
         raise UsageError("--search changes the switches of one model: give --model, not a sweep")
-    return _show_sweep(request, as_json=as_json)
+    return _of_sweep(asked)
 
 
-def _show_model(request: Request, model: str, *, as_json: bool) -> int:
-    machine = planning.machine_of(request.device, request.gpus)
-    if machine is None or request.gpus is None:
+def _code(*, fits: bool) -> int:
+    return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
+
+
+def _of_model(asked: FitRequest, model: str) -> Answer:
+    machine, gpus = planning.machine_of(asked.machine), asked.machine.gpus
+    if machine is None or gpus is None:
         raise UsageError("--model needs --device and --gpus, as in --device H100 --gpus 64")
-    spec = _spec(model, request.gpus, machine.nodes, request.assignments)
-    if request.search:
-        return _show_search(spec, machine, request.plot, as_json=as_json)
-    found = predict(resolve(spec, machine), whole=request.whole)
+    spec = _spec(model, gpus, machine.nodes, asked.cells.assignments)
+    if asked.search:
+        return _of_search(spec, machine, asked.plot)
+    found = predict(resolve(spec, machine), whole=asked.whole)
     verdict = Verdict.of(found, machine)
-    if request.plot is not None:
+    if asked.plot is not None:
         from bench.fit.picture import draw
 
-        draw(found, request.plot, None if verdict is None else verdict.device_bytes)
-    if as_json:
-        console.data_json(found.to_document() | {"verdict": _document(verdict)})
-    else:
-        console.data(prediction_text(found, verdict))
-    return exit_codes.OK if verdict is None or verdict.fits else exit_codes.REQUIREMENT_NOT_MET
+        draw(found, asked.plot, None if verdict is None else verdict.device_bytes)
+    return Answer(
+        lambda: found.to_document() | {"verdict": _document(verdict)},
+        lambda: prediction_text(found, verdict),
+        _code(fits=verdict is None or verdict.fits),
+    )
 
 
 def _document(verdict: Verdict | None) -> dict[str, Any] | None:
@@ -98,31 +88,28 @@ def _spec(model: str, gpus: int, nodes: int, assignments: Sequence[str]) -> RunS
     return run_spec({"train.global_batch": per_step} | settings)
 
 
-def _show_search(spec: RunSpec, machine: Machine, plot: Path | None, *, as_json: bool) -> int:
+def _of_search(spec: RunSpec, machine: Machine, plot: Path | None) -> Answer:
     gpus = list(fewest_gpus(spec, machine))
     if plot is not None:
         from bench.fit.picture import draw_over_gpus
 
         draw_over_gpus(gpus, plot)
     choices = search(spec, machine)
-    if as_json:
-        console.data_json(
-            {
-                "fewest_gpus": [one.to_document() for one in gpus],
-                "choices": [one.to_document() for one in choices],
-                "spec": spec.model_dump(mode="json"),
-            }
-        )
-    else:
-        console.data(f"GPUs, everything sharded\n\n{_choices_text(gpus)}")
-        ranks = f"{spec.launch.ranks} GPUs, what fits first, then by work done twice, then traffic"
-        console.data(f"\n{ranks}\n\n{_choices_text(choices)}")
-        console.data("\nBytes and FLOPs; no seconds: what is cheapest in time is for a run to say.")
-        unbuilt = [one.verdict for one in choices if one.verdict and not one.verdict.setup_fits]
-        if unbuilt:
-            console.data(f"Of the steps; {unbuilt[0].setup_text()}.")
-    fits = any(one.verdict is not None and one.verdict.fits for one in choices)
-    return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
+    ranks = f"{spec.launch.ranks} GPUs, what fits first, then by work done twice, then traffic"
+    unbuilt = [one.verdict for one in choices if one.verdict and not one.verdict.setup_fits]
+    last = "Bytes and FLOPs; no seconds: what is cheapest in time is for a run to say."
+    last += f"\nOf the steps; {unbuilt[0].setup_text()}." if unbuilt else ""
+    return Answer(
+        lambda: {
+            "fewest_gpus": [one.to_document() for one in gpus],
+            "choices": [one.to_document() for one in choices],
+            "spec": spec.model_dump(mode="json"),
+        },
+        lambda: "\n\n".join(
+            ("GPUs, everything sharded", _choices_text(gpus), ranks, _choices_text(choices), last)
+        ),
+        _code(fits=any(one.verdict is not None and one.verdict.fits for one in choices)),
+    )
 
 
 def _choices_text(choices: Sequence[Choice]) -> str:
@@ -156,14 +143,12 @@ def _attack(choice: Choice) -> str:
     return f"{gigabytes(verdict.largest_bytes)} are {verdict.largest.replace('_', ' ')}"
 
 
-def _show_sweep(request: Request, *, as_json: bool) -> int:
-    assert request.sweep is not None
-    machine = planning.machine_of(request.device, request.gpus)
-    asked = planning.Request(
-        request.sweep, request.assignments, request.only, request.skip, None, machine=machine
-    )
-    plan = planning.requested_plan(asked).chosen
-    predictions = Predictions(whole=request.whole)
+def _of_sweep(asked: FitRequest) -> Answer:
+    assert asked.sweep is not None
+    machine = planning.machine_of(asked.machine)
+    wanted = SweepRequest(sweep=asked.sweep, cells=asked.cells)
+    plan = planning.requested_plan(wanted, machine=machine).chosen
+    predictions = Predictions(whole=asked.whole)
     found = {
         cell.name_of(arm): predictions.of(resolved)
         for cell in plan.cells
@@ -174,22 +159,24 @@ def _show_sweep(request: Request, *, as_json: bool) -> int:
         for name, one in found.items()
         if machine is not None and isinstance(one, Prediction)
     }
-    if as_json:
+
+    def document() -> dict[str, Any]:
         cells = {
             name: {"refusal": one.reason}
             if isinstance(one, UnsupportedError)
             else one.to_document() | {"verdict": _document(verdicts.get(name))}
             for name, one in found.items()
         }
-        console.data_json({"cells": cells, "pruned": [vars(one) for one in plan.pruned]})
-    else:
+        return {"cells": cells, "pruned": [vars(one) for one in plan.pruned]}
+
+    def text() -> str:
         rows = [_sweep_row(name, one, verdicts.get(name)) for name, one in found.items()]
         titles = ("cell", "peak", "set-up", "sent per step", "when", "most of it")
-        console.data(console.columns(titles, rows, left=1))
-        if plan.pruned:
-            console.data("\n" + planning.pruned_text(plan))
+        pruned = f"\n\n{planning.pruned_text(plan)}" if plan.pruned else ""
+        return console.columns(titles, rows, left=1) + pruned
+
     fits = all(one is None or (one.fits and one.setup_fits) for one in verdicts.values())
-    return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
+    return Answer(document, text, _code(fits=fits))
 
 
 def _sweep_row(

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.validating import checked_engines
+from bench.cli.verbs.check import ValidationRequest
 from bench.known_failures import PAGE, of_program
 
 if TYPE_CHECKING:
     from bench.validate.fuzz.session import Tally
 
-_WORD_EVERY_SECONDS = 10.0
 _REFUSALS_SHOWN = 8
 
 
-def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as_json: bool) -> int:
-    """Run `count` programs of `seed` on each engine; the exit code says whether one failed.
+def run_fuzz(asked: ValidationRequest, engines: Sequence[str], count: int) -> Answer:
+    """Run `count` programs on each engine; the exit code says whether one failed.
 
     Raises:
-        UsageError: an unknown engine, or not a results folder.
+        UsageError: an engine that cannot be loaded, or not a results folder.
     """
     from bench.store import ResultsStore
     from bench.testing.workers import ForkServer
     from bench.validate.fuzz.session import MODULES, Fuzzer, Tally
     from bench.validate.session import check_that_they_load
 
-    asked = checked_engines(engines)
-    folder = ResultsStore.open(results, create=True).root / "fuzz"
+    folder = ResultsStore.open(asked.results, create=True).root / "fuzz"
     found: dict[str, Tally] = {}
     stop = threading.Event()
     with (
@@ -40,25 +38,26 @@ def run_fuzz(results: Path, engines: Sequence[str], count: int, seed: int, *, as
         ForkServer(paths=(str(Path.cwd()),), modules=MODULES) as fork_server,
         Fuzzer(fork_server) as fuzzer,
     ):
-        check_that_they_load(fork_server, asked)
-        for engine in asked:
-            found[engine], said = Tally(), time.monotonic()
-            for tally in fuzzer.fuzz(engine, seed, range(count), stop):
+        check_that_they_load(fork_server, engines)
+        for engine in engines:
+            found[engine], progress = Tally(), console.SometimesNoted()
+            for tally in fuzzer.fuzz(engine, asked.seed, range(count), stop):
                 found[engine] = tally
-                if time.monotonic() - said > _WORD_EVERY_SECONDS:
-                    said = time.monotonic()
-                    console.note(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")
-    scripts = {engine: _written(folder, engine, seed, tally) for engine, tally in found.items()}
-    if as_json:
-        console.data_json(_document(found, scripts, seed))
-    else:
-        for engine, tally in found.items():
-            console.data(_text(engine, seed, tally, scripts[engine]))
-    if stop.is_set():
-        return exit_codes.INTERRUPTED
-    if any(tally.failures for tally in found.values()):
+                progress.say(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")
+    scripts = {engine: _written(folder, engine, asked.seed, one) for engine, one in found.items()}
+    return Answer(
+        lambda: _document(found, scripts, asked.seed),
+        lambda: "\n".join(
+            _text(engine, asked.seed, tally, scripts[engine]) for engine, tally in found.items()
+        ),
+        exit_codes.INTERRUPTED if stop.is_set() else _code(found.values()),
+    )
+
+
+def _code(found: Collection[Tally]) -> int:
+    if any(tally.failures for tally in found):
         return exit_codes.REQUIREMENT_NOT_MET
-    equal = sum(tally.counts.get("equal", 0) for tally in found.values())
+    equal = sum(tally.counts.get("equal", 0) for tally in found)
     return exit_codes.OK if equal else exit_codes.NOTHING_MEASURED
 
 

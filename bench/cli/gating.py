@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bench.cli import console, exit_codes, running
+from bench.cli.answer import Answer
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.budgeting import BlockBudget
+from bench.cli.duration import parsed_seconds
 from bench.cli.judged_sweep import JudgedSweep, Resolved, judged_sweep
-from bench.cli.planning import (
-    Request,
-    RequestedPlan,
-    find_sweep_file,
-    requested_plan,
-    sweep_file,
-)
+from bench.cli.options import SweepRequest
+from bench.cli.planning import RequestedPlan, requested_plan
 from bench.cli.policies import read_policy
-from bench.errors import NothingMeasuredError, UsageError
+from bench.cli.sweep_files import find_sweep_file, sweep_file
+from bench.cli.verbs.judge import GateRequest
+from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.documents import read_document
 from reports.gates import gate_text, github
@@ -38,63 +38,39 @@ from reports.gates.pairing import (
 )
 from reports.gates.policy import Policy
 from sweeps.plan import Plan
+from sweeps.resume import RunOptions
 
 
-@dataclass(frozen=True)
-class GateRequest:
-    """What `gate` was asked for.
-
-    budget_seconds: add blocks until all is decided, at most so long; None judges what is there.
-    only: cells by id or pattern, () for all of them.
-
-    sweep: an id, or a sweep file. arms: as for `run`, to find the sweep that was run with them.
-    against, baseline, or neither: then two arms of the sweep, `base_arm` and `head_arm`.
-    """
-
-    sweep: str
-    arms: tuple[str, ...] = ()
-    against: str | None = None
-    baseline: str | None = None
-    base_arm: str | None = None
-    head_arm: str | None = None
-    policy: Path | None = None
-    confirm: int = 0
-    budget_seconds: float | None = None
-    strict: bool = False
-    junit: Path | None = None
-    markdown: Path | None = None
-    github: bool = False
-    as_json: bool = False
-    any_nodes: bool = False
-    packed: bool = False
-    only: tuple[str, ...] = ()
-
-
-def run_gate(results: Path, request: GateRequest) -> int:
-    """Judge, print, write what was asked for, and return the exit code."""
+def run_gate(request: GateRequest) -> Answer:
+    """Judge, and write what was asked for."""
     if request.against and request.baseline:
         raise UsageError("--against and --baseline both name what to compare with; give one")
-    if request.confirm and (request.against or request.baseline):
-        raise UsageError("--confirm runs more blocks of two arms; it needs a sweep with arms")
+    if (request.confirm or request.budget) and (request.against or request.baseline):
+        option = "--budget" if request.budget else "--confirm"
+        raise UsageError(f"{option} runs blocks of two arms; leave --against and --baseline out")
+    if request.confirm and request.budget:
+        raise UsageError("--budget adds blocks until they decide; leave --confirm out")
     policy = read_policy(request.policy)
-    if request.budget_seconds is None:
-        store = ResultsStore.open(results, create=False, times_of_packed=request.packed)
-        sweep, budget = judged_sweep(store, request.sweep, request.arms), None
-    else:
-        sweep, budget = _measured(results, request, policy)
-        store = ResultsStore.open(results, create=False, times_of_packed=request.packed)
+    budget = None
+    if request.budget is not None:
+        sweep, budget = _measured(request, policy, parsed_seconds(request.budget, "--budget"))
+    store = ResultsStore.open(request.results, create=False, times_of_packed=request.packed)
+    if budget is None:
+        sweep = judged_sweep(store, request.sweep, request.arms)
     result = _judged(store, sweep, request, policy)
     if request.confirm and result.regressed:
-        result = _confirmed(results, store, sweep, request, result)
+        result = _confirmed(store, sweep, request, result)
     now = datetime.now(UTC)
-    if request.as_json:
-        code = gate_code(result, strict=request.strict)
-        more = {"exit_code": code} | ({} if budget is None else {"budget": budget.to_data()})
-        console.data_json(gate_text.to_data(result, now) | more)
-    else:
-        console.data(gate_text.to_terminal(result, now).rstrip("\n"))
     _write_files(result, request, now)
-    return _ending(result, request)
+    code = gate_code(result, strict=request.strict)
+
+    def document() -> dict[str, Any]:
+        found = gate_text.to_data(result, now) | {"exit_code": code}
+        return found if budget is None else found | {"budget": budget.to_data()}
+
+    return Answer(
+        document, lambda: gate_text.to_terminal(result, now), code, _remarks(result, request)
+    )
 
 
 def gate_code(result: GateResult, *, strict: bool) -> int:
@@ -147,13 +123,21 @@ def _judged(
     return gate(sides, policy, calibrations(store), any_nodes=request.any_nodes)
 
 
-def _request(named: str, arms: tuple[str, ...]) -> Request:
-    return Request(Path(named), [], [], [], None, arms)
-
-
 def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> RequestedPlan:
-    """The sweep with its arms in blocks, of the cells that are judged."""
-    wanted = replace(_request(request.sweep, request.arms), repeat=repeat, interleave=True)
+    """The sweep with its arms in blocks, of the cells that are judged.
+
+    Raises:
+        UsageError: the sweep is named by its id, which says nothing of how to run it.
+    """
+    if find_sweep_file(Path(request.sweep)) is None:
+        option, value = ("--confirm", "N") if request.confirm else ("--budget", "10m")
+        raise UsageError(
+            f"{option} runs blocks, so it needs the sweep file and its arms, found the id"
+            f" {request.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. {option} {value}"
+        )
+    wanted = SweepRequest(
+        sweep=Path(request.sweep), arms=request.arms, repeat=repeat, interleave=True
+    )
     plans = requested_plan(wanted)
     if not request.only:
         return plans
@@ -162,27 +146,16 @@ def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> Requested
 
 
 def _measured(
-    results: Path, request: GateRequest, policy: Policy
+    request: GateRequest, policy: Policy, seconds: float
 ) -> tuple[JudgedSweep, BlockBudget]:
     """Add blocks of the arms until every required comparison is decided, or the time is spent."""
-    if request.against or request.baseline or request.confirm:
-        raise UsageError(
-            "--budget adds blocks of two arms until they decide; it goes with none of --against, "
-            "--baseline and --confirm"
-        )
-    if find_sweep_file(Path(request.sweep)) is None:
-        raise UsageError(
-            f"--budget runs blocks, so it needs the sweep file and its arms, found the id "
-            f"{request.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
-        )
     plans = _blocks_to_run(request)
-    store = ResultsStore.open(results, create=True)
+    store = ResultsStore.open(request.results, create=True)
     plans, sides = prepared_sides(plans, store)
     names = [arm.name for arm in plans.chosen.arms]
     pair = two_arms(plans.chosen.id, names, request.base_arm, request.head_arm)
-    options = running.Options(results, budget_seconds=request.budget_seconds)
     _, outcome, budget = running.run_within(
-        plans, sides, store, options, policy=policy, pairs=[pair]
+        plans, sides, store, RunOptions(), policy=policy, seconds=seconds, pairs=[pair]
     )
     if outcome.interrupted:
         raise KeyboardInterrupt
@@ -191,14 +164,9 @@ def _measured(
 
 
 def _confirmed(
-    results: Path, store: ResultsStore, sweep: JudgedSweep, request: GateRequest, result: GateResult
+    store: ResultsStore, sweep: JudgedSweep, request: GateRequest, result: GateResult
 ) -> GateResult:
-    """Run `asked.confirm` more blocks and judge all blocks together; `result` if one is lost."""
-    if find_sweep_file(Path(request.sweep)) is None:
-        raise UsageError(
-            f"--confirm runs more blocks, so it needs the sweep file and its arms, found the id "
-            f"{request.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --confirm N"
-        )
+    """Run `--confirm` more blocks and judge all blocks together; `result` if one is lost."""
     plan = Plan.from_document(store.read_plan(sweep.id))
     if not plan.interleaved:
         raise UsageError(
@@ -210,12 +178,13 @@ def _confirmed(
     console.note(
         f"regressed; running {request.confirm} more blocks of {cells} before it is believed"
     )
-    code = running.run_plans(
-        plans, store, running.Options(results, shows_table=not request.as_json)
-    )
-    if code == exit_codes.INTERRUPTED:
+    plans, sides = prepared_sides(plans, store)
+    outcome = running.run_planned(plans, sides, store, RunOptions())
+    for line in running.closing_lines(plans.chosen, outcome):
+        console.note(line)
+    if outcome.interrupted:
         raise KeyboardInterrupt
-    if code != exit_codes.OK:
+    if running.outcome_code(plans.chosen, outcome) != exit_codes.OK:
         console.note("not every block of these has finished, so the regression stays as it was")
         return result
     return _judged(store, sweep, request, result.policy)
@@ -229,7 +198,7 @@ def _write_files(result: GateResult, request: GateRequest, now: datetime) -> Non
         console.write_file(request.markdown, markdown)
     if request.github:
         for line in github.annotation_lines(result):
-            console.note(line) if request.as_json else console.data(line)
+            console.note(line)
         place = os.environ.get("GITHUB_STEP_SUMMARY")
         if place:
             _append(Path(place), markdown)
@@ -244,12 +213,12 @@ def _append(path: Path, markdown: str) -> None:
         console.note(f"warning: the step summary {path} cannot be written: {error.strerror}")
 
 
-def _ending(result: GateResult, request: GateRequest) -> int:
-    code = gate_code(result, strict=request.strict)
+def _remarks(result: GateResult, request: GateRequest) -> tuple[str, ...]:
+    remarks = []
     if result.undecided and not request.strict:
         count = len(result.of("inconclusive"))
-        console.note(f"warning: {count} required comparisons are undecided (--strict makes it 4)")
+        remarks.append(f"warning: {count} required comparisons are undecided (--strict makes it 4)")
     if result.failed and not result.judgements:
         reasons = "; ".join(f"{cell}: {why}" for cell, why in result.sides.failed[:5])
-        raise NothingMeasuredError(f"nothing was measured: {reasons}")
-    return code
+        remarks.append(f"error: nothing was measured: {reasons}")
+    return tuple(remarks)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.cli import console, exit_codes
-from bench.cli.policies import read_policy
-from bench.derive.metrics import judged_metrics
-from bench.errors import NothingMeasuredError, UsageError
+from bench.cli import console
+from bench.cli.answer import Answer
+from bench.cli.policies import judged_metric, read_policy
+from bench.cli.verbs.read import HistoryRequest
+from bench.errors import NothingMeasuredError
 from bench.store import ResultsStore
 from reports.build import HTML_NAME, write_document
 from reports.gates.noise import NoiseCalibration
@@ -17,41 +18,26 @@ from reports.history.page import History, document, overview_table, points_table
 from reports.history.series import Series, series_of
 from reports.history.starts import Start, each_once, read_archive, starts_of, to_lines
 from reports.renderers import terminal
-from sweeps.suggest import did_you_mean
 
 _NEWEST = 20
 Floor = Callable[[Series], float]
 
 
-def show_history(
-    named: str,
-    results: Path,
-    *,
-    archives: Sequence[Path],
-    append: Path | None,
-    policy_file: Path | None,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    """Print the tables and write the page.
+def show_history(asked: HistoryRequest) -> Answer:
+    """Write the page, and say the tables.
 
     Raises:
         UsageError: no such metric, archive or policy, or a folder that cannot be written.
         NothingMeasuredError: no start has the metric.
     """
-    known = judged_metrics()
-    if named not in known:
-        raise UsageError(
-            f"expected a metric that gates judge ({', '.join(known)}), found {named!r}"
-            f"{did_you_mean(named, known)}"
-        )
-    starts, problems, floor = _gathered(results, archives, append)
-    found = series_of(starts, known[named])
+    metric = judged_metric(asked.metric, "METRIC")
+    starts, problems, floor = _gathered(asked.results, asked.archives, asked.append)
+    found = series_of(starts, metric)
     if not found:
-        raise NothingMeasuredError(f"no finished run of {results} has {named}")
-    policy = read_policy(policy_file)
+        raise NothingMeasuredError(f"no finished run of {asked.results} has {metric.name}")
+    policy = read_policy(asked.policy)
     history = History(
-        named,
+        metric.name,
         tuple(found),
         tuple(
             levels(one, policy.rules[one.metric.name], alpha=policy.alpha, floor=floor(one))
@@ -61,13 +47,9 @@ def show_history(
     )
     for problem in problems:
         console.note(f"warning: {problem}")
-    folder, _ = write_document(document(history), out or results / "reports" / f"history-{named}")
-    if as_json:
-        console.data_json(to_data(history) | {"html": str(folder / HTML_NAME)})
-    else:
-        _print(history)
-        console.data(str(folder / HTML_NAME))
-    return exit_codes.OK
+    out = asked.out or asked.results / "reports" / f"history-{metric.name}"
+    page = str(write_document(document(history), out)[0] / HTML_NAME)
+    return Answer(lambda: to_data(history) | {"html": page}, lambda: f"{_text(history)}\n{page}")
 
 
 def _gathered(
@@ -103,11 +85,12 @@ def _floors(store: ResultsStore | None) -> Floor:
     return floor
 
 
-def _print(history: History) -> None:
-    console.data(terminal.table(overview_table(history)))
+def _text(history: History) -> str:
+    parts = [terminal.table(overview_table(history))]
     for series, found in zip(history.series, history.found, strict=True):
         older = len(series.points) - _NEWEST
-        console.data(f"{series.name}\n{terminal.table(points_table(series, found, _NEWEST))}")
-        said = remarks(series, found)
-        said += [f"{older} older points are in the page"] if older > 0 else []
-        console.data("\n".join([*said, ""]))
+        parts.append(f"{series.name}\n{terminal.table(points_table(series, found, _NEWEST))}")
+        parts += remarks(series, found)
+        parts += [f"{older} older points are in the page"] if older > 0 else []
+        parts.append("")
+    return "\n".join(parts)

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.cli import console, exit_codes
+from bench.cli import console
+from bench.cli.answer import Answer
+from bench.cli.verbs.read import ImportRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.importers.table import ReadRun, read_text
 from bench.store import ResultsStore
@@ -19,27 +21,19 @@ STANDARD_INPUT = "pasted"
 _PACKED = (".gz", ".zst", ".zstd")
 
 
-def import_logs(
-    results: Path,
-    logs: Sequence[str],
-    *,
-    form: str | None,
-    name: str | None,
-    facts: list[str],
-    as_json: bool,
-) -> int:
-    """Keep the runs of logs with `facts` (FIELD=VALUE), or list what was kept.
+def import_logs(asked: ImportRequest) -> Answer:
+    """Keep the runs of logs, or say what was kept.
 
     Raises:
         UsageError: a log that cannot be read, a name that is taken, or a fact that is none.
         NothingMeasuredError: no training step is found in any of the logs.
     """
-    if not logs:
-        if name or form or facts:
+    name, form, results = asked.name, asked.form, asked.results
+    if not asked.logs:
+        if name or form or asked.facts:
             raise UsageError("--from, --name and --set say what a log is; name the log")
-        kept = list(ResultsStore.open(results, create=False).imports.all())
-        return _show(kept, results, as_json=as_json)
-    read = read_logs(logs, form, dict(map(_fact, facts)))
+        return _shown(list(ResultsStore.open(results, create=False).imports.all()), results)
+    read = read_logs(asked.logs, form, dict(map(_fact, asked.facts)))
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)
@@ -51,7 +45,7 @@ def import_logs(
         store.imports.write(run_name, run.workload, run.provenance, run.steps, run.nccl)
         for run_name, run in named
     ]
-    return _show(kept, results, as_json=as_json)
+    return _shown(kept, results)
 
 
 def read_logs(
@@ -117,18 +111,13 @@ def _fact(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _show(runs: list[ImportedRun], results: Path, *, as_json: bool) -> int:
+def _shown(runs: list[ImportedRun], results: Path) -> Answer:
     shown = [of_import(run) for run in runs]
-    if as_json:
-        console.data_json({"imports": to_data(shown)})
-        return exit_codes.OK
     if not runs:
-        console.data(f"{results} holds no imported run")
-        return exit_codes.OK
-    console.data(terminal.table(side_by_side(shown)).rstrip("\n"))
-    for name, missing in absences(shown):
-        console.data(f"{name} does not say: {missing}")
-    for run in runs:
-        for remark in run.provenance.remarks:
-            console.data(f"{run.id}: {remark}")
-    return exit_codes.OK
+        return Answer(lambda: {"imports": []}, lambda: f"{results} holds no imported run")
+    remarks = [f"{name} does not say: {missing}" for name, missing in absences(shown)]
+    remarks += [f"{run.id}: {remark}" for run in runs for remark in run.provenance.remarks]
+    return Answer(
+        lambda: {"imports": to_data(shown)},
+        lambda: "\n".join([terminal.table(side_by_side(shown)), *remarks]),
+    )

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from bench.cli import console
 from bench.cli.arm_preparation import commit_text, prepared_sides
-from bench.cli.planning import Request, RequestedPlan, find_sweep_file, requested_plan
+from bench.cli.options import SweepRequest
+from bench.cli.planning import RequestedPlan, requested_plan
+from bench.cli.sweep_files import find_sweep_file
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.gates.expected import WHAT_TO_DO, Expected, ExpectedRun
@@ -60,15 +62,6 @@ class JudgedSweep:
     expected: Expected | None = None
 
 
-def resolved(request: Request, store: ResultsStore) -> Resolved:
-    """The file and the arms of `request`.
-
-    Raises:
-        UsageError: the file is wrong, or an arm cannot be what it is asked to be.
-    """
-    return Resolved(*prepared_sides(requested_plan(request), store))
-
-
 def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> JudgedSweep:
     """The sweep that `named` (an id or a sweep file) and its arms mean.
 
@@ -80,8 +73,9 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
     if not arms and any(store.records(sweep=named)):
         return JudgedSweep(named)
     if find_sweep_file(Path(named)) is not None:
-        request = Request(Path(named), [], [], [], None, tuple(arms), to_run=False)
-        return measured_sweep(store, resolved(request, store))
+        request = SweepRequest(sweep=Path(named), arms=tuple(arms))
+        plans = requested_plan(request, to_run=False)
+        return _measured(store, Resolved(*prepared_sides(plans, store)))
     known = store.sweeps()
     if named in known and arms:
         raise UsageError(
@@ -99,7 +93,7 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
     )
 
 
-def measured_sweep(store: ResultsStore, requested: Resolved) -> JudgedSweep:
+def _measured(store: ResultsStore, requested: Resolved) -> JudgedSweep:
     """The sweep of the results folder that measured what is asked for.
 
     Raises:

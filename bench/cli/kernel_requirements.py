@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.errors import UsageError
 from bench.resolve.resolution import resolve_anywhere
 from bench.store import ResultsStore
@@ -27,7 +28,7 @@ class _Judged(NamedTuple):
     run: str
 
 
-def show_requirements(sweep: Path, results: Path, *, as_json: bool) -> int:
+def show_requirements(sweep: Path, results: Path) -> Answer:
     """Judge the newest finished run of every cell that something is required of.
 
     Raises:
@@ -46,14 +47,13 @@ def show_requirements(sweep: Path, results: Path, *, as_json: bool) -> int:
         if one.when.matches(cell)
         for row in _judge(store, definition.name, cell, one)
     ]
-    if as_json:
-        console.data_json({"requirements": [row._asdict() for row in judged]})
-    else:
-        console.data(console.columns(_Judged._fields, judged))
-    if all(row.state == _NEVER for row in judged):
-        return exit_codes.NOTHING_MEASURED
-    met = all(row.state == "met" for row in judged)
-    return exit_codes.OK if met else exit_codes.REQUIREMENT_NOT_MET
+    states = {row.state for row in judged}
+    met = exit_codes.OK if states <= {"met"} else exit_codes.REQUIREMENT_NOT_MET
+    return Answer(
+        lambda: {"requirements": [row._asdict() for row in judged]},
+        lambda: console.columns(_Judged._fields, judged),
+        exit_codes.NOTHING_MEASURED if states <= {_NEVER} else met,
+    )
 
 
 def _judge(

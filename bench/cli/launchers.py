@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from bench.cli.options import LOCAL
 from bench.errors import UsageError, first_problem
 from bench.launch.code import checkout_root
 from bench.launch.command_launcher import SSH, CommandLauncher
@@ -26,8 +27,7 @@ from bench.resolve.machine import Machine
 from bench.spec import LaunchSpec
 from sweeps.suggest import did_you_mean
 
-_OF_JOBS = ("--profile", "--slurm", "--max-jobs")
-LOCAL = "local"
+_OPTION = "--launcher-option"
 
 
 class NoSettings(BaseModel):
@@ -58,16 +58,15 @@ def _node_of_cluster(settings: SlurmSettings) -> Machine:
 class LauncherKind:
     """One way of making runs. What is needed to add one is here, and nowhere else.
 
-    settings: a model of what `--launcher-option KEY=VALUE` may say. takes: other options of the
-    command line that mean something to it. machine: of the settings, what cells are planned for.
-    start: of the settings, what starts the processes of a run (`bench.launch.protocol.Launcher`).
+    settings: a model of what `--launcher-option KEY=VALUE` may say. machine: of the settings, what
+    cells are planned for. start: of the settings, what starts the processes of a run
+    (`bench.launch.protocol.Launcher`).
     shares_machine: its runs may be packed on this machine.
     jobs: runs are made by jobs of a cluster.
     elsewhere: settings of runs go to other machines by a file, so that none may be a credential.
     """
 
     settings: type[BaseModel] = NoSettings
-    takes: tuple[str, ...] = ()
     machine: Callable[[Any], Machine] = lambda _: Machine.detect()
     start: Callable[[Any], Launcher] = lambda _: LocalLauncher()
     shares_machine: bool = False
@@ -76,8 +75,8 @@ class LauncherKind:
 
 
 LAUNCHERS: dict[str, LauncherKind] = {
-    "local": LauncherKind(shares_machine=True),
-    "slurm": LauncherKind(SlurmSettings, _OF_JOBS, _node_of_cluster, jobs=True),
+    LOCAL: LauncherKind(shares_machine=True),
+    "slurm": LauncherKind(SlurmSettings, machine=_node_of_cluster, jobs=True),
     "command": LauncherKind(
         CommandSettings,
         machine=_like_this_one,
@@ -108,64 +107,32 @@ def launcher_kind(name: str) -> LauncherKind:
     return found
 
 
-@dataclass(frozen=True)
-class LauncherRequest:
-    """What the command line says. assignments: KEY=VALUE of `--launcher-option`."""
+def launcher_settings(
+    kind: LauncherKind, assignments: Sequence[str], of_sweep: Mapping[str, Any]
+) -> BaseModel:
+    """KEY=VALUE of `--launcher-option`; of jobs on top of a profile and of the sweep file.
 
-    name: str = LOCAL
-    profile: str | None = None
-    slurm: tuple[str, ...] = ()
-    max_jobs: int | None = None
-    assignments: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> LauncherKind:
-        """Raises UsageError where there is none of that name."""
-        return launcher_kind(self.name)
-
-    def settings(self, of_sweep: Mapping[str, Any]) -> BaseModel:
-        """Profile, then sweep file, then command line.
-
-        Raises:
-            UsageError: something of it cannot be.
-        """
-        kind = self.kind
-        self._check_options(kind)
-        options = _parsed("--launcher-option", self.assignments) | _parsed("--slurm", self.slurm)
-        if kind.settings is not SlurmSettings:
-            return _validated(kind.settings, options)
-        if self.max_jobs is not None:
-            options["max_jobs"] = self.max_jobs
+    Raises:
+        UsageError: something of it cannot be.
+    """
+    options = _parsed(assignments)
+    if kind.settings is SlurmSettings:
+        profile = options.pop("profile", None)
         return slurm_settings(
-            ("the profile", read_profile(self.profile)),
+            ("the profile", read_profile(profile)),
             ("slurm", of_sweep),
-            ("--slurm", options),
+            (_OPTION, options),
         )
-
-    def _check_options(self, kind: LauncherKind) -> None:
-        given = {
-            "--profile": self.profile,
-            "--slurm": self.slurm or None,
-            "--max-jobs": self.max_jobs,
-        }
-        for option, value in given.items():
-            if value is not None and option not in kind.takes:
-                others = [name for name, one in LAUNCHERS.items() if option in one.takes]
-                raise UsageError(f"{option} needs --launcher {' or '.join(others)}")
-
-
-def _validated(model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
-    given = {key: value for key, value in options.items() if value is not None}
     try:
-        return model.model_validate(given)
+        return kind.settings.model_validate(options)
     except ValidationError as error:
-        known = ", ".join(model.model_fields) or "none"
+        known = ", ".join(kind.settings.model_fields) or "none"
         raise UsageError(
-            f"--launcher-option {first_problem(error)}; options of this launcher: {known}"
+            f"{_OPTION} {first_problem(error)}; options of this launcher: {known}"
         ) from None
 
 
-def _parsed(option: str, assignments: tuple[str, ...]) -> dict[str, Any]:
+def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -173,7 +140,7 @@ def _parsed(option: str, assignments: tuple[str, ...]) -> dict[str, Any]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"{option} {text}: expected KEY=VALUE, as partition=gpu")
+            raise UsageError(f"{_OPTION} {text}: expected KEY=VALUE, as partition=gpu")
         try:
             parsed = YAML(typ="safe").load(value)
         except YAMLError:

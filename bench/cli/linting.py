@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.cli.importing import STANDARD_INPUT, blocks
-from bench.errors import NothingMeasuredError, UsageError
+from bench.cli.verbs.read import LintRequest
+from bench.errors import NothingMeasuredError
 from bench.importers.table import read_text
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
@@ -18,24 +20,26 @@ from reports.lint.rules import Subject
 from reports.nccl.source import LogSource, find_sources
 from reports.views.sweep_view import load_side
 
-FORMATS = ("table", "md", "json", "github")
+_FORMATS: dict[str, Callable[[Linted], str]] = {
+    "table": presentation.to_terminal,
+    "md": presentation.to_markdown,
+    "github": lambda linted: "\n".join(presentation.to_github(linted)),
+}
 
 
-def show_lint(
-    results: Path, what: Sequence[str], *, ignore: Sequence[str], form: str, as_json: bool
-) -> int:
-    """Print what the evidence does not support; 1 where a finding is open.
+def show_lint(asked: LintRequest) -> Answer:
+    """What the evidence does not support; 1 where a finding is open.
 
     Raises:
-        UsageError: an unknown rule or format, a file that cannot be read, or no such run.
+        UsageError: an unknown rule, a file that cannot be read, or no such run.
     """
-    form = "json" if as_json else form
-    if form not in FORMATS:
-        raise UsageError(f"--format: expected one of {', '.join(FORMATS)}, found {form!r}")
-    silences = [silence(text) for text in ignore]
-    linted = lint(_subjects(results, what), silences)
-    _print(linted, form)
-    return exit_codes.REQUIREMENT_NOT_MET if linted.open else exit_codes.OK
+    silences = [silence(text) for text in asked.ignore]
+    linted = lint(_subjects(asked.results, asked.what), silences)
+    return Answer(
+        lambda: presentation.to_data(linted),
+        lambda: _FORMATS[asked.form](linted),
+        exit_codes.REQUIREMENT_NOT_MET if linted.open else exit_codes.OK,
+    )
 
 
 def _subjects(results: Path, what: Sequence[str]) -> list[Subject]:
@@ -81,14 +85,3 @@ def _of_text(source: LogSource) -> Subject:
         for one in read
     ]
     return lint_text(runs, text.decode(errors="replace").split("\n"), PRESETS)
-
-
-def _print(linted: Linted, form: str) -> None:
-    if form == "json":
-        console.data_json(presentation.to_data(linted))
-    elif form == "github":
-        for line in presentation.to_github(linted):
-            console.data(line)
-    else:
-        write = presentation.to_markdown if form == "md" else presentation.to_terminal
-        console.data(write(linted).rstrip("\n"))

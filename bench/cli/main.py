@@ -38,19 +38,18 @@ def run_command_line(arguments: list[str]) -> int:
     With --json, stdout holds one JSON document whatever happens: an ending without a result is
     `{"exit_code": 2, "error": "..."}`.
     """
-    console.begin()
     code, reason = _ended(arguments)
-    if code != OK and "--json" in arguments:
-        console.ending_as_json(code, reason)
+    if reason is not None and "--json" in arguments:
+        console.data_json({"exit_code": code, "error": redact_text(reason)})
     return code
 
 
-def _ended(arguments: list[str]) -> tuple[int, str]:
-    """The exit code, and why it is not 0 where no verb has said so."""
+def _ended(arguments: list[str]) -> tuple[int, str | None]:
+    """The exit code, and where there is no answer, why."""
     try:
         result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
         sys.stdout.flush()
-        return (result if isinstance(result, int) else OK), "the verb gave no result"
+        return (result if isinstance(result, int) else OK), None
     except (KeyboardInterrupt, typer.Abort):
         console.note("interrupted")
         return INTERRUPTED, "interrupted"
@@ -59,7 +58,7 @@ def _ended(arguments: list[str]) -> tuple[int, str]:
         # would read as a regression. A shell that has its completions: 0. Nothing else raises it.
         if not isinstance(end, SystemExit) or end.code:
             console.silence(sys.stdout)
-        return OK, ""
+        return OK, None
     except Exception as error:
         return _refused(error, arguments)
 

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.cli.kernel_requirements import show_requirements
-from bench.cli.planning import find_sweep_file
+from bench.cli.sweep_files import find_sweep_file
+from bench.cli.verbs.check import AuditRequest
 from bench.errors import NothingMeasuredError, UsageError
-from reports.nccl.audit import Audit, audit_paths
+from reports.nccl import presentation
+from reports.nccl.audit import Audit, audit_paths, audit_run
 from reports.nccl.requirement import (
     Conditions,
     Result,
@@ -18,52 +21,47 @@ from reports.nccl.requirement import (
     profile,
 )
 
-FORMATS = ("table", "json", "md")
+_NOTHING = (
+    "nothing to judge: no line of these logs tells which kernel ran or which collective was"
+    " called; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING,COLL,REG"
+)
 
 
-def show_audit(
-    logs: Sequence[str],
-    *,
-    require: str | None,
-    topology: str | None,
-    conditions: Conditions,
-    form: str,
-    junit: Path | None,
-    results_folder: Path,
-) -> int:
-    """Print the audit; the exit code says whether the requirements are met.
+def show_audit(asked: AuditRequest) -> Answer:
+    """The audit; the exit code says whether the requirements are met.
 
     Raises:
         UsageError: a path that cannot be read, or an option that means nothing.
     """
-    if form not in FORMATS:
-        raise UsageError(f"--format: expected one of {', '.join(FORMATS)}, found {form!r}")
-    requirements = () if topology is None else profile(topology)
-    requirements += () if require is None else parse_requirements(require)
-    if junit is not None and not requirements:
-        raise UsageError("--junit writes the results of requirements; give --require or --profile")
-    if conditions.after_iteration is not None and not requirements:
-        raise UsageError("--after-iteration narrows requirements; give --require or --profile")
+    logs = asked.logs
+    requirements = () if asked.profile is None else profile(asked.profile)
+    requirements += () if asked.require is None else parse_requirements(asked.require)
+    if not requirements:
+        for option, given in (
+            ("--junit", asked.junit),
+            ("--after-iteration", asked.after_iteration),
+        ):
+            if given is not None:
+                raise UsageError(f"{option} is about requirements; give --require or --profile")
     sweep = None if len(logs) != 1 or Path(logs[0]).is_dir() else find_sweep_file(Path(logs[0]))
     if sweep is not None and (sweep.suffix == ".yaml" or not Path(logs[0]).exists()):
-        if requirements or junit is not None or form == "md":
+        if requirements or asked.form == "md":
             raise UsageError(f"{logs[0]} is a sweep, whose requirements stand in it: name it alone")
-        return show_requirements(sweep, results_folder, as_json=form == "json")
+        return show_requirements(sweep, asked.results)
     audit = _audit(logs)
-    results = judge(audit, requirements, conditions)
-    _print(audit, results, form)
-    if junit is not None:
-        from reports.nccl.presentation import to_junit
-
-        console.write_file(junit, to_junit(results))
-    return _code(audit, results)
+    found = judge(audit, requirements, Conditions(asked.after_iteration, asked.min_bytes))
+    write = presentation.to_markdown if asked.form == "md" else presentation.to_terminal
+    if asked.junit is not None:
+        console.write_file(asked.junit, presentation.to_junit(found))
+    code, remarks = _ending(audit, found)
+    return Answer(
+        lambda: presentation.to_data(audit, found), lambda: write(audit, found), code, remarks
+    )
 
 
 def _audit(logs: Sequence[str]) -> Audit:
     """Of the folder of a run of ours with all it recorded, or of any logs."""
     if len(logs) == 1 and (Path(logs[0]) / "spec.json").is_file():
-        from reports.nccl.audit import audit_run
-
         found = audit_run(Path(logs[0]))
         if found.audit is None:
             raise NothingMeasuredError(found.text)
@@ -71,29 +69,14 @@ def _audit(logs: Sequence[str]) -> Audit:
     return audit_paths(logs)
 
 
-def _print(audit: Audit, results: Sequence[Result], form: str) -> None:
-    if form == "json":
-        from reports.nccl.presentation import to_data
-
-        console.data_json(to_data(audit, results))
-        return
-    from reports.nccl.presentation import to_markdown, to_terminal
-
-    write = to_markdown if form == "md" else to_terminal
-    console.data(write(audit, results).rstrip("\n"))
-
-
-def _code(audit: Audit, results: Sequence[Result]) -> int:
-    for one in results:
-        if one.state != "met":
-            word = "without evidence" if one.state == "no evidence" else "not met"
-            console.note(f"requirement {word}: {one.requirement.text}: {one.message}")
-    if any(one.state != "met" for one in results):
-        return exit_codes.REQUIREMENT_NOT_MET
-    if not audit.rows:
-        console.note(
-            "nothing to judge: no line of these logs tells which kernel ran or which collective was"
-            " called; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING,COLL,REG"
+def _ending(audit: Audit, results: Sequence[Result]) -> tuple[int, tuple[str, ...]]:
+    unmet = [one for one in results if one.state != "met"]
+    if unmet:
+        words = {"no evidence": "without evidence"}
+        return exit_codes.REQUIREMENT_NOT_MET, tuple(
+            f"requirement {words.get(one.state, 'not met')}: {one.requirement.text}: {one.message}"
+            for one in unmet
         )
-        return exit_codes.NOTHING_MEASURED
-    return exit_codes.OK
+    if not audit.rows:
+        return exit_codes.NOTHING_MEASURED, (_NOTHING,)
+    return exit_codes.OK, ()

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-import sweeps
-from bench.cli import console, exit_codes
-from bench.cli.launchers import LAUNCHERS, LOCAL, LauncherKind, LauncherRequest, NoSettings
+from bench.cli import console
+from bench.cli.answer import Answer
+from bench.cli.launchers import (
+    LAUNCHERS,
+    LauncherKind,
+    NoSettings,
+    launcher_kind,
+    launcher_settings,
+)
+from bench.cli.options import LOCAL, MachineRequest, SweepRequest
 from bench.cli.planned_sums import sums_text
+from bench.cli.sweep_files import sweep_file
+from bench.cli.verbs.measure import PlanRequest
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.resolve.described import described_machine
@@ -25,40 +33,19 @@ from sweeps.definition import load_sweep
 from sweeps.plan import Plan
 from sweeps.planning import make_plan, sweep_cells
 from sweeps.selection import parse_assignments, parse_selection
-from sweeps.suggest import did_you_mean
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the command line says about a sweep.
-
-    to_run: False to look at what was run. machine: to
-    plan for; None is where the launcher makes its runs.
-    """
-
-    sweep: Path
-    assignments: list[str]
-    only: list[str]
-    skip: list[str]
-    repeat: int | None
-    arms: tuple[str, ...] = ()
-    interleave: bool = False
-    launcher: LauncherRequest = field(default_factory=LauncherRequest)
-    to_run: bool = True
-    machine: Machine | None = None
-
-
-def machine_of(device: str | None, gpus: int | None) -> Machine | None:
+def machine_of(asked: MachineRequest) -> Machine | None:
     """What --device and --gpus describe, None without them.
 
     Raises:
         UsageError: one of them is missing, or such a machine cannot be.
     """
-    if device is None and gpus is None:
+    if asked.device is None and asked.gpus is None:
         return None
-    if device is None or gpus is None:
+    if asked.device is None or asked.gpus is None:
         raise UsageError("--device and --gpus describe a machine together: give both, or neither")
-    return described_machine(device, gpus)
+    return described_machine(asked.device, asked.gpus)
 
 
 @dataclass(frozen=True)
@@ -80,8 +67,15 @@ class RequestedPlan:
     machine: Machine | None = None
 
 
-def requested_plan(request: Request) -> RequestedPlan:
-    """Read the sweep file and plan it for this machine, or for the cluster that is asked for.
+def requested_plan(
+    request: SweepRequest, *, machine: Machine | None = None, to_run: bool = True
+) -> RequestedPlan:
+    """Read the sweep file and plan it.
+
+    Args:
+        request: the file, and what of it.
+        machine: to plan for; None is where the launcher makes its runs.
+        to_run: False to look at what was run.
 
     Raises:
         UsageError: the file, an option or a cell is wrong.
@@ -94,16 +88,17 @@ def requested_plan(request: Request) -> RequestedPlan:
             "interleaved blocks and budgets need arms, and there are none; add them, as in"
             " --arm base=main --arm head=."
         )
-    fixed = parse_assignments(request.assignments)
+    fixed = parse_assignments(request.cells.assignments)
     cells = sweep_cells(definition, fixed)
-    selection = parse_selection(request.only, request.skip, cells)
-    if request.to_run and any(arm.settings for arm in arms) and not interleave:
+    selection = parse_selection(request.cells.only, request.cells.skip, cells)
+    if to_run and any(arm.settings for arm in arms) and not interleave:
         raise UsageError(
             "arms that differ in their settings are compared block by block; add `interleave: true`"
             " to the file, or --interleave"
         )
-    launcher, settings = request.launcher.kind, request.launcher.settings(definition.slurm)
-    machine = request.machine or launcher.machine(settings)
+    launcher = launcher_kind(request.launcher.name)
+    settings = launcher_settings(launcher, request.launcher.options, definition.slurm)
+    machine = machine or launcher.machine(settings)
     whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
@@ -128,61 +123,30 @@ def requested_plan(request: Request) -> RequestedPlan:
     )
 
 
-def sweep_file(named: Path) -> Path:
-    """The file itself, or the definition that comes with the tool under this name.
-
-    Raises:
-        UsageError: neither; lists what there is.
-    """
-    found = find_sweep_file(named)
-    if found is not None:
-        return found
-    if len(named.parts) == 1:
-        names = sorted(shipped_sweeps())
-        what = f"no file of that name, and these sweeps come with the tool: {', '.join(names)}"
-    else:
-        names = sorted(path.name for path in named.parent.glob("*.yaml"))
-        what = "no such file"
-    raise UsageError(f"sweep {named}: {what}{did_you_mean(named.name, names)}")
-
-
-def find_sweep_file(named: Path) -> Path | None:
-    """As `sweep_file`, but None where there is neither."""
-    try:
-        found = named.exists()
-    except OSError as error:
-        raise UsageError(f"cannot look for the sweep {named}: {error.strerror}") from error
-    if found:
-        return named
-    return shipped_sweeps().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None
-
-
-def shipped_sweeps() -> dict[str, Path]:
-    """Sweeps that come with the tool, by name."""
-    return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
-
-
-def show_plan(request: Request, *, as_json: bool) -> int:
-    """Print the plan."""
-    requested = requested_plan(request)
+def show_plan(asked: PlanRequest) -> Answer:
+    """The plan, with what each cell would hold and how its gradients are added up."""
+    requested = requested_plan(asked.wanted, machine=machine_of(asked.machine))
     plan, memory = _with_memory(requested)
-    if as_json:
-        arms = [{"name": arm.name, "description": arm.described()} for arm in requested.arms]
-        predicted = {
-            "state_bytes_per_rank": {c.id: _state_bytes(c.resolved) for c in plan.cells},
-            "gather_bytes": {c.id: gather_bytes(c.resolved) for c in plan.cells},
-            "gradient_sums": {
-                c.id: [asdict(one) for one in gradient_sums(c.resolved)] for c in plan.cells
-            },
-            "memory": memory,
-        }
-        console.data_json(plan.to_document() | {"arms": arms} | predicted)
-    else:
-        parts = [arms_text(requested)] if requested.arms else []
-        if memory and plan.cells:
-            parts.append(_memory_text(plan, memory))
-        console.data("\n\n".join([plan_text(plan), *parts]))
-    return exit_codes.OK
+
+    def text() -> str:
+        parts = [plan_text(plan)]
+        parts += [arms_text(requested)] if requested.arms else []
+        parts += [_memory_text(plan, memory)] if memory and plan.cells else []
+        return "\n\n".join(parts)
+
+    return Answer(lambda: _document(requested, plan, memory), text)
+
+
+def _document(requested: RequestedPlan, plan: Plan, memory: dict[str, Any]) -> dict[str, Any]:
+    cells = {cell.id: cell.resolved for cell in plan.cells}
+    sums = {name: [asdict(one) for one in gradient_sums(run)] for name, run in cells.items()}
+    return plan.to_document() | {
+        "arms": [{"name": arm.name, "description": arm.described()} for arm in requested.arms],
+        "state_bytes_per_rank": {name: _state_bytes(run) for name, run in cells.items()},
+        "gather_bytes": {name: gather_bytes(run) for name, run in cells.items()},
+        "gradient_sums": sums,
+        "memory": memory,
+    }
 
 
 def _with_memory(requested: RequestedPlan) -> tuple[Plan, dict[str, Any]]:

@@ -1,11 +1,14 @@
-"""The policy that a verb was given."""
+"""What is judged, and by which rules, as a verb was told."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from bench.derive.metrics import Metric, judged_metrics
+from bench.errors import UsageError
 from reports.gates.policy import Policy, parse_policy
 from sweeps.document import read_document
+from sweeps.suggest import did_you_mean
 
 
 def read_policy(path: Path | None) -> Policy:
@@ -18,3 +21,18 @@ def read_policy(path: Path | None) -> Policy:
         return Policy()
     document = read_document(path)
     return parse_policy(document.data, document.line, document.source)
+
+
+def judged_metric(name: str, option: str) -> Metric:
+    """The metric of this name.
+
+    Raises:
+        UsageError: gates judge none of that name.
+    """
+    known = judged_metrics()
+    if name not in known:
+        raise UsageError(
+            f"{option}: expected one of {', '.join(known)}, found {name!r}"
+            f"{did_you_mean(name, known)}"
+        )
+    return known[name]

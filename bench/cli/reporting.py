@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
+from bench.cli.verbs.read import ReportRequest
 from bench.errors import UsageError
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
@@ -13,68 +16,43 @@ from reports.posts.gathered import gather
 from reports.posts.matrix import matrix
 from reports.posts.pull_request import pull_request
 
-POSTS = {"pr": pull_request, "matrix": matrix}
+_POSTS = {"pr": pull_request, "matrix": matrix}
 
 
-def write_post(
-    results: Path, names: list[str], out: Path | None, form: str, *, as_json: bool
-) -> int:
-    """Print the block of a pull request or a matrix by axes, or write it into the folder `out`.
+def report(asked: ReportRequest) -> Answer:
+    """One report on sweeps (all of the folder if none is named), or a text to paste."""
+    store = ResultsStore.open(asked.results, create=False)
+    return _post(store, asked) if asked.form != "html" else _report(store, asked)
+
+
+def _post(store: ResultsStore, asked: ReportRequest) -> Answer:
+    """The block of a pull request or a matrix by axes; written where a folder is named.
 
     Raises:
-        UsageError: an unknown format or name.
+        UsageError: an unknown name.
         NothingMeasuredError: no run has finished, and none was imported.
     """
-    if form not in POSTS:
-        raise UsageError(f"--format: expected one of html, {', '.join(POSTS)}, found {form!r}")
-    store = ResultsStore.open(results, create=False)
-    text = POSTS[form](gather(store, names, PRESETS))
-    if out is not None:
-        console.write_file(out / f"{form}.md", text)
-    if as_json:
-        console.data_json({"markdown": text})
-    else:
-        console.data(text.rstrip("\n") if out is None else str(out / f"{form}.md"))
-    return exit_codes.OK
+    text = _POSTS[asked.form](gather(store, asked.sweeps, PRESETS))
+    if asked.out is None:
+        return Answer(lambda: {"markdown": text}, lambda: text)
+    path = asked.out / f"{asked.form}.md"
+    console.write_file(path, text)
+    return Answer(lambda: {"markdown": text}, lambda: str(path))
 
 
-def write_reports(
-    results: Path, sweeps: list[str], out: Path | None, reference: str | None, *, as_json: bool
-) -> int:
-    """Write one report on `sweeps` (all of the folder if empty) and print where it is.
-
-    A report in which nothing was measured is written all the same, with the reasons; the exit code
-    says so.
-    """
-    store = ResultsStore.open(results, create=False)
-    names = [one for name in sweeps for one in store.sweeps_called(name) or [name]]
+def _report(store: ResultsStore, asked: ReportRequest) -> Answer:
+    """Written also where nothing was measured, with the reasons; the exit code says so."""
+    names = [one for name in asked.sweeps for one in store.sweeps_called(name) or [name]]
     names = names or store.sweeps()
     if not names and not store.imports.ids():
-        raise UsageError(f"{results} holds no sweep yet; `mfsdp-bench run` makes one")
-    paths = write_report(
-        store, names, out or default_report_folder(store, names), reference=reference
-    )
-    if as_json:
-        console.data_json(
-            {
-                "html": str(paths.html),
-                "markdown": str(paths.markdown),
-                "measured_cells": paths.measured_cells,
-                "planned_cells": paths.planned_cells,
-                "imported_runs": paths.imported_runs,
-            }
-        )
-    else:
-        console.data(str(paths.html))
-    return report_code(paths)
-
-
-def report_code(paths: ReportPaths) -> int:
-    """3 and a remark where no cell was measured, else 0."""
+        raise UsageError(f"{asked.results} holds no sweep yet; `mfsdp-bench run` makes one")
+    out = asked.out or default_report_folder(store, names)
+    paths = write_report(store, names, out, reference=asked.reference)
+    answer = Answer(lambda: asdict(paths), lambda: str(paths.html))
     if paths.measured_cells or (not paths.planned_cells and paths.imported_runs):
-        return exit_codes.OK
-    console.note(f"nothing was measured in any of {paths.planned_cells} cells; the report says why")
-    return exit_codes.NOTHING_MEASURED
+        return answer
+    remark = f"nothing was measured in any of {paths.planned_cells} cells; the report says why"
+    return replace(answer, code=exit_codes.NOTHING_MEASURED, remarks=(remark,))
 
 
 def default_report_folder(store: ResultsStore, sweeps: list[str]) -> Path:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.cli.arm_preparation import prepared_sides
 from bench.cli.duration import parsed_seconds
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import job_request
-from bench.cli.planning import Request, RequestedPlan, pruned_text, requested_plan
+from bench.cli.options import DEFAULT_RESULTS
+from bench.cli.planning import RequestedPlan, pruned_text, requested_plan
+from bench.cli.verbs.measure import RunRequest
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
@@ -25,7 +27,7 @@ from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
 from sweeps.queued import run_queued
-from sweeps.resume import DEFAULT_BLOCK_RETRIES, PastRun, RunOptions
+from sweeps.resume import PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides
 
 if TYPE_CHECKING:
@@ -37,137 +39,98 @@ _SECONDS_AFTER_THE_SECOND = 5.0
 _JOBS_GO_ON = "leaving; the jobs go on"
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of `run` that are not about the sweep itself.
-
-    shows_table: whether the results go to stdout; not where another verb prints its JSON there.
-    """
-
-    results: Path
-    force: bool = False
-    retry_failed: bool = False
-    max_failures: int | None = None
-    report: bool = False
-    as_json: bool = False
-    block_retries: int = DEFAULT_BLOCK_RETRIES
-    seed: int | None = None
-    budget_seconds: float | None = None
-    policy: Path | None = None
-    shows_table: bool = True
-
-    @property
-    def of_runs(self) -> RunOptions:
-        """What to repeat, and when to give up."""
-        return RunOptions(
-            self.force, self.retry_failed, self.max_failures, self.block_retries, self.seed
-        )
-
-
-def budget_seconds(
-    until_decided: bool, budget: str | None, policy: Path | None, repeat: int | None
-) -> float | None:
-    """The time that `--until-decided` may take; None without it.
-
-    Raises:
-        UsageError: one of the options without the others that it needs.
-    """
-    if not until_decided:
-        for name, given in (("--budget", budget), ("--policy", policy)):
-            if given is not None:
-                raise UsageError(f"{name} says when blocks decide; add --until-decided")
-        return None
-    if budget is None:
-        raise UsageError("--until-decided may take for ever; say how long, as in --budget 10m")
-    if repeat is not None:
-        raise UsageError("--until-decided finds the number of blocks itself; leave --repeat out")
-    return parsed_seconds(budget, "--budget")
-
-
-def run_sweep(request: Request, options: Options) -> int:
+def run_sweep(asked: RunRequest) -> Answer:
     """Plan, run what is missing, and say what came out."""
-    plans = requested_plan(request)
-    _check_options(plans, options)
-    store = ResultsStore.open(options.results, create=True)
+    wanted = asked.wanted
+    if asked.budget is not None:
+        if wanted.repeat is not None:
+            raise UsageError("--budget finds the number of blocks itself; leave --repeat out")
+        wanted = replace(wanted, interleave=True)
+    plans = requested_plan(wanted)
+    _check_options(plans, asked)
+    store = ResultsStore.open(asked.results, create=True)
     if plans.launcher.elsewhere:
         without_secrets(plans.chosen)
-    return run_plans(plans, store, options)
+    return run_plans(plans, store, asked)
 
 
-def run_plans(plans: RequestedPlan, store: ResultsStore, options: Options) -> int:
-    """Run what is missing of `plans.chosen`, say what came out, and return the exit code."""
+def run_plans(plans: RequestedPlan, store: ResultsStore, asked: RunRequest) -> Answer:
+    """Run what is missing of `plans.chosen`, and say what came out."""
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
     budget = None
-    if options.budget_seconds is None:
-        outcome = run_planned(plans, sides, store, options)
+    if asked.budget is None:
+        outcome = run_planned(plans, sides, store, run_options(asked))
     else:
         from bench.cli.policies import read_policy
 
-        policy = read_policy(options.policy)
-        plans, outcome, budget = run_within(plans, sides, store, options, policy=policy)
+        policy, seconds = read_policy(asked.policy), parsed_seconds(asked.budget, "--budget")
+        plans, outcome, budget = run_within(
+            plans, sides, store, run_options(asked), policy=policy, seconds=seconds
+        )
     code = outcome_code(plans.chosen, outcome)
-    if options.shows_table and not options.as_json:
-        _show_results(store, plans.chosen)
-    for line in closing_lines(plans.chosen, outcome):
-        console.note(line)
-    report = _report_or_hint(plans, outcome, store, options)
-    if options.as_json:
-        document = _outcome_document(plans.chosen, outcome, code) | {"report": report}
-        if budget is not None:
-            document["budget"] = budget.to_data()
-        console.data_json(document)
-    elif report is not None:
-        console.data(report)
-    return code
-
-
-def _report_or_hint(
-    plans: RequestedPlan, outcome: SweepOutcome, store: ResultsStore, options: Options
-) -> str | None:
-    """The report that was asked for; else what can be done next, to stderr."""
-    sweep = plans.chosen.id
-    where = "" if options.results == Path("results") else f" --results {options.results}"
-    if outcome.interrupted:
-        if plans.launcher.jobs:
-            console.note(f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}")
-    elif options.report:
+    report = None
+    if asked.report and not outcome.interrupted:
         from bench.cli.reporting import write_sweep_report
 
-        return str(write_sweep_report(store, sweep).html)
-    elif outcome.good:
-        console.note(f"report: mfsdp-bench report {sweep}{where}")
-    return None
+        report = str(write_sweep_report(store, plans.chosen.id).html)
+
+    def document() -> dict[str, object]:
+        found = _outcome_document(plans.chosen, outcome, code) | {"report": report}
+        return found if budget is None else found | {"budget": budget.to_data()}
+
+    return Answer(
+        document,
+        lambda: "\n\n".join(filter(None, (_results(store, plans.chosen), report))),
+        code,
+        ("", *closing_lines(plans.chosen, outcome), *_hint(plans, outcome, asked)),
+    )
 
 
-def _show_results(store: ResultsStore, plan: Plan) -> None:
+def run_options(asked: RunRequest) -> RunOptions:
+    """What to repeat, and when to give up."""
+    return RunOptions(
+        asked.force, asked.retry_failed, asked.max_failures, asked.block_retries, asked.seed
+    )
+
+
+def _hint(plans: RequestedPlan, outcome: SweepOutcome, asked: RunRequest) -> list[str]:
+    """What can be done next."""
+    sweep = plans.chosen.id
+    where = "" if asked.results == DEFAULT_RESULTS else f" --results {asked.results}"
+    if outcome.interrupted and plans.launcher.jobs:
+        return [f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}"]
+    if outcome.good and not (outcome.interrupted or asked.report):
+        return [f"report: mfsdp-bench report {sweep}{where}"]
+    return []
+
+
+def _results(store: ResultsStore, plan: Plan) -> str:
     from bench.cli.results_table import results_table
     from reports.renderers import terminal
 
     table = results_table(store, plan)
-    if table is not None:
-        console.data(f"\n{terminal.table(table)}\n")
+    return "" if table is None else f"\n{terminal.table(table)}"
 
 
-def _check_options(plans: RequestedPlan, options: Options) -> None:
-    if options.seed is not None and not plans.chosen.interleaved:
+def _check_options(plans: RequestedPlan, asked: RunRequest) -> None:
+    if asked.seed is not None and not plans.chosen.interleaved:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
+    if asked.budget is None and asked.policy is not None:
+        raise UsageError("--policy says when blocks decide; add --budget, as in --budget 10m")
     if plans.launcher.jobs:
-        for name, given in (
-            ("--max-failures", options.max_failures),
-            ("--until-decided", options.budget_seconds),
-        ):
+        for name, given in (("--max-failures", asked.max_failures), ("--budget", asked.budget)):
             if given is not None:
                 raise UsageError(
                     f"{name} looks at each run before the next; jobs do not wait for each other:"
                     " leave it out, or use --launcher local"
                 )
-    if options.budget_seconds is not None and options.force:
+    if asked.budget is not None and asked.force:
         raise UsageError(
-            "--until-decided adds blocks to those that are there, and --force sets them aside; "
+            "--budget adds blocks to those that are there, and --force sets them aside; "
             "name another results folder to begin anew"
         )
 
@@ -176,9 +139,10 @@ def run_within(
     plans: RequestedPlan,
     sides: Sides,
     store: ResultsStore,
-    options: Options,
+    options: RunOptions,
     *,
     policy: Policy,
+    seconds: float,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> tuple[RequestedPlan, SweepOutcome, BlockBudget]:
     """Add blocks until every required comparison is decided or the budget is spent.
@@ -187,8 +151,9 @@ def run_within(
         plans: interleaved, with prepared arms.
         sides: how each arm's runs are started.
         store: the results folder.
-        options: `budget_seconds` is set.
+        options: what to repeat.
         policy: what is required.
+        seconds: the budget.
         pairs: (base, head) of every comparison; None is every other arm against the base.
 
     Returns:
@@ -206,7 +171,7 @@ def run_within(
         tuple(pairs or [(base, name) for name in names if name != base]),
         policy,
         calibrations(store),
-        options.budget_seconds or 0.0,
+        seconds,
         {(cell, arm.name): code for arm in chosen.arms for cell, code in arm.codes.items()},
     )
     budget = BlockBudget(request, store)
@@ -222,7 +187,7 @@ def run_planned(
     plans: RequestedPlan,
     sides: Sides,
     store: ResultsStore,
-    options: Options,
+    options: RunOptions,
     budget: BlockBudget | None = None,
 ) -> SweepOutcome:
     """Run what is missing, or what `budget` chooses, with progress on stderr.
@@ -250,7 +215,7 @@ def run_planned(
             plans.chosen,
             store,
             sides=sides,
-            options=options.of_runs,
+            options=options,
             whole=plans.whole,
             stop=stop,
             publish=publish,

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 from pydantic import BaseModel
 
-from bench.cli import console, exit_codes
-from bench.errors import UsageError
+from bench.cli.answer import Answer
+from bench.cli.verbs.check import SchemaRequest
 from bench.resolve.presets import PRESETS
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import RunSpec
 from sweeps.schema import SweepFile
-from sweeps.suggest import did_you_mean
 
-_DOCUMENTS: dict[str, type[BaseModel]] = {
-    "sweep": SweepFile,
-    "run": RunSpec,
-    "resolved": ResolvedRun,
-}
+_DOCUMENTS: dict[str, type[BaseModel]] = {"sweep": SweepFile, "run": RunSpec}
 
 
-def show_schema(what: str) -> int:
-    """Print the JSON Schema of `what`.
-
-    Raises:
-        UsageError: there is no such document.
-    """
-    if what not in _DOCUMENTS:
-        known = ", ".join(_DOCUMENTS)
-        raise UsageError(f"expected one of {known}, found {what!r}{did_you_mean(what, _DOCUMENTS)}")
-    document = _DOCUMENTS[what].model_json_schema()
-    if "ModelSpec" in document["$defs"]:
-        document["$defs"]["ModelSpec"]["properties"]["preset"]["enum"] = list(PRESETS)
+def show_schema(asked: SchemaRequest) -> Answer:
+    """The JSON Schema of what is asked for, which is JSON in either form."""
+    document = _DOCUMENTS[asked.what].model_json_schema()
+    document["$defs"]["ModelSpec"]["properties"]["preset"]["enum"] = list(PRESETS)
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    console.data_json(document)
-    return exit_codes.OK
+    return Answer(lambda: document, lambda: json.dumps(document, indent=2))

@@ -8,9 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.cli import console, exit_codes, validating
+from bench.cli import console
+from bench.cli.answer import Answer
 from bench.cli.duration import duration
 from bench.cli.options import DEFAULT_RESULTS
+from bench.cli.validating import of_validation
+from bench.cli.verbs.read import LogsRequest, ShowRequest
 from bench.derive.checkpoints import checkpoint_cost
 from bench.derive.summary import summarise
 from bench.errors import UsageError
@@ -39,19 +42,18 @@ _NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 """Name in the summary, label, and how it is written where it was measured."""
 
 
-def show_run(results: Path, run: str, *, as_json: bool) -> int:
-    """Print one run, or a validation by its id."""
-    if run.startswith(VALIDATION):
-        return validating.show_validation(results, run, as_json=as_json)
-    store = ResultsStore.open(results, create=False)
-    record = store.read(run)
+def show_run(asked: ShowRequest) -> Answer:
+    """One run, or a validation by its id."""
+    store = ResultsStore.open(asked.results, create=False)
+    if asked.run.startswith(VALIDATION):
+        return of_validation(store.validations.read(asked.run))
+    record = store.read(asked.run)
     folder = store.find(record.run_id)[1]
-    again = rerun_command(store, record, results)
-    if as_json:
-        console.data_json(_document(record) | {"folder": str(folder), "rerun": again})
-    else:
-        console.data(_text(record, folder, again))
-    return exit_codes.OK
+    again = rerun_command(store, record, asked.results)
+    return Answer(
+        lambda: _document(record) | {"folder": str(folder), "rerun": again},
+        lambda: _text(record, folder, again),
+    )
 
 
 def rerun_command(store: ResultsStore, record: RunRecord, results: Path) -> str | None:
@@ -177,26 +179,27 @@ _PROOFS = {
 }
 
 
-def show_logs(results: Path, run: str, rank: int | None, *, as_json: bool) -> int:
-    """Print the logs of one run, each below its name.
+def show_logs(asked: LogsRequest) -> Answer:
+    """The logs of one run, each below its name.
 
     Raises:
         UsageError: the run, or the rank's log, does not exist.
     """
-    run_id, folder = ResultsStore.open(results, create=False).find(run)
+    rank = asked.rank
+    run_id, folder = ResultsStore.open(asked.results, create=False).find(asked.run)
     files = sorted((folder / "logs").glob("*.log"))
     if rank is not None:
         files = [file for file in files if file.name == f"rank{rank}.log"]
         if not files:
             raise UsageError(f"{run_id} has no log of rank {rank}")
     texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
-    if as_json:
-        console.data_json({"run_id": run_id, "logs": texts})
-        return exit_codes.OK
-    for name, text in texts.items():
-        if rank is None:
-            console.data(f"==> {name} <==")
-        console.raw(text.rstrip("\n"))
-    if not texts:
-        console.note(f"{run_id} has no logs")
-    return exit_codes.OK
+    shown = [
+        (f"==> {name} <==\n" if rank is None else "") + text.rstrip("\n")
+        for name, text in texts.items()
+    ]
+    return Answer(
+        lambda: {"run_id": run_id, "logs": texts},
+        lambda: "\n".join(shown),
+        remarks=() if texts else (f"{run_id} has no logs",),
+        as_it_is=True,
+    )

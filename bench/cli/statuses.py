@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from bench.cli import console, exit_codes
+from bench.cli import console
+from bench.cli.answer import Answer
+from bench.cli.planning import pruned_text
+from bench.cli.verbs.read import StatusRequest
 from bench.errors import UsageError
 from bench.launch import code_identity
 from bench.launch.slurm.controller import ControllerSilentError
@@ -79,9 +81,9 @@ def _with_job(line: RunLine, seen: JobsSeen) -> RunLine:
     return line
 
 
-def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
-    """Print the state of one sweep, or a line for each sweep there is, or of that name."""
-    store = ResultsStore.open(results, create=False)
+def show_status(asked: StatusRequest) -> Answer:
+    """The state of one sweep, or a line for each sweep there is, or of that name."""
+    store, sweep = ResultsStore.open(asked.results, create=False), asked.sweep
     names = store.sweeps() if sweep is None else store.sweeps_called(sweep) or [sweep]
     one = sweep is not None and len(names) == 1
     plans = [_readable_plan(store, name, strict=one) for name in names]
@@ -102,18 +104,13 @@ def show_status(results: Path, sweep: str | None, *, as_json: bool) -> int:
     for run in damaged:
         console.note(f"warning: {run.run_id} cannot be read: {run.problem}")
     readable = [plan for plan in plans if plan is not None]
-    if as_json:
-        console.data_json(
-            {
-                "sweeps": [_document(plan, lines[plan.id]) for plan in readable],
-                "damaged": [asdict(run) for run in damaged],
-            }
-        )
-    elif one:
-        console.data(_details(readable[0], lines[readable[0].id]))
-    else:
-        console.data(_overview(readable, lines))
-    return exit_codes.OK
+    return Answer(
+        lambda: {
+            "sweeps": [_document(plan, lines[plan.id]) for plan in readable],
+            "damaged": [asdict(run) for run in damaged],
+        },
+        lambda: _details(readable[0], lines[readable[0].id]) if one else _overview(readable, lines),
+    )
 
 
 def _readable_plan(store: ResultsStore, name: str, *, strict: bool) -> Plan | None:
@@ -201,8 +198,7 @@ def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
         job = ("job",) if with_job else ()
         parts.append(console.columns(("cell", "repeat", "state", "run", *job, "reason"), rows))
     if plan.pruned:
-        pruned = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
-        parts.append(console.columns(("pruned", "rule", "reason"), pruned))
+        parts.append(pruned_text(plan))
     return "\n\n".join(parts)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from bench.cli import console, exit_codes
+from bench.cli.answer import Answer
 from bench.cli.interrupts import stop_on_signals
+from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.launch.code import checkout_root
 from bench.launch.environment import package_versions
@@ -22,29 +23,19 @@ from bench.store.run_folder import utc_now
 from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
 from sweeps.suggest import did_you_mean
 
-_WORD_EVERY_SECONDS = 10.0
 
-
-@dataclass(frozen=True)
-class ValidationRequest:
-    """What the command line asks for. inject: as `parse_bugs`; None checks engines as they are."""
-
-    engines: tuple[str, ...]
-    full: bool
-    ranks: int | None
-    patterns: tuple[str, ...]
-    inject: str | None
-    case_seconds: float
-    list_only: bool
-    as_json: bool
-
-
-def run_validation(results: Path, request: ValidationRequest) -> int:
+def run_validation(request: ValidationRequest) -> Answer:
     """Check engines, or the checker; the exit code says the result.
 
     Raises:
         UsageError: an unknown engine, case or bug, or options that exclude each other.
     """
+    if request.fuzz is not None:
+        if request.full or request.patterns or request.list_only or request.inject is not None:
+            raise UsageError("--fuzz runs random programs: leave --full, --case, --inject, --list")
+        from bench.cli.fuzzing import run_fuzz
+
+        return run_fuzz(request, checked_engines(request.engines), request.fuzz)
     from bench.validate.injection import parse_bugs
     from bench.validate.matrix import cases, select
 
@@ -58,9 +49,8 @@ def run_validation(results: Path, request: ValidationRequest) -> int:
     chosen = select([c for e in engines for c in cases(e, full=request.full)], request.patterns)
     if request.list_only:
         ids = [case.id for case in chosen]
-        console.data_json({"cases": ids}) if request.as_json else console.data("\n".join(ids))
-        return exit_codes.OK
-    store = ResultsStore.open(results, create=True)
+        return Answer(lambda: {"cases": ids}, lambda: "\n".join(ids))
+    store = ResultsStore.open(request.results, create=True)
     record = ValidationRecord(
         id=store.validations.new_id(),
         engines=engines,
@@ -74,9 +64,11 @@ def run_validation(results: Path, request: ValidationRequest) -> int:
         record = _run(request, record, chosen, bugs, stop)
     record = record.model_copy(update={"ended_utc": utc_now(), "interrupted": stop.is_set()})
     path = store.validations.write(record)
-    _print(record, request)
-    console.note(f"kept in {path}")
-    return exit_codes.INTERRUPTED if stop.is_set() else exit_code(record)
+    return replace(
+        of_validation(record),
+        code=exit_codes.INTERRUPTED if stop.is_set() else exit_code(record),
+        remarks=(f"kept in {path}",),
+    )
 
 
 def exit_code(record: ValidationRecord) -> int:
@@ -92,16 +84,11 @@ def exit_code(record: ValidationRecord) -> int:
     return exit_codes.OK if counts["passed"] else exit_codes.NOTHING_MEASURED
 
 
-def show_validation(results: Path, wanted: str, *, as_json: bool) -> int:
-    """Print a validation of the results folder."""
-    record = ResultsStore.open(results, create=False).validations.read(wanted)
-    if as_json:
-        console.data_json(record.model_dump(mode="json"))
-    else:
-        from reports.renderers.validation_text import to_terminal
+def of_validation(record: ValidationRecord) -> Answer:
+    """A validation as it was kept."""
+    from reports.renderers.validation_text import to_terminal
 
-        console.data(to_terminal(record))
-    return exit_codes.OK
+    return Answer(lambda: record.model_dump(mode="json"), lambda: to_terminal(record))
 
 
 def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
@@ -144,7 +131,7 @@ def _run(
 
     cases = [case for case in chosen if isinstance(case, AnyCase)]
     workers = WorkerSettings.of_this_machine(request.ranks, request.case_seconds)
-    progress = _Progress(len(bugs) or len(cases))
+    progress, total = console.SometimesNoted(), len(bugs) or len(cases)
     found: list[CaseVerdict] = []
     injected: list[BugVerdict] = []
     with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
@@ -153,12 +140,14 @@ def _run(
             known = [bug for bug in bugs if isinstance(bug, Bug)]
             for bug in inject(fork_server, known, cases, workers, stop):
                 injected.append(bug)
-                progress.say(f"{bug.bug} {bug.outcome.replace('_', ' ')}", now=True)
+                outcome = f"{bug.bug} {bug.outcome.replace('_', ' ')}"
+                console.note(f"{len(injected)} of {total}: {outcome}")
         else:
             for verdict in verdicts(fork_server, cases, workers, stop=stop):
                 found.append(verdict)
                 failed = verdict.state == "failed"
-                progress.say(f"FAILED {verdict.case}" if failed else verdict.case, now=failed)
+                text = f"FAILED {verdict.case}" if failed else verdict.case
+                progress.say(f"{len(found)} of {total}: {text}", now=failed)
     return record.model_copy(
         update={
             "device": workers.device,
@@ -167,31 +156,6 @@ def _run(
             "core": "changed copies" if bugs else "",
         }
     )
-
-
-class _Progress:
-    """A line now and then, on stderr."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._last = time.monotonic()
-
-    def say(self, text: str, *, now: bool) -> None:
-        """One more is done; print it `now`, or if nothing was printed for a while."""
-        self._done += 1
-        if now or time.monotonic() - self._last > _WORD_EVERY_SECONDS:
-            self._last = time.monotonic()
-            console.note(f"{self._done} of {self._total}: {text}")
-
-
-def _print(record: ValidationRecord, request: ValidationRequest) -> None:
-    if request.as_json:
-        console.data_json(record.model_dump(mode="json"))
-        return
-    from reports.renderers.validation_text import to_terminal
-
-    console.data(to_terminal(record))
 
 
 def _environment() -> dict[str, object]:

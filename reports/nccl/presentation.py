@@ -218,7 +218,7 @@ def _limited(table: Table) -> str:
     if len(table.rows) <= _MOST_ROWS:
         return terminal.table(table)
     text = terminal.table(replace(table, rows=table.rows[:_MOST_ROWS]))
-    return f"{text}\n  ... {len(table.rows) - _MOST_ROWS} more rows; --format json holds all"
+    return f"{text}\n  ... {len(table.rows) - _MOST_ROWS} more rows; --json holds all"
 
 
 def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:

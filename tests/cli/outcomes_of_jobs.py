@@ -27,9 +27,9 @@ def _(world: World) -> int:
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
     assert world.run("run", file, "--launcher", "slrm") == 2
-    assert world.run("run", file, "--max-jobs", "3") == 2
-    assert world.run("run", file, "--launcher", "slurm", "--slurm", "partition") == 2
-    return world.run("run", file, "--launcher", "slurm", "--slurm", "partiton=gpu")
+    assert world.run("run", file, "--launcher-option", "max_jobs=3") == 2
+    assert world.run("run", file, "--launcher", "slurm", "--launcher-option", "partition") == 2
+    return world.run("run", file, "--launcher", "slurm", "--launcher-option", "partiton=gpu")
 
 
 @scenario("cancel", "a sweep that no job makes")

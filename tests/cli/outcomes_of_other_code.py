@@ -111,11 +111,15 @@ def _(world: World) -> int:
 @scenario("gate", "a sweep from before its id said what its arms are")
 def _(world: World) -> int:
     from bench.cli import planning, running
+    from bench.cli.options import SweepRequest
+    from bench.cli.verbs.measure import RunRequest
 
-    asked = planning.Request(world.file(ONE_CELL), [], [], [], 1, ("base=.", "head=."), True)
+    asked = SweepRequest(
+        sweep=world.file(ONE_CELL), repeat=1, arms=("base=.", "head=."), interleave=True
+    )
     before = replace(planning.requested_plan(asked), named_by_code=False)
-    options = running.Options(world.folder / "results")
-    assert running.run_plans(before, world.store, options) == 0
+    request = RunRequest(wanted=asked, results=world.folder / "results")
+    assert running.run_plans(before, world.store, request).code == 0
     assert world.store.sweeps() == ["one-base-vs-head"]
     code = world.run("gate", "sweep.yaml", *SAME)
     assert world.run("gate", "one-base-vs-head") == code

@@ -28,7 +28,7 @@ def _(world: World) -> int:
 @scenario("run", "blocks until all is decided, within a budget")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
-    asked = (*SAME, "--until-decided", "--budget", "5m")
+    asked = (*SAME, "--budget", "5m")
     code = world.run("run", file, *asked)
     assert "2 of 2 comparisons decided" in world.err
     blocks = len(list(world.store.records())) // 4
@@ -45,7 +45,7 @@ def _(world: World) -> int:
 @scenario("run", "blocks of three arms within a budget")
 def _(world: World) -> int:
     arms = (*SAME, "--arm", "third=.")
-    code = world.run("run", world.file(TWO_CELLS), *arms, "--until-decided", "--budget", "5m")
+    code = world.run("run", world.file(TWO_CELLS), *arms, "--budget", "5m")
     assert "4 of 4 comparisons decided" in world.err
     assert "ddp, third: step_time equivalent" in world.err
     return code
@@ -54,11 +54,11 @@ def _(world: World) -> int:
 @scenario("run", "a budget without what it needs")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
-    assert world.run("run", file, *SAME, "--until-decided") == 2
-    assert world.run("run", file, *SAME, "--budget", "5m") == 2
-    assert world.run("run", file, "--until-decided", "--budget", "5m") == 2
+    assert world.run("run", file, *SAME, "--policy", "gates.yaml") == 2
+    assert world.run("run", file, *SAME, "--budget", "soon") == 2
+    assert world.run("run", file, "--budget", "5m") == 2
     for wrong in (("--repeat", "3"), ("--force",)):
-        asked = (*SAME, "--until-decided", "--budget", "5m", *wrong)
+        asked = (*SAME, "--budget", "5m", *wrong)
         assert world.run("run", file, *asked) == 2
     return 2
 
@@ -66,7 +66,7 @@ def _(world: World) -> int:
 @scenario("run", "a cell of a budgeted sweep that fails")
 def _(world: World) -> int:
     world.states = {"ddp": "crashed"}
-    asked = (*SAME, "--until-decided", "--budget", "5m", "--block-retries", "0")
+    asked = (*SAME, "--budget", "5m", "--block-retries", "0")
     code = world.run("run", world.file(TWO_CELLS), *asked)
     assert "ddp: block 0 lost" in world.err
     assert "mfsdp: step_time equivalent" in world.err

@@ -60,10 +60,9 @@ def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, fast):
         (("--launcher", "mine:KIN"), "defines no KIN"),
         (("--launcher", "mine:NO_KIND"), "expected a LauncherKind there, found 3"),
         (("--launcher", "nobody:KIND"), "no module nobody"),
-        (("--max-jobs", "3"), "--max-jobs needs --launcher slurm"),
     ]
     for more, why in refused:
-        done = cli.run("plan" if "--max-jobs" not in more else "run", sweep, *own, *more)
+        done = cli.run("plan", sweep, *own, *more)
         assert done.returncode == 2
         assert why in done.stderr
 

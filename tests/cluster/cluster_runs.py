@@ -91,7 +91,9 @@ class Cluster:
     def after_a_crash_of(self, node: str) -> tuple[str, str]:
         """State and reason of the one run that a node took with it, as its runner wrote them."""
         sweep = self.sweep(steps=ENDLESS)
-        runner = self.start("run", sweep, "--launcher", "slurm", "--slurm", "requeue=false")
+        runner = self.start(
+            "run", sweep, "--launcher", "slurm", "--launcher-option", "requeue=false"
+        )
         self.wait_for_steps()
         self.slurm.crash_node(node)
         try:

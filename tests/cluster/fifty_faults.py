@@ -32,7 +32,8 @@ AT_ONCE = 2
 SAVED_WITHIN_SECONDS = 8.0
 GOOD = tuple(FINISHED_GOOD)
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-NO_REQUEUE = ("--slurm", "requeue=false")
+NO_REQUEUE = ("--launcher-option", "requeue=false")
+ONE_MINUTE = ("--launcher-option", "time_minutes=1")
 
 Act = Callable[["Scene"], object]
 
@@ -311,11 +312,11 @@ def of_jobs() -> list[Fault]:
         Fault("job is preempted", "requeue off", preempt, (("preempted", "interrupted"),),
               options=NO_REQUEUE, alone=True),
         Fault("time limit", "told before", later(0), (("timeout",),), "the time limit of job",
-              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=40"),
+              options=(*ONE_MINUTE, "--launcher-option", "signal_seconds=40"),
               started=False),
         Fault("time limit", "program does not answer",
               then(program_is_there, kill("sweeps.job_program", signal.SIGSTOP)), (("timeout",),),
-              options=("--slurm", "time_minutes=1", "--slurm", "signal_seconds=5"),
+              options=(*ONE_MINUTE, "--launcher-option", "signal_seconds=5"),
               started=False),
     ]  # fmt: skip
 

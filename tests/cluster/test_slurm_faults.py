@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.processes, pytest.mark.timeout(48
 
 def test_a_job_is_told_before_its_time_limit(cluster: Cluster) -> None:
     sweep = cluster.sweep(steps=ENDLESS)
-    settings = ("--slurm", "time_minutes=1", "--slurm", "signal_seconds=55")
+    settings = ("--launcher-option", "time_minutes=1", "--launcher-option", "signal_seconds=55")
     code, _, err = cluster.run("run", sweep, "--launcher", "slurm", *settings)
     (record,) = cluster.records()
     assert code == 3, err

@@ -91,7 +91,7 @@ def test_a_profile_comes_from_the_users_configuration(tmp_path: Path) -> None:
     file.write_text("default: {partition: gpu}\ndebug: {partition: dev}\n")
     assert read_profile(None, variables) == {"partition": "gpu"}
     assert read_profile("debug", variables) == {"partition": "dev"}
-    with pytest.raises(UsageError, match=r"--profile big: not in .*profiles there: default, debug"):
+    with pytest.raises(UsageError, match=r"profile big: not in .*profiles there: default, debug"):
         read_profile("big", variables)
     file.write_text("default: [")
     with pytest.raises(UsageError, match="cannot be read"):

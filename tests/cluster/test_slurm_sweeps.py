@@ -107,7 +107,9 @@ def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -
     # Nothing is to run: only the queue is looked at.
     cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=drain", "reason=test")
     try:
-        runner = cluster.start("run", sweep, "--launcher", "slurm", "--max-jobs", "2")
+        runner = cluster.start(
+            "run", sweep, "--launcher", "slurm", "--launcher-option", "max_jobs=2"
+        )
         cluster.wait_for(lambda: len(cluster.slurm.jobs()) == 200, "200 jobs")
         before, begun = asked(cluster), time.monotonic()
         time.sleep(21)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.planning import Request, requested_plan
+from bench.cli.options import SweepRequest
+from bench.cli.planning import requested_plan
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.record import RunStatus, StepSample
@@ -215,4 +216,4 @@ def test_arms_by_settings_must_be_interleaved(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(ENGINES.replace("interleave: true\n", ""))
     with pytest.raises(UsageError, match="compared block by block"):
-        requested_plan(Request(file, [], [], [], None))
+        requested_plan(SweepRequest(sweep=file))

@@ -113,8 +113,9 @@ def test_export_writes_the_same_frames(quickstart_root, tmp_path, form):
     if form == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
     from bench.cli.exporting import export
+    from bench.cli.verbs.read import ExportRequest
 
-    assert export(quickstart_root, [], form, tmp_path / "out", as_json=False) == 0
+    export(ExportRequest(results=quickstart_root, form=form, out=tmp_path / "out"))
     read = {"csv": pd.read_csv, "json": pd.read_json, "parquet": pd.read_parquet}[form]
     frames = read_frames(quickstart_root)
     for name, frame in (("runs", frames.runs), ("steps", frames.steps)):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from bench.cli.fuzzing import run_fuzz
+from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import UNLISTED
@@ -167,4 +168,4 @@ def test_a_folder_that_holds_something_else_is_refused_before_a_program_runs(
 ) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UsageError, match="not a results folder"):
-        run_fuzz(tmp_path, ["mfsdp"], 1, 0, as_json=False)
+        run_fuzz(ValidationRequest(results=tmp_path), ["mfsdp"], 1)

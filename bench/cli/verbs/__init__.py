@@ -1,1 +1,1 @@
-"""The options and the help of every verb. A verb imports what it needs when it runs."""
+"""What every verb takes: a class each, whose text is its help. Only typer is imported here."""

@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from bench.cli import completing
-from bench.cli.options import DEFAULT_RESULTS, JsonOption, ResultsOption
+from bench.cli.options import DEFAULT_RESULTS, Results
 
 
-def save(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A new name.")],
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest:
+    """Keep the numbers of a sweep as a small JSON file."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A new name.")]
     sweep: Annotated[
         str,
         typer.Argument(
             metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep that was run."
         ),
-    ],
-    *,
+    ]
     arm: Annotated[
         str | None,
         typer.Option("--arm", metavar="ARM", autocompletion=completing.arms, help="One arm of it."),
-    ] = None,
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
-    """Keep the numbers of a sweep as a small JSON file."""
-    from bench.cli import baselines
-
-    return baselines.save(results, name, sweep, arm=arm, as_json=json)
+    ] = None
+    results: Results = DEFAULT_RESULTS
 
 
-def show_list(*, results: ResultsOption = DEFAULT_RESULTS, json: JsonOption = False) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ListRequest:
     """Show every baseline with its age and hardware."""
-    from bench.cli import baselines
 
-    return baselines.show_list(results, as_json=json)
+    results: Results = DEFAULT_RESULTS
 
 
-def promote(
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="A baseline, or its file.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name it takes over.")],
-    *,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Kept in its history.")
-    ] = "",
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class PromoteRequest:
     """Let one baseline take the place of another.
 
     The change is written into its history.
     """
-    from bench.cli import baselines
 
-    return baselines.promote_to(results, candidate, name, why=reason, as_json=json)
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="A baseline, or its file.")]
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name it takes over.")]
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Kept in its history.")
+    ] = ""
+    results: Results = DEFAULT_RESULTS

@@ -1,77 +1,63 @@
-"""`status`, `show`, `logs`, `report`, `history` and `export`: what a results folder holds."""
+"""What a results folder holds, and what logs and texts of others say."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from bench.cli import completing
-from bench.cli.options import (
-    DEFAULT_RESULTS,
-    JsonOption,
-    PolicyOption,
-    ResultsOption,
-    RunArgument,
-    SweepsArgument,
-)
+from bench.cli.options import DEFAULT_RESULTS, Policy, Results, RunId, SweepIds
 
 
-def status(
+@dataclass(frozen=True, kw_only=True)
+class StatusRequest:
+    """Show which runs of a sweep are done, failed or missing."""
+
     sweep: Annotated[
         str | None,
         typer.Argument(
             metavar="[SWEEP]", autocompletion=completing.sweeps, help="A sweep id; all if left out."
         ),
-    ] = None,
-    *,
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
-    """Show which runs of a sweep are done, failed or missing."""
-    from bench.cli import statuses
-
-    return statuses.show_status(results, sweep, as_json=json)
+    ] = None
+    results: Results = DEFAULT_RESULTS
 
 
-def show(
-    run: RunArgument, *, results: ResultsOption = DEFAULT_RESULTS, json: JsonOption = False
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ShowRequest:
     """Show one run: its configuration, how it ended and its numbers.
 
     Takes the id of a validation as well.
     """
-    from bench.cli import single_run
 
-    return single_run.show_run(results, run, as_json=json)
+    run: RunId
+    results: Results = DEFAULT_RESULTS
 
 
-def logs(
-    run: RunArgument,
-    *,
+@dataclass(frozen=True, kw_only=True)
+class LogsRequest:
+    """Print what the processes of a run printed."""
+
+    run: RunId
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")
-    ] = None,
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
-    """Print what the processes of a run printed."""
-    from bench.cli import single_run
-
-    return single_run.show_logs(results, run, rank, as_json=json)
+    ] = None
+    results: Results = DEFAULT_RESULTS
 
 
-def report(
-    sweeps: SweepsArgument = None,
-    *,
-    results: ResultsOption = DEFAULT_RESULTS,
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest:
+    """Write a report (HTML and Markdown) and print its path."""
+
+    sweeps: SweepIds = ()
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", metavar="FOLDER", help="Where to write; RESULTS/reports/... if left out."
         ),
-    ] = None,
+    ] = None
     reference: Annotated[
         str | None,
         typer.Option(
@@ -80,26 +66,25 @@ def report(
             autocompletion=completing.cells,
             help="The cell to compare with.",
         ),
-    ] = None,
+    ] = None
     form: Annotated[
-        str,
+        Literal["html", "pr", "matrix"],
         typer.Option(
             "--format",
-            metavar="[html|pr|matrix]",
             help="A report; the block of a pull request, or a table by axes, as Markdown.",
         ),
-    ] = "html",
-    json: JsonOption = False,
-) -> int:
-    """Write a report (HTML and Markdown) and print its path."""
-    from bench.cli import reporting
-
-    if form != "html":
-        return reporting.write_post(results, sweeps or [], out, form, as_json=json)
-    return reporting.write_reports(results, sweeps or [], out, reference, as_json=json)
+    ] = "html"
+    results: Results = DEFAULT_RESULTS
 
 
-def history(
+@dataclass(frozen=True, kw_only=True)
+class HistoryRequest:
+    """Show a metric over commits and days, and its changes.
+
+    Prints tables, and writes a page that opens from its file. Gates judge a change; this verb
+    finds the commit or the night with which one came.
+    """
+
     metric: Annotated[
         str,
         typer.Argument(
@@ -107,57 +92,40 @@ def history(
             autocompletion=completing.metrics,
             help="A metric that gates judge, as step_time, memory or loss.",
         ),
-    ],
-    *,
-    results: ResultsOption = DEFAULT_RESULTS,
+    ]
     archives: Annotated[
-        list[Path] | None,
+        tuple[Path, ...],
         typer.Option(
             "--archive", metavar="PATH", help="A file of starts, or another results folder, too."
         ),
-    ] = None,
+    ] = ()
     append: Annotated[
         Path | None,
         typer.Option(
             "--append", metavar="FILE", help="Add the starts of RESULTS to this file, and read it."
         ),
-    ] = None,
-    policy: PolicyOption = None,
+    ] = None
+    policy: Policy = None
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", metavar="FOLDER", help="Where to write; RESULTS/reports/history-METRIC."
         ),
-    ] = None,
-    json: JsonOption = False,
-) -> int:
-    """Show a metric over commits and days, and its changes.
-
-    Prints tables, and writes a page that opens from its file. Gates judge a change; this verb
-    finds the commit or the night with which one came.
-    """
-    from bench.cli import histories
-
-    return histories.show_history(
-        metric,
-        results,
-        archives=archives or [],
-        append=append,
-        policy_file=policy,
-        out=out,
-        as_json=json,
-    )
+    ] = None
+    results: Results = DEFAULT_RESULTS
 
 
-def import_(
+@dataclass(frozen=True, kw_only=True)
+class ImportRequest:
+    """Keep the runs in a log or text of another framework."""
+
     logs: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Argument(
             metavar="[LOG]...",
             help="Files, folders, or - for standard input; the list of imports if left out.",
         ),
-    ] = None,
-    *,
+    ] = ()
     form: Annotated[
         str | None,
         typer.Option(
@@ -165,7 +133,7 @@ def import_(
             metavar="[megatron|torchtitan|nemo|deepspeed|trainer|table]",
             help="What wrote it; found if left out.",
         ),
-    ] = None,
+    ] = None
     name: Annotated[
         str | None,
         typer.Option(
@@ -173,71 +141,58 @@ def import_(
             metavar="NAME",
             help="That of the file if left out; before the labels of several runs in it.",
         ),
-    ] = None,
+    ] = None
     facts: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(
             "--set", metavar="FIELD=VALUE", help="What the log does not say, as seq_len=8192."
         ),
-    ] = None,
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
-    """Keep the runs in a log or text of another framework."""
-    from bench.cli import importing
-
-    return importing.import_logs(
-        results, logs or [], form=form, name=name, facts=facts or [], as_json=json
-    )
+    ] = ()
+    results: Results = DEFAULT_RESULTS
 
 
-def lint(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE|RUN...",
-            help="Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL.",
-        ),
-    ],
-    *,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ignore", metavar="RULE[@RUN]=REASON", help="Silence a rule, in all runs or in one."
-        ),
-    ] = None,
-    form: Annotated[str, typer.Option("--format", metavar="[table|md|json|github]")] = "table",
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LintRequest:
     """Say what pasted or measured evidence does not support.
 
     Configuration that is not stated, trade-offs that are not named, claims that the numbers do not
     give, and comparisons of unlike things.
     """
-    from bench.cli import linting
 
-    return linting.show_lint(results, what, ignore=ignore or [], form=form, as_json=json)
+    what: Annotated[
+        tuple[str, ...],
+        typer.Argument(
+            metavar="FILE|RUN...",
+            help="Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL.",
+        ),
+    ]
+    ignore: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--ignore", metavar="RULE[@RUN]=REASON", help="Silence a rule, in all runs or in one."
+        ),
+    ] = ()
+    form: Annotated[
+        Literal["table", "md", "github"], typer.Option("--format", help="How to print.")
+    ] = "table"
+    results: Results = DEFAULT_RESULTS
 
 
-def export(
-    sweeps: SweepsArgument = None,
-    *,
-    to: Annotated[
-        str, typer.Option("--to", metavar="[csv|json|parquet]", help="The format of the files.")
-    ] = "csv",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Where to write; RESULTS/export if left out."),
-    ] = None,
-    results: ResultsOption = DEFAULT_RESULTS,
-    json: JsonOption = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
     """Write runs and steps as tables for other tools.
 
     Two files: one row per run, and one row per step of a rank. Units are in the names of columns.
     The same frames for a notebook: reports.frames.read_frames("results").
     """
-    from bench.cli import exporting
 
-    return exporting.export(results, sweeps or [], to, out or results / "export", as_json=json)
+    sweeps: SweepIds = ()
+    form: Annotated[
+        Literal["csv", "json", "parquet"],
+        typer.Option("--to", help="The format of the files."),
+    ] = "csv"
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where to write; RESULTS/export if left out."),
+    ] = None
+    results: Results = DEFAULT_RESULTS

@@ -144,5 +144,5 @@ def read_profile(name: str | None, variables: Mapping[str, str] = os.environ) ->
         raise UsageError(f"{path}: expected profiles, as `default: {{partition: gpu}}`")
     if name is not None and name not in profiles:
         known = ", ".join(profiles) or "none"
-        raise UsageError(f"--profile {name}: not in {path}; profiles there: {known}")
+        raise UsageError(f"profile {name}: not in {path}; profiles there: {known}")
     return dict(profiles.get(name or DEFAULT_PROFILE, {}))
