@@ -14,7 +14,8 @@ from bench.cli.exit_codes import OK
 class Answer:
     """Of the two forms only the one that is asked for is made.
 
-    remarks: to stderr, behind it. as_it_is: the text is a log, whose characters stay.
+    remarks: to stderr, behind it. as_it_is: the text is a log, whose characters stay. as_json: the
+    form that was asked for.
     """
 
     document: Callable[[], Any]
@@ -22,10 +23,11 @@ class Answer:
     code: int = OK
     remarks: tuple[str, ...] = ()
     as_it_is: bool = False
+    as_json: bool = False
 
-    def show(self, *, as_json: bool) -> int:
+    def show(self) -> int:
         """Print it, and return the exit code."""
-        if as_json:
+        if self.as_json:
             console.data_json(self.document())
         elif text := self.text().rstrip("\n"):
             (console.raw if self.as_it_is else console.data)(text)

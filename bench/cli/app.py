@@ -234,11 +234,11 @@ def _asked(takes: type[Any], given: Mapping[str, Any]) -> Any:
     return takes(**values)
 
 
-def _command(verb: Verb) -> Callable[..., int]:
+def _command(verb: Verb) -> Callable[..., Answer]:
     """What the parser calls."""
 
-    def command(*, as_json: bool, **given: Any) -> int:
-        return verb.answer(_asked(verb.takes, given)).show(as_json=as_json)
+    def command(*, as_json: bool, **given: Any) -> Answer:
+        return dataclasses.replace(verb.answer(_asked(verb.takes, given)), as_json=as_json)
 
     as_json = inspect.Parameter(
         "as_json",

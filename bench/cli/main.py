@@ -21,6 +21,7 @@ from typing import Any
 import typer
 
 from bench.cli import console
+from bench.cli.answer import Answer
 from bench.cli.app import app
 from bench.cli.exit_codes import INTERNAL, INTERRUPTED, NOTHING_MEASURED, OK, USAGE
 from bench.redaction import redact_text
@@ -47,9 +48,7 @@ def run_command_line(arguments: list[str]) -> int:
 def _ended(arguments: list[str]) -> tuple[int, str | None]:
     """The exit code, and where there is no answer, why."""
     try:
-        result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
-        sys.stdout.flush()
-        return (result if isinstance(result, int) else OK), None
+        return _answered(arguments), None
     except (KeyboardInterrupt, typer.Abort):
         console.note("interrupted")
         return INTERRUPTED, "interrupted"
@@ -61,6 +60,15 @@ def _ended(arguments: list[str]) -> tuple[int, str | None]:
         return OK, None
     except Exception as error:
         return _refused(error, arguments)
+
+
+def _answered(arguments: list[str]) -> int:
+    result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
+    if result == INTERRUPTED:  # what some versions of the parser make of a Ctrl-C
+        raise KeyboardInterrupt
+    code = result.show() if isinstance(result, Answer) else OK
+    sys.stdout.flush()
+    return code
 
 
 def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from outcome_scenarios import World, scenario
+from outcome_scenarios import Row, World, scenario, scenarios
 
 # -- export ------------------------------------------------------------------------------------
 
@@ -26,14 +24,6 @@ def _(world: World) -> int:
     return world.run("export")
 
 
-@scenario("export", "an unknown sweep or format, or a folder that cannot be written")
-def _(world: World) -> int:
-    world.sweep()
-    assert world.run("export", "tow") == 2
-    assert world.run("export", "--to", "xlsx") == 2
-    return world.run("export", "--out", "/proc/nowhere")
-
-
 # -- history -----------------------------------------------------------------------------------
 
 
@@ -49,22 +39,6 @@ def _(world: World) -> int:
     code = world.run("history", "loss", "--results", "none", "--archive", "kept.jsonl")
     assert "1 point" in world.out
     return code
-
-
-@scenario("history", "no run that has it")
-def _(world: World) -> int:
-    world.sweep(ddp="crashed", mfsdp="crashed")
-    return world.run("history", "step_time")
-
-
-@scenario("history", "an unknown metric, archive or policy, or a folder that cannot be written")
-def _(world: World) -> int:
-    world.sweep()
-    assert world.run("history", "step_tiem") == 2
-    assert "step_time" in world.err
-    assert world.run("history", "loss", "--archive", "nothing.jsonl") == 2
-    assert world.run("history", "loss", "--policy", "nothing.yaml") == 2
-    return world.run("history", "loss", "--out", "/proc/nowhere")
 
 
 # -- status, show, logs ------------------------------------------------------------------------
@@ -88,33 +62,6 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("status", "an unknown sweep")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("status", "tow")
-
-
-@scenario("status", "a results folder that is not one")
-def _(world: World) -> int:
-    return world.run("status", "--results", "/dev")
-
-
-@scenario("show", "a finished run")
-def _(world: World) -> int:
-    world.sweep()
-    code = world.run("show", "mfsdp")
-    assert re.search(r"state +ok", world.out)
-    return code
-
-
-@scenario("show", "a failed run")
-def _(world: World) -> int:
-    world.sweep(mfsdp="hang")
-    code = world.run("show", "mfsdp")
-    assert "hang: as the test wants" in world.out
-    return code
-
-
 @scenario("show", "a truncated record")
 def _(world: World) -> int:
     world.sweep()
@@ -123,18 +70,6 @@ def _(world: World) -> int:
     code = world.run("show", "mfsdp")
     assert "problem" in world.out
     return code
-
-
-@scenario("show", "an unknown run")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("show", "fsdp9")
-
-
-@scenario("show", "a part of an id that several runs have")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("show", "debug")
 
 
 @scenario("show", "a run without a readable spec")
@@ -154,13 +89,62 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("logs", "a rank that has no log")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("logs", "mfsdp", "--rank", 7)
+scenarios(
+    "export",
+    {
+        "an unknown sweep or format, or a folder that cannot be written": (
+            Row(("tow",), ran={}),
+            Row(("--to", "xlsx"), ("'csv', 'json', 'parquet'",)),
+            Row(("--out", "/proc/nowhere")),
+        ),
+    },
+)
 
 
-@scenario("logs", "an unknown run")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("logs", "fsdp9")
+scenarios(
+    "history",
+    {
+        "no run that has it": (Row(("step_time",), ran={"ddp": "crashed", "mfsdp": "crashed"}),),
+        "an unknown metric, archive or policy, or a folder that cannot be written": (
+            Row(("step_tiem",), ("step_time",), ran={}),
+            Row(("loss", "--archive", "nothing.jsonl")),
+            Row(("loss", "--policy", "nothing.yaml")),
+            Row(("loss", "--out", "/proc/nowhere")),
+        ),
+    },
+)
+
+
+scenarios(
+    "status",
+    {
+        "an unknown sweep": (
+            Row(("tow",), ("no sweep 'tow'", "known sweeps: two"), ran={}),
+            Row(("../..",), ("cannot be a folder name",)),
+        ),
+        "a results folder that is not one": (
+            Row(("--results", "/dev"), ("not a results folder",)),
+            Row(("--results", "absent"), ("not a results folder",)),
+        ),
+    },
+)
+
+
+scenarios(
+    "show",
+    {
+        "a finished run": (Row(("mfsdp",), ("state ", " ok\n"), ran={}),),
+        "a failed run": (Row(("mfsdp",), ("hang: as the test wants",), ran={"mfsdp": "hang"}),),
+        "an unknown run": (Row(("fsdp9",), ("no run",), ran={}),),
+        "a part of an id that several runs have": (Row(("debug",), ran={}),),
+    },
+)
+
+
+scenarios(
+    "logs",
+    {
+        "a rank that has no log": (Row(("mfsdp", "--rank", 7), ran={}),),
+        "an unknown run": (Row(("fsdp9",), ("no run",), ran={}),),
+    },
+)

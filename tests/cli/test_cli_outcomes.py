@@ -21,7 +21,7 @@ import outcomes_of_reading  # noqa: F401 - its scenarios register themselves
 import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
-from outcome_scenarios import SCENARIOS, TWO_CELLS, World, scenario
+from outcome_scenarios import SCENARIOS, TWO_CELLS, Row, World, scenario, scenarios
 
 from bench.doctor import accelerators
 
@@ -107,33 +107,29 @@ def _(world: World) -> int:
 
 # -- plan --------------------------------------------------------------------------------------
 
-
-@scenario("plan", "cells to run")
-def _(world: World) -> int:
-    return world.run("plan", world.file(TWO_CELLS))
-
-
-@scenario("plan", "all cells pruned")
-def _(world: World) -> int:
-    code = world.run("plan", world.file(ALL_PRUNED))
-    assert "needs 64 CUDA devices" in world.out
-    return code
-
-
-@scenario("plan", "a broken or hostile sweep file")
-def _(world: World) -> int:
-    assert world.run("plan", world.file("name: [\n")) == 2
-    return world.run("plan", world.file("a: " + "[" * 10_000))
-
-
-@scenario("plan", "an unknown engine")
-def _(world: World) -> int:
-    return world.run("plan", world.file("name: a\nbase: {engine.name: horovod}\n"))
-
-
-@scenario("plan", "a batch that the ranks do not divide")
-def _(world: World) -> int:
-    return world.run("plan", world.file("name: a\nbase: {train.global_batch: 7}\n"))
+scenarios(
+    "plan",
+    {
+        "cells to run": (Row((TWO_CELLS,)),),
+        "all cells pruned": (Row((ALL_PRUNED,), ("needs 64 CUDA devices",)),),
+        "a broken or hostile sweep file": (
+            Row(("name: [\n",), ("sweep.yaml:2: not valid YAML",)),
+            Row(("a: " + "[" * 10_000 + "\n",)),
+        ),
+        "an unknown engine": (
+            Row(("name: a\nbase: {engine.name: horovod}\n",), ("sweep.yaml:2", "horovod")),
+        ),
+        "a batch that the ranks do not divide": (
+            Row(
+                ("name: a\nbase: {train.global_batch: 7}\n",),
+                ("sweep.yaml:2", "cannot be split", "4 or 8"),
+            ),
+        ),
+        "a sweep file that does not exist": (
+            Row(("nowhere.yaml",), ("nowhere.yaml: no file of that name",)),
+        ),
+    },
+)
 
 
 @scenario("fit", "it fits, or no device was named")
@@ -163,17 +159,27 @@ def _(world: World) -> int:
     return world.run("fit", "--model", "debgu", "--device", "H100", "--gpus", "8")
 
 
-@scenario("plan", "a sweep file that does not exist")
-def _(world: World) -> int:
-    return world.run("plan", "nowhere.yaml")
-
-
 # -- run ---------------------------------------------------------------------------------------
 
-
-@scenario("run", "all runs ok")
-def _(world: World) -> int:
-    return world.sweep()
+scenarios(
+    "run",
+    {
+        "all runs ok": (Row((TWO_CELLS,)),),
+        "some cells pruned, the others ok": (Row((ONE_PRUNED,), ("too-few-devices",)),),
+        "some runs unstable, the others ok": (
+            Row((TWO_CELLS,), ("no time is reported: as the test wants",), ran={"ddp": "unstable"}),
+        ),
+        "all runs unstable": (Row((TWO_CELLS,), ran={"ddp": "unstable", "mfsdp": "unstable"}),),
+        "a run out of memory": (
+            Row((TWO_CELLS,), ("out_of_memory: as the test wants",), ran={"ddp": "out_of_memory"}),
+        ),
+        "all cells pruned": (Row((ALL_PRUNED,), ("needs 64 CUDA devices",)),),
+        "a broken or hostile sweep file": (Row(("a: &a [*a]\n",)),),
+        "a batch that the ranks do not divide": (
+            Row(("name: a\nbase: {train.global_batch: 7}\n",), ("cannot be split",)),
+        ),
+    },
+)
 
 
 @scenario("run", "everything done before")
@@ -181,32 +187,6 @@ def _(world: World) -> int:
     world.sweep()
     code = world.sweep(ddp="crashed", mfsdp="crashed")
     assert "(0 now, 2 before)" in world.err
-    return code
-
-
-@scenario("run", "some cells pruned, the others ok")
-def _(world: World) -> int:
-    code = world.sweep(ONE_PRUNED)
-    assert "too-few-devices" in world.err
-    return code
-
-
-@scenario("run", "some runs unstable, the others ok")
-def _(world: World) -> int:
-    code = world.sweep(ddp="unstable")
-    assert "no time is reported: as the test wants" in world.err
-    return code
-
-
-@scenario("run", "all runs unstable")
-def _(world: World) -> int:
-    return world.sweep(ddp="unstable", mfsdp="unstable")
-
-
-@scenario("run", "a run out of memory")
-def _(world: World) -> int:
-    code = world.sweep(ddp="out_of_memory")
-    assert "out_of_memory: as the test wants" in world.err
     return code
 
 
@@ -229,13 +209,6 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("run", "all cells pruned")
-def _(world: World) -> int:
-    code = world.sweep(ALL_PRUNED)
-    assert "needs 64 CUDA devices" in world.err
-    return code
-
-
 @scenario("run", "the disk is full")
 def _(world: World) -> int:
     def small_files() -> None:
@@ -250,21 +223,14 @@ def _(world: World) -> int:
     return done.returncode
 
 
-@scenario("run", "a broken or hostile sweep file")
-def _(world: World) -> int:
-    return world.run("run", world.file("a: &a [*a]\n"))
-
-
-@scenario("run", "a batch that the ranks do not divide")
-def _(world: World) -> int:
-    return world.run("run", world.file("name: a\nbase: {train.global_batch: 7}\n"))
-
-
 @scenario("run", "a results folder that is not one")
 def _(world: World) -> int:
     (world.folder / "photos").mkdir()
     (world.folder / "photos" / "cat.jpg").touch()
-    return world.run("run", world.file(TWO_CELLS), "--results", "photos")
+    code = world.run("run", world.file(TWO_CELLS), "--results", "photos")
+    assert "not a results folder" in world.err
+    assert [path.name for path in (world.folder / "photos").iterdir()] == ["cat.jpg"]
+    return code
 
 
 @scenario("run", "a results folder of a newer version")
@@ -307,6 +273,33 @@ def _(world: World) -> int:
 
 # -- compare, report, doctor -------------------------------------------------------------------
 
+scenarios(
+    "compare",
+    {
+        "a side without a finished run": (
+            Row(("two", "two"), ran={"ddp": "crashed", "mfsdp": "crashed"}),
+        ),
+        "an unknown sweep": (Row(("two", "tow"), ("tow",), ran={}),),
+    },
+)
+
+
+scenarios(
+    "report",
+    {
+        "an unknown sweep": (Row(("tow",), ("tow",), ran={}),),
+    },
+)
+
+
+scenarios(
+    "nccl",
+    {
+        "a path that does not exist": (Row(("missing.log",)),),
+        "a device instead of a log": (Row(("/dev/zero",)),),
+    },
+)
+
 
 @scenario("compare", "two sides with runs in common")
 def _(world: World) -> int:
@@ -321,19 +314,6 @@ def _(world: World) -> int:
     three = "name: three\nmatrix: {product: {train.seq_len: [32, 128]}}\n"
     world.sweep(three)
     return world.run("compare", "two", "three", "--ignore", "engine.name")
-
-
-@scenario("compare", "a side without a finished run")
-def _(world: World) -> int:
-    world.sweep()
-    world.sweep(TWO_CELLS.replace("two", "bad"), ddp="crashed", mfsdp="crashed")
-    return world.run("compare", "two", "bad")
-
-
-@scenario("compare", "an unknown sweep")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("compare", "two", "tow")
 
 
 @scenario("report", "at least one measured cell")
@@ -355,13 +335,9 @@ def _(world: World) -> int:
 @scenario("report", "no sweep in the results folder")
 def _(world: World) -> int:
     assert world.store.sweeps() == []
-    return world.run("report")
-
-
-@scenario("report", "an unknown sweep")
-def _(world: World) -> int:
-    world.sweep()
-    return world.run("report", "tow")
+    code = world.run("report")
+    assert "holds no sweep yet" in world.err
+    return code
 
 
 NCCL = "n1:1:2 [0] NCCL INFO "
@@ -400,16 +376,6 @@ def _(world: World) -> int:
     code = world.run("nccl", world.run_folder("ddp"))
     assert "there is no NCCL in this run" in world.err
     return code
-
-
-@scenario("nccl", "a path that does not exist")
-def _(world: World) -> int:
-    return world.run("nccl", "missing.log")
-
-
-@scenario("nccl", "a device instead of a log")
-def _(world: World) -> int:
-    return world.run("nccl", "/dev/zero")
 
 
 _probe = cache(accelerators._probe)
