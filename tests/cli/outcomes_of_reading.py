@@ -133,7 +133,7 @@ scenarios(
 scenarios(
     "show",
     {
-        "a finished run": (Row(("mfsdp",), ("state ", " ok\n"), ran={}),),
+        "a finished run": (Row(("mfsdp",), (" ok",), ran={}),),
         "a failed run": (Row(("mfsdp",), ("hang: as the test wants",), ran={"mfsdp": "hang"}),),
         "an unknown run": (Row(("fsdp9",), ("no run",), ran={}),),
         "a part of an id that several runs have": (Row(("debug",), ran={}),),
