@@ -14,6 +14,7 @@ from reports.gates.target_verdicts import targets_of
 from reports.renderers import html, markdown
 from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
+from reports.sections.arms import arms_section
 from reports.sections.cell_table import cells_section
 from reports.sections.checkpoints import checkpoints_section
 from reports.sections.collectives import collectives_section
@@ -40,15 +41,6 @@ HTML_NAME = "report.html"
 MARKDOWN_NAME = "report.md"
 
 
-def _arms(findings: Findings) -> Section | None:
-    if not findings.judged:
-        return None
-    # Here and not above: reports without arms do not wait for scipy.
-    from reports.sections.arms import arms_section
-
-    return arms_section(findings)
-
-
 def _validation(findings: Findings) -> Section | None:
     return None if findings.store is None else validation_section(findings.store)
 
@@ -56,7 +48,7 @@ def _validation(findings: Findings) -> Section | None:
 SECTIONS: list[Callable[[Findings], Section | None]] = [
     what_ran,
     targets_section,
-    _arms,
+    arms_section,
     cells_section,
     collectives_section,
     comparison,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import Metric
@@ -12,13 +11,12 @@ from bench.store import ResultsStore
 from reports.comparisons.change import Change, change_between, memory_metric
 from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups
 from reports.comparisons.tradeoffs import Flag, tradeoff_flags
+from reports.gates.default_judgements import judged_arms
+from reports.gates.gate import GateResult
 from reports.gates.target_verdicts import TargetResult
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
-
-if TYPE_CHECKING:
-    from reports.gates.gate import GateResult
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,6 @@ def find(
 def _judged(store: ResultsStore | None, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
     if store is None or not any(len(view.arms) > 1 for view in sweeps):
         return ()
-    # Here and not above: reports without arms do not wait for scipy.
-    from reports.gates.default_judgements import judged_arms
-
     return tuple(judged_arms(store, sweeps))
 
 

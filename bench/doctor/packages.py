@@ -14,7 +14,6 @@ _NEEDED = (
     "numpy",
     "pandas",
     "matplotlib",
-    "scipy",
     "pydantic",
     "ruamel.yaml",
     "typer",

@@ -26,6 +26,7 @@ from bench.derive.metrics import Metric, target_metrics
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.gates.cell_samples import shared_metric
+from reports.gates.judgement import MetricSamples, estimated
 from reports.gates.pairing import Pair, pair_of_arms
 from reports.renderers import quantity
 from reports.renderers.table import Row, RowKind, Table
@@ -179,9 +180,6 @@ def _judged(target: _Planned, blocks: Sequence[Block], *, sequential: bool) -> T
 def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResult:
     if not pair.paired:
         return replace(result, verdict="undecided", reason="the runs were not interleaved")
-    # Here and not above: reports without targets do not wait for scipy.
-    from reports.gates.judgement import MetricSamples, estimated
-
     case = MetricSamples(
         pair.label,
         pair.base.of(metric),

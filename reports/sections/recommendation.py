@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from reports.comparisons.change import Change, change_text
 from reports.comparisons.tradeoffs import threshold
 from reports.findings import Findings
+from reports.gates.default_judgements import judged_cells
+from reports.gates.gate import GateResult
+from reports.gates.judgement import Judgement
 from reports.gates.policy import DEFAULT_ALPHA
 from reports.renderers import quantity
 from reports.statistics.sample_size import smallest_deciding_n
-
-if TYPE_CHECKING:  # reports of single runs do not wait for scipy
-    from reports.gates.gate import GateResult
-    from reports.gates.judgement import Judgement
 
 _NONE = "No recommendation: "
 
@@ -120,9 +118,6 @@ def _of_cells(findings: Findings) -> str:
             f"{_NONE}one run of a cell gives no interval; {needed} of each could decide "
             f"(--repeat {needed})."
         )
-    # Here and not above: reports of single runs do not wait for scipy.
-    from reports.gates.default_judgements import judged_cells
-
     return _of_judged(changes, judged_cells(changes, findings.store))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
@@ -13,7 +12,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
     Valid for independent and for positively dependent tests (cells measured side by side).
     """
-    if not p_values:
-        return []
-    found = stats.false_discovery_control(np.asarray(p_values, dtype=float), method="bh")
+    given = np.asarray(p_values, dtype=float)
+    falling = np.argsort(-given, kind="stable")
+    scaled = given[falling] * (given.size / np.arange(given.size, 0, -1))
+    found = np.empty_like(given)
+    found[falling] = np.minimum(1.0, np.minimum.accumulate(scaled))
     return [float(value) for value in found]

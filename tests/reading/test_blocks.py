@@ -76,20 +76,19 @@ def test_a_block_with_a_failed_arm_does_not_count(state: str) -> None:
     assert [block["head"].status.repeat for block in blocks] == [1]
 
 
-def test_a_block_with_a_missing_arm_does_not_count() -> None:
-    runs = [run("base", 0), run("head", 0), run("base", 1)]
-    assert len(complete_blocks(runs)["a"]) == 1
+DAMAGED = {"problems": ("steps.rank1.jsonl: cut off",)}
+SHORT = {"steps": {0: list(SAMPLES), 1: list(SAMPLES[:-1])}}
 
 
-def test_a_block_with_a_damaged_record_does_not_count() -> None:
-    damaged = replace(run("head"), problems=("steps.rank1.jsonl: cut off",))
-    short = replace(run("head"), steps={0: list(SAMPLES), 1: list(SAMPLES[:-1])})
-    assert complete_blocks([run("base"), damaged])["a"] == []
-    assert complete_blocks([run("base"), short])["a"] == []
-
-
-def test_an_unsteady_run_completes_its_block() -> None:
-    assert len(complete_blocks([run("base"), run("head", state="unstable")])["a"]) == 1
+@pytest.mark.parametrize(
+    ("changes", "state", "blocks"),
+    [(DAMAGED, "ok", 0), (SHORT, "ok", 0), ({}, "unstable", 1), (None, "ok", 0)],
+    ids=["damaged", "short", "unsteady", "missing"],
+)
+def test_a_block_needs_a_whole_record_of_every_arm_steady_or_not(changes, state, blocks) -> None:
+    head = [] if changes is None else [replace(run("head", state=state), **changes)]
+    other = [run("base", 1), run("head", 1)]
+    assert len(complete_blocks([run("base"), *head, *other])["a"]) == blocks + 1
 
 
 def test_runs_of_different_attempts_are_never_paired() -> None:
@@ -106,24 +105,20 @@ def test_the_newest_complete_attempt_counts() -> None:
     assert {record.status.attempt for record in block.values()} == {2}
 
 
-def test_blocks_of_older_code_are_left_out() -> None:
-    old = [run(arm, repeat, code="old") for repeat in range(3) for arm in ("base", "head")]
+@pytest.mark.parametrize(
+    "older", [{"code": "old"}, {"resolved": resolved_run(dtype="bf16", comm="bf16")}]
+)
+def test_blocks_of_older_code_or_of_an_older_configuration_are_left_out(older) -> None:
+    old = [run(arm, repeat, **older) for repeat in range(3) for arm in ("base", "head")]
     new = [run(arm, 1, attempt=2) for arm in ("base", "head")]
     (block,) = complete_blocks([*old, *new])["a"]
     assert block["head"].status.code == "code of head"
+    assert block["base"].resolved == RESOLVED
 
 
 def test_an_unfinished_block_of_newer_code_does_not_hide_the_older_ones() -> None:
     old = [run(arm, repeat, code="old") for repeat in range(3) for arm in ("base", "head")]
     assert len(complete_blocks([*old, run("base", 0, attempt=2)])["a"]) == 3
-
-
-def test_blocks_of_an_older_configuration_are_left_out() -> None:
-    other = resolved_run(dtype="bf16", comm="bf16")
-    old = [run(arm, repeat, resolved=other) for repeat in range(2) for arm in ("base", "head")]
-    new = [run(arm, 0) for arm in ("base", "head")]
-    (block,) = complete_blocks([*old, *new])["a"]
-    assert block["base"].resolved == RESOLVED
 
 
 def test_cells_do_not_mix_and_runs_without_an_arm_are_ignored() -> None:

@@ -132,27 +132,24 @@ def test_fewer_is_an_improvement(store):
     assert {one.metric for one in result.of("improved")} >= {"copies", "copied_bytes"}
 
 
-def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(store, tmp_path):
+@pytest.mark.parametrize(
+    ("times", "regresses", "said"),
+    [
+        (2, False, "+4 of aten._to_copy float32>bfloat16 allowed (weights are cast)"),
+        (3, True, "+4 beyond the +4 that is allowed"),
+    ],
+)
+def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
+    store, tmp_path, times, regresses, said
+):
     text = (
         "allow:\n"
         "  - {operation: aten._to_copy float32>bfloat16, count: 4, reason: weights are cast}\n"
     )
-    wanted = policy(tmp_path, text)
-    result = judged(store, counts(more(CAST), GATHER, WAIT, CALLS), policy=wanted)
-    assert not regressed(result)
-    assert "+4 of aten._to_copy float32>bfloat16 allowed (weights are cast)" in to_terminal(
-        result, _now()
-    )
-
-
-def test_beyond_what_the_policy_names_the_rest_fails(store, tmp_path):
-    text = (
-        "allow:\n"
-        "  - {operation: aten._to_copy float32>bfloat16, count: 4, reason: weights are cast}\n"
-    )
-    wanted = policy(tmp_path, text)
-    found = regressed(judged(store, counts(more(CAST, 3), GATHER, WAIT, CALLS), policy=wanted))
-    assert "+4 beyond the +4 that is allowed" in found["copies"]
+    rows = counts(more(CAST, times), GATHER, WAIT, CALLS)
+    result = judged(store, rows, policy=policy(tmp_path, text))
+    assert ("copies" in regressed(result)) == regresses
+    assert said in to_terminal(result, _now())
 
 
 def test_an_allowance_that_nothing_needs_is_named(store, tmp_path):

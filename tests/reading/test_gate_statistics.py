@@ -171,6 +171,8 @@ def test_the_smallest_n_that_could_decide(paired, tests, needed):
 def test_many_cells_are_adjusted_by_benjamini_and_hochberg():
     assert adjusted([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.5])
     assert adjusted([]) == []
+    drawn = np.random.default_rng(2).uniform(size=50) ** 3
+    assert adjusted(drawn) == pytest.approx(stats.false_discovery_control(drawn, method="bh"))
 
 
 def test_a_ratio_is_symmetric_between_faster_and_slower():

@@ -70,43 +70,39 @@ def test_nothing_measured_gives_none(store) -> None:
     assert recommendation(found(store)) == "No recommendation. Nothing was measured."
 
 
-def test_a_faster_cell_is_recommended_with_three_numbers_and_an_interval(store) -> None:
-    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
-    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 0.8, 0.0)})
+@pytest.mark.parametrize(
+    ("slower", "shift", "runs", "begins", "has"),
+    [
+        # Faster: with three numbers and an interval, unless its losses are others.
+        (
+            0.8,
+            0.0,
+            6,
+            "Recommended: ours in the place of ddp (time -20.0 %, throughput +25.0 %, ratio 1.250x;"
+            " 95 % interval of the time -",
+            "n=6), ledger peak -",
+        ),
+        (0.8, 0.01, 6, "No recommendation: no loss is that of its reference.", ""),
+        (0.8, 0.0, 3, "No recommendation: ours against ddp: cannot decide with 3 against 3", ""),
+        # Slower: the reference. Equal: the smaller memory.
+        (1.2, 0.0, 6, "Recommended: ddp. The nearest, ours, is slower (time +20.0 %, ", ""),
+        (
+            1.0,
+            0.0,
+            6,
+            "Recommended: ours in the place of ddp, ledger peak -",
+            ", in equal time (time 0.0 %, ",
+        ),
+    ],
+)
+def test_a_cell_is_recommended_by_time_then_memory_where_losses_agree(
+    store, slower, shift, runs, begins, has
+) -> None:
+    ours, ddp = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
+    measure(store, {"ddp": (ddp, 1.0, 0.0), "ours": (ours, slower, shift)}, runs)
     text = recommendation(found(store))
-    assert text.startswith(
-        "Recommended: ours in the place of ddp (time -20.0 %, throughput +25.0 %, ratio 1.250x; "
-        "95 % interval of the time -"
-    )
-    assert "n=6), ledger peak -" in text
-
-
-def test_a_faster_cell_of_other_losses_is_not(store) -> None:
-    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
-    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 0.8, 0.01)})
-    assert recommendation(found(store)) == "No recommendation: no loss is that of its reference."
-
-
-def test_where_all_are_slower_the_reference_is_recommended(store) -> None:
-    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
-    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 1.2, 0.0)})
-    text = recommendation(found(store))
-    assert text.startswith("Recommended: ddp. The nearest, ours, is slower (time +20.0 %, ")
-
-
-def test_of_equal_times_the_smaller_memory_is_recommended(store) -> None:
-    small, large = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
-    measure(store, {"ddp": (large, 1.0, 0.0), "ours": (small, 1.0, 0.0)})
-    text = recommendation(found(store))
-    assert text.startswith("Recommended: ours in the place of ddp, ledger peak -")
-    assert ", in equal time (time 0.0 %, " in text
-
-
-def test_too_few_runs_give_none_and_say_why(store) -> None:
-    fast, slow = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
-    measure(store, {"ddp": (slow, 1.0, 0.0), "ours": (fast, 0.8, 0.0)}, runs=3)
-    text = recommendation(found(store))
-    assert text.startswith("No recommendation: ours against ddp: cannot decide with 3 against 3")
+    assert text.startswith(begins)
+    assert has in text
 
 
 def test_policies_are_not_recommended_against_each_other(store) -> None:

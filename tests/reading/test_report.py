@@ -181,13 +181,13 @@ def test_a_report_is_rebuilt_without_any_summary_on_disk(store, tmp_path):
     assert first == second == third
 
 
-def test_a_report_is_written_where_torch_cannot_be_imported(quickstart_root, tmp_path):
+def test_a_report_is_written_where_torch_and_scipy_cannot_be_imported(quickstart_root, tmp_path):
     program = (
         "import sys\n"
-        "for name in ('torch', 'numpy.torch'): sys.modules[name] = None\n"
+        "for name in ('torch', 'numpy.torch', 'scipy'): sys.modules[name] = None\n"
         "from bench.store import ResultsStore\n"
         "from reports.build import write_report\n"
-        "from reports.comparisons import compare\n"
+        "from reports.gates.gate import gate\n"
         f"store = ResultsStore.open({str(quickstart_root)!r}, create=False)\n"
         f"print(write_report(store, ['quickstart'], {str(tmp_path)!r}).html)\n"
     )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from gate_runs import CELLS, Arm, record_arms
 from recorded_runs import Recorded, record_run
@@ -145,24 +141,3 @@ def test_arms_come_in_the_order_of_the_plan_whichever_ran_first(store):
 def test_targets_that_are_nonsense_do_not_stop_the_report(raced, targets, tmp_path):
     raced.write_plan("gate", raced.read_plan("gate") | {"targets": targets})
     assert "## Targets" not in write_report(raced, ["gate"], tmp_path).markdown.read_text()
-
-
-def test_a_report_without_arms_does_not_wait_for_scipy(store, tmp_path):
-    record_run(store, Recorded(TWO["ddp"], cell="a", sweep="plain"))
-    program = (
-        "import sys\n"
-        "from bench.store import ResultsStore\n"
-        "from reports.build import write_report\n"
-        f"store = ResultsStore.open({str(store.root)!r}, create=False)\n"
-        f"write_report(store, ['plain'], {str(tmp_path / 'out')!r})\n"
-        "assert 'scipy' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
