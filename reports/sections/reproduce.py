@@ -1,4 +1,7 @@
-"""How to run it again: commit, sweep file, commands, settings of the machine that matter."""
+"""How to run it again: commit, sweep file, commands, settings of the machine that matter.
+
+Machine and software stand in the first section.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,7 @@ from bench.record import RunRecord
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Code, Facts, Paragraph, Section
-from reports.views.machine import (
-    describe_code,
-    describe_hardware,
-    describe_software,
-    distinct,
-    entries,
-)
+from reports.views.machine import describe_code, distinct, entries
 
 _MOST_COMMANDS = 5
 
@@ -33,8 +30,6 @@ def reproduce(findings: Findings) -> Section | None:
     facts = [
         ("Commit", distinct(describe_code(record) for record in records)),
         ("Sweep file", ", ".join(sources) or "not recorded"),
-        ("Machine", distinct(describe_hardware(record) for record in records)),
-        ("Software", distinct(describe_software(record) for record in records)),
         ("CPU governor", distinct(map(_governors, records))),
         ("CPU affinity", distinct(map(_affinity, records))),
     ]
