@@ -65,74 +65,69 @@ SYMMETRIC = ([symmetric("AllGather", "ST")], [symmetric("ReduceScatter", "LD")])
 REGULAR = ([regular("AllGather")], [regular("ReduceScatter")])
 
 
-def test_a_run_that_asked_for_nothing_lacks_nothing(tmp_path):
-    found = audit(tmp_path, *REGULAR)
-    assert shortfalls(resolved(), found) == []
-    assert shortfalls(resolved(), None) == []
-    assert verdict_text(resolved(), found) == "AllGather REGULAR; ReduceScatter REGULAR"
+PARTLY = (SYMMETRIC[0], REGULAR[1])
+NVLS = ([regular("AllGather", "NVLS")], [regular("ReduceScatter", "NVLS")])
+COLLNET = (
+    [regular("AllGather", "COLLNET_DIRECT")],
+    [regular("ReduceScatter", "COLLNET_CHAIN")],
+)
+COPIED = {"engine": UB, "copy_engine": True}
 
 
-def test_symmetric_kernels_that_ran_are_no_shortfall(tmp_path):
-    found = audit(tmp_path, *SYMMETRIC)
-    assert shortfalls(resolved(engine=UB), found) == []
-    assert verdict_text(resolved(), found) == "AllGather SYMMETRIC; ReduceScatter SYMMETRIC"
+@pytest.mark.parametrize(
+    ("asked", "told", "lacks"),
+    [
+        ({}, REGULAR, None),
+        ({"engine": UB}, SYMMETRIC, None),
+        ({"engine": UB}, PARTLY, "symmetric kernels and did not get them: ReduceScatter REGULAR"),
+        ({"engine": UB | {"symmetric_registration": False}}, PARTLY, None),
+        # Of the copy engine, its own line.
+        (COPIED, ([copy_engine("AllGather")], SYMMETRIC[1]), None),
+        (COPIED, SYMMETRIC, "copy-engine gathers and did not get them: AllGather SYMMETRIC"),
+        # Of NVLS, the algorithm or multicast.
+        ({"nvls": "on"}, NVLS, None),
+        (
+            {"nvls": "on"},
+            ([symmetric("AllGather", "STMC")], [symmetric("ReduceScatter", "LDMC")]),
+            None,
+        ),
+        ({"nvls": "on"}, (NVLS[0], REGULAR[1]), "NVLS (NVLink SHARP) and did not get them: Red"),
+        ({"nvls": "on"}, SYMMETRIC, "NVLS (NVLink SHARP) and did not get them: AllGather SYM"),
+        ({"nvls": "off"}, SYMMETRIC, None),
+        ({"collnet": "on"}, COLLNET, None),
+        ({"collnet": "on"}, REGULAR, "CollNet (SHARP) and did not get them: AllGather REGULAR"),
+    ],
+)
+def test_what_was_asked_for_is_shown_by_kernels_alone(tmp_path, asked, told, lacks):
+    found = shortfalls(resolved(**asked), audit(tmp_path, *told))
+    assert len(found) == (lacks is not None)
+    assert all(text.startswith(f"asked for {lacks}") for text in found)
+    assert ("AllGather" in "".join(found)) == ("AllGather" in (lacks or ""))
 
 
-def test_regular_kernels_where_symmetric_ones_were_asked_for_are_named(tmp_path):
-    found = audit(tmp_path, SYMMETRIC[0], REGULAR[1])
-    (text,) = shortfalls(resolved(engine=UB), found)
-    assert text.startswith(
-        "asked for symmetric kernels and did not get them: ReduceScatter REGULAR"
-    )
-    assert "AllGather" not in text
-    plain = resolved(engine=UB | {"symmetric_registration": False})
-    assert shortfalls(plain, found) == []
-
-
-def test_a_part_of_the_bytes_is_told_as_a_share(tmp_path):
-    gathers = [symmetric("AllGather", "ST", 300), regular("AllGather", size=100)]
-    found = audit(tmp_path, gathers, [])
-    assert verdict_text(resolved(), found) == "AllGather 25 % REGULAR, 75 % SYMMETRIC"
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (REGULAR, "AllGather REGULAR; ReduceScatter REGULAR"),
+        (SYMMETRIC, "AllGather SYMMETRIC; ReduceScatter SYMMETRIC"),
+        (
+            ([symmetric("AllGather", "ST", 300), regular("AllGather", size=100)], []),
+            "AllGather 25 % REGULAR, 75 % SYMMETRIC",
+        ),
+    ],
+)
+def test_a_verdict_is_a_share_of_the_bytes_where_kinds_are_mixed(tmp_path, told, text):
+    assert verdict_text(resolved(), audit(tmp_path, *told)) == text
 
 
 def test_without_a_log_nothing_is_proved():
     (text,) = shortfalls(resolved(engine=UB), None)
     assert "no log tells" in text
     assert "measure.nccl: evidence" in text
-
-
-def test_the_copy_engine_is_asked_for_gathers_and_proved_by_its_own_line(tmp_path):
-    asked = resolved(engine=UB, copy_engine=True)
-    told = audit(tmp_path / "a", [copy_engine("AllGather")], SYMMETRIC[1])
-    assert shortfalls(asked, told) == []
-    kernels = audit(tmp_path / "b", *SYMMETRIC)
-    (text,) = shortfalls(asked, kernels)
-    assert text.startswith("asked for copy-engine gathers and did not get them: AllGather SYMM")
+    assert shortfalls(resolved(), None) == []
 
 
 def test_nccl_2_28_prints_no_line_for_the_copy_engine_which_proves_nothing(tmp_path):
     silent = audit(tmp_path, ["some other line"], SYMMETRIC[1], version="2.28.9")
-    (text,) = shortfalls(resolved(engine=UB, copy_engine=True), silent)
+    (text,) = shortfalls(resolved(**COPIED), silent)
     assert "copy-engine gathers" in text
-
-
-@pytest.mark.parametrize(
-    ("gathers", "reductions", "is_met"),
-    [
-        ([regular("AllGather", "NVLS")], [regular("ReduceScatter", "NVLS")], True),
-        ([symmetric("AllGather", "STMC")], [symmetric("ReduceScatter", "LDMC")], True),
-        ([regular("AllGather", "NVLS")], [regular("ReduceScatter")], False),
-        (*SYMMETRIC, False),
-    ],
-)
-def test_nvls_is_proved_by_its_algorithm_or_by_multicast(tmp_path, gathers, reductions, is_met):
-    found = shortfalls(resolved(nvls="on"), audit(tmp_path, gathers, reductions))
-    assert (found == []) == is_met
-    assert shortfalls(resolved(nvls="off"), audit(tmp_path / "off", gathers, reductions)) == []
-
-
-def test_collnet_is_proved_by_its_algorithm(tmp_path):
-    told = ([regular("AllGather", "COLLNET_DIRECT")], [regular("ReduceScatter", "COLLNET_CHAIN")])
-    assert shortfalls(resolved(collnet="on"), audit(tmp_path / "a", *told)) == []
-    (text,) = shortfalls(resolved(collnet="on"), audit(tmp_path / "b", *REGULAR))
-    assert text.startswith("asked for CollNet (SHARP) and did not get them: AllGather REGULAR")
