@@ -20,7 +20,7 @@ from reports.renderers.document import (
 )
 from reports.renderers.table import folded
 from reports.sections.validation import verdict_lines
-from reports.views.reference import RULE
+from reports.views.reference import rule_for
 
 
 def comparison(findings: Findings) -> Section | None:
@@ -58,7 +58,7 @@ def _introduction(findings: Findings) -> str:
     references = []
     if findings.reference is not None:
         named = findings.reference_was_named
-        chosen = "named by the reader" if named else f"chosen by rule: {RULE}"
+        chosen = "named by the reader" if named else f"chosen by rule: {rule_for(findings.cells)}"
         references.append(f"Reference: {findings.reference.name} ({chosen}).")
     arms = {c.base.arm: None for c in findings.changes if c.base is not findings.reference}
     if arms:

@@ -11,12 +11,18 @@ from reports.views.cells import Cell
 ENGINE_PREFERENCE = tuple(row.name for row in sorted(TABLE, key=lambda row: not row.established))
 """Established engines first, in the order of the table; the one under test behind them."""
 
-RULE = (
-    "the widest dtypes first, then weights that are not quantised, then the engines in the order "
-    + ", ".join(ENGINE_PREFERENCE)
-    + ", then the fewest settings of the engine that are not its defaults, then the order of the "
-    "sweep"
-)
+
+def rule_for(cells: Sequence[Cell]) -> str:
+    """How `choose_reference` chooses, in words; of the engines those that are there."""
+    there = {cell.resolved.engine.name for cell in cells}
+    known = [name for name in ENGINE_PREFERENCE if name in there]
+    engines = f"then the engines in the order {', '.join(known)}, " if len(known) > 1 else ""
+    return (
+        f"the widest dtypes first, then weights that are not quantised, {engines}"
+        "then the fewest settings of the engine that are not its defaults, then the order of the "
+        "sweep"
+    )
+
 
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -28,7 +34,7 @@ def choose_reference(
 
     Args:
         cells: in the order of the sweep.
-        named: name of the wanted cell, or None for `RULE`.
+        named: name of the wanted cell, or None for the rule of `rule_for`.
         usable: whether a cell has the numbers that are to be compared.
 
     Raises:

@@ -7,7 +7,7 @@ from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run, 
 
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.views.reference import choose_reference
+from reports.views.reference import choose_reference, rule_for
 from reports.views.sweep_view import load_sweeps
 
 
@@ -27,6 +27,11 @@ def test_ddp_with_the_widest_dtypes_is_preferred_wherever_it_stands(cells):
 def test_without_ddp_the_next_engine_in_the_stated_order_is_taken(cells):
     rest = [cell for cell in cells if cell.resolved.engine.name != "ddp"]
     assert choose_reference(rest, None, usable).name == "fsdp2-fp32"
+
+
+def test_the_rule_names_the_engines_that_are_there_in_their_order(cells):
+    assert ", then the engines in the order ddp, fsdp2, mfsdp, then the fewest" in rule_for(cells)
+    assert "engines" not in rule_for(cells[:1])
 
 
 def test_wide_dtypes_outrank_the_engine(cells):
