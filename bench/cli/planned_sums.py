@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from reports.nccl.sums import gradient_sums
 from sweeps.plan import Plan
 
@@ -17,10 +19,12 @@ def sums_text(plan: Plan) -> str:
             cells.setdefault(f"{one.text}, sent as {one.sent}: {summed}{one.why}", []).append(
                 cell.id
             )
-    lines = [f"  {text} ({_named(names)})" for text, names in cells.items()]
+    lines = [f"  {text} ({named(names)})" for text, names in cells.items()]
     return "\n".join(["gradient sums", *lines]) if lines else ""
 
 
-def _named(names: list[str]) -> str:
+def named(cells: Iterable[str]) -> str:
+    """Each once; of many the first few, and how many more."""
+    names = list(dict.fromkeys(cells))
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

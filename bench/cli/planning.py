@@ -17,7 +17,7 @@ from bench.cli.launchers import (
     launcher_settings,
 )
 from bench.cli.options import LOCAL, MachineRequest, SweepRequest
-from bench.cli.planned_sums import sums_text
+from bench.cli.planned_sums import named, sums_text
 from bench.cli.sweep_files import sweep_file
 from bench.cli.verbs.measure import PlanRequest
 from bench.errors import UsageError
@@ -164,13 +164,15 @@ def _with_memory(requested: RequestedPlan) -> tuple[Plan, dict[str, Any]]:
 
 def _memory_text(plan: Plan, memory: dict[str, Any]) -> str:
     """Predicted peaks of the cells that are left, and why some are unknown."""
-    texts: dict[str, list[str]] = {}
+    rows: list[tuple[str, str]] = []
+    unknown: dict[str, list[str]] = {}
     for name in (cell.name_of(arm) for cell in plan.cells for arm in cell.runs):
         found = memory[name]
-        known = "peak_bytes" in found
-        text = f"{found['peak_bytes'] / 1e9:,.2f} GB" if known else f"unknown: {found['refusal']}"
-        texts.setdefault(text, []).append(name)
-    rows = [(", ".join(names), text) for text, names in texts.items()]
+        if "peak_bytes" in found:
+            rows.append((name, f"{found['peak_bytes'] / 1e9:,.2f} GB"))
+        else:
+            unknown.setdefault(f"unknown: {found['refusal']}", []).append(name)
+    rows += [(named(names), text) for text, names in unknown.items()]
     return console.columns(("cell", "predicted peak per rank (fit)"), rows)
 
 
@@ -212,7 +214,7 @@ def plan_text(plan: Plan) -> str:
             for cell in plan.cells
         ]
         titles = ("cell", "config", "steps", "runs", "state per rank", "one gather")
-        parts.append(console.columns(titles, rows, left=2) + _sums(plan))
+        parts.append(console.columns(titles, rows, left=2))
     if plan.pruned:
         parts.append(pruned_text(plan))
     if sums := sums_text(plan):
@@ -223,20 +225,6 @@ def plan_text(plan: Plan) -> str:
     packed = "\npacked: runs go on side by side where they leave cores or devices free; no times"
     parts.append(_totals(plan) + (packed if plan.pack else ""))
     return "\n\n".join(parts)
-
-
-def _sums(plan: Plan) -> str:
-    """In which dtypes ranks add gradients up, where that is not the one they are sent in."""
-    by_dtype: dict[str, list[str]] = {}
-    for cell in plan.cells:
-        by_dtype.setdefault(str(cell.resolved.dtypes.reduce), []).append(cell.id)
-    dtypes = [cell.resolved.dtypes for cell in plan.cells]
-    if len(by_dtype) == 1 and all(one.reduce == one.grad_comm for one in dtypes):
-        return ""
-    return "".join(
-        f"\ngradients are added up over ranks in {dtype}: {', '.join(cells)}"
-        for dtype, cells in by_dtype.items()
-    )
 
 
 def pruned_text(plan: Plan) -> str:

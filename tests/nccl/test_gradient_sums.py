@@ -117,7 +117,11 @@ def test_a_log_does_not_make_possible_what_no_version_can():
 def test_a_plan_says_each_reduction_once_with_the_cells_that_have_it():
     cells = [
         SimpleNamespace(id=name, resolved=resolved)
-        for name, resolved in (("one", run()), ("two", run()), ("sent in fp32", run(comm="fp32")))
+        for name, resolved in (
+            ("one", run()),
+            ("two", run(**HFSDP)),  # two reductions, of which the same is said
+            ("sent in fp32", run(comm="fp32")),
+        )
     ]
     text = sums_text(SimpleNamespace(cells=cells))
     assert text.splitlines() == [
