@@ -75,7 +75,7 @@ VERBS = (
         "show",
         read.ShowRequest,
         "single_run.show_run",
-        ("show 8f3a", "show mfsdp-optim-bf16 --json"),
+        ("show 8f3a", "show quickstart:ddp-fp32 --json"),
     ),
     Verb("logs", read.LogsRequest, "single_run.show_logs", ("logs 8f3a --rank 1",)),
     Verb(

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bench.cli.answer import Answer
+from bench.cli.importing import absence_lines
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep
 from bench.cli.policies import read_policy
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.comparisons import logs
-from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
+from reports.comparisons.imported import CAPTION, of_cell, of_import, side_by_side
 from reports.comparisons.imported import to_data as to_data_beside
 from reports.gates import gate_text
 from reports.gates.expected import checked
@@ -109,8 +110,7 @@ def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
             )
             parts += [render(table) for table in tables if table.rows]
             parts.append(logs.CAPTION)
-        lacks = [f"{name} does not say: {missing}" for name, missing in absences(shown)]
-        parts[-1] = "\n".join([parts[-1], *lacks])
+        parts[-1] = "\n".join([parts[-1], *absence_lines(shown)])
         return "\n\n".join(part.rstrip("\n") for part in parts)
 
     return Answer(document, text)

@@ -13,7 +13,7 @@ from bench.errors import NothingMeasuredError, UsageError
 from bench.importers.table import ReadRun, read_text
 from bench.store import ResultsStore
 from bench.store.imports import ImportedRun
-from reports.comparisons.imported import absences, of_import, side_by_side, to_data
+from reports.comparisons.imported import Shown, absences, of_import, side_by_side, to_data
 from reports.nccl.source import LogSource, StoppedError, find_sources, read_lines
 from reports.renderers import terminal
 
@@ -115,9 +115,17 @@ def _shown(runs: list[ImportedRun], results: Path) -> Answer:
     shown = [of_import(run) for run in runs]
     if not runs:
         return Answer(lambda: {"imports": []}, lambda: f"{results} holds no imported run")
-    remarks = [f"{name} does not say: {missing}" for name, missing in absences(shown)]
+    remarks = absence_lines(shown)
     remarks += [f"{run.id}: {remark}" for run in runs for remark in run.provenance.remarks]
     return Answer(
         lambda: {"imports": to_data(shown)},
         lambda: "\n".join([terminal.table(side_by_side(shown)), *remarks]),
     )
+
+
+def absence_lines(shown: Sequence[Shown]) -> list[str]:
+    """What logs do not say, those that lack the same in one line."""
+    return [
+        f"{names} {'do' if ', ' in names else 'does'} not say: {missing}"
+        for names, missing in absences(shown)
+    ]

@@ -33,7 +33,8 @@ SweepIds = Annotated[
     ),
 ]
 RunId = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run id, or a part of one that is unique.")
+    str,
+    typer.Argument(metavar="RUN", help="A run id, a unique part of one, or SWEEP:CELL."),
 ]
 Results = Annotated[Path, typer.Option("--results", metavar="FOLDER", help="The results folder.")]
 Repeat = Annotated[

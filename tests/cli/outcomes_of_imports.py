@@ -29,6 +29,7 @@ def _(world: World) -> int:
         assert world.run("import", world.folder / f"{name}.csv") == 0
     code = world.run("compare", "base", "head", "--format", "md")
     assert "-2.5e-01 (step 7)" in world.out
+    assert "base, head do not say: step times" in world.out
     return code
 
 
