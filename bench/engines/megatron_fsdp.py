@@ -55,7 +55,7 @@ class MegatronFsdpEngine:
             fsdp_unit_modules=unit_classes(model),
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
-            mixed_precision_policy=_policy(self._package, resolved.dtypes),
+            mixed_precision_policy=dtype_policy(self._package, resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device),
             **switches(self.settings),
@@ -214,7 +214,7 @@ def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:
     }
 
 
-def _policy(package: Any, dtypes: ResolvedDtypes) -> Any:
+def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:
     main = dtypes.main_params
     return package.MixedPrecisionPolicy(
         main_params_dtype=None if main is None else TORCH_DTYPES[main],

@@ -51,6 +51,11 @@ def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
             f"engine {name} sends gradients as {main}, or as {' or '.join(offered.wire)} by a"
             f" communication hook; found grad_comm {dtypes.grad_comm}"
         )
+    if offered.sends_as_computed and dtypes.grad_comm != dtypes.compute:
+        yield (
+            f"engine {name} sends gradients in the dtype it computes in, {dtypes.compute}; found"
+            f" grad_comm {dtypes.grad_comm}: set dtypes.grad_comm to {dtypes.compute}"
+        )
     yield from _sums_elsewhere(run.engine, dtypes)
 
 

@@ -59,6 +59,7 @@ class DtypePolicies:
     says that it casts by itself, to any. wire: dtypes it can send gradients in beside their own;
     None is any, () says that it sends nothing. sums: whether it adds up what ranks send in a dtype
     that holds more than the wire's, if asked; else in the wire's, as torch's collectives do.
+    sends_as_computed: gradients travel in the compute dtype alone.
     """
 
     main: tuple[DtypeName, ...] | None = None
@@ -66,6 +67,7 @@ class DtypePolicies:
     autocast: tuple[DtypeName, ...] | None = None
     wire: tuple[DtypeName, ...] | None = None
     sums: bool = False
+    sends_as_computed: bool = False
 
 
 @dataclass(frozen=True)

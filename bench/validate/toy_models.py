@@ -254,6 +254,7 @@ _OTHER_ENGINES = (
     "simple_fsdp",
     "deepspeed",
     "megatron_fsdp",
+    "megatron_fsdp_v2",
 )
 _NOWHERE_ELSE = dict.fromkeys(_OTHER_ENGINES, _NO_MESHES)
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
@@ -262,12 +263,15 @@ _DENSE_ADAM = dict.fromkeys(("single", "ddp", "ddp_zero"), "torch's AdamW takes 
 
 TOY_MODELS: dict[str, ToyModel] = {
     "stack": ToyModel(Stack),
-    "tied": ToyModel(Tied),
+    "tied": ToyModel(
+        Tied, {"megatron_fsdp_v2": "megatron_fsdp.experimental makes two weights of a tied one"}
+    ),
     "cross_tied": ToyModel(
         CrossTied,
         {
             "fsdp1": "FullyShardedDataParallel loses the gradient of a weight that two units share",
             "fsdp2": "fully_shard refuses a weight that two of its units share",
+            "megatron_fsdp_v2": "megatron_fsdp.experimental refuses it",
         },
     ),
     "frozen": ToyModel(Frozen),
