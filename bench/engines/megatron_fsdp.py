@@ -215,6 +215,7 @@ def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:
 
 
 def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:
+    """The package's own object for `dtypes`."""
     main = dtypes.main_params
     return package.MixedPrecisionPolicy(
         main_params_dtype=None if main is None else TORCH_DTYPES[main],

@@ -288,6 +288,7 @@ TOY_MODELS: dict[str, ToyModel] = {
             "fsdp1": "FullyShardedDataParallel needs ranks that use the same units",
             "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
             "simple_fsdp": "each use of a weight is a gather, so ranks must use the same",
+            "megatron_fsdp_v2": "megatron_fsdp.experimental reduces what a rank has used",
         },
     ),
     "sparse": ToyModel(
@@ -297,6 +298,7 @@ TOY_MODELS: dict[str, ToyModel] = {
             "fsdp1": "FullyShardedDataParallel makes flat gradients and takes no sparse one",
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
             "simple_fsdp": "DTensor reduces no sparse gradient",
+            "megatron_fsdp_v2": "megatron_fsdp.experimental takes no sparse gradient",
         },
     ),
     "rowwise": ToyModel(TensorParallel, _NOWHERE_ELSE),
@@ -306,6 +308,7 @@ TOY_MODELS: dict[str, ToyModel] = {
         {
             "fsdp1": "FullyShardedDataParallel refuses parameters of shape ()",
             "fsdp2": "fully_shard refuses parameters of shape ()",
+            "megatron_fsdp_v2": "megatron_fsdp.experimental refuses parameters of shape ()",
         },
     ),
 }

@@ -1,4 +1,4 @@
-"""The second megatron_fsdp on CPU ranks: its own code, with streams that do nothing and gloo's means.
+"""The second megatron_fsdp on CPU ranks: its own code, with streams that do nothing.
 
 On a CPU everything happens in the order of the program, so a stream has nothing to order.
 """
@@ -31,7 +31,7 @@ class InOrder:
 
 
 class Gloo:
-    """torch.distributed, with the means that gloo lacks."""
+    """torch.distributed, with the mean over ranks that gloo lacks."""
 
     ReduceOp = dist.ReduceOp
     all_gather_into_tensor = staticmethod(dist.all_gather_into_tensor)
