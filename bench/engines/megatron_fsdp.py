@@ -157,7 +157,7 @@ class MegatronFsdpEngine:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         save(state, checkpoint_id=folder)
 
-    def inspection(self) -> MegatronFsdpInspection:
+    def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
         return MegatronFsdpInspection(self, self._package)
 
