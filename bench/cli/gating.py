@@ -62,14 +62,20 @@ def run_gate(request: GateRequest) -> Answer:
         result = _confirmed(store, sweep, request, result)
     now = datetime.now(UTC)
     _write_files(result, request, now)
+    annotations = github.annotation_lines(result) if request.github else []
     code = gate_code(result, strict=request.strict)
 
     def document() -> dict[str, Any]:
+        for line in annotations:  # GitHub reads them on either stream, and this one is JSON's
+            console.note(line)
         found = gate_text.to_data(result, now) | {"exit_code": code}
         return found if budget is None else found | {"budget": budget.to_data()}
 
     return Answer(
-        document, lambda: gate_text.to_terminal(result, now), code, _remarks(result, request)
+        document,
+        lambda: "\n".join([gate_text.to_terminal(result, now).rstrip("\n"), *annotations]),
+        code,
+        _remarks(result, request),
     )
 
 
@@ -197,8 +203,6 @@ def _write_files(result: GateResult, request: GateRequest, now: datetime) -> Non
     if request.markdown is not None:
         console.write_file(request.markdown, markdown)
     if request.github:
-        for line in github.annotation_lines(result):
-            console.note(line)
         place = os.environ.get("GITHUB_STEP_SUMMARY")
         if place:
             _append(Path(place), markdown)
