@@ -20,7 +20,7 @@ from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunSummary
 from bench.redaction import redact
-from bench.store import DamagedRecordError, ResultsStore
+from bench.store import DamagedRecordError, DamagedRun, ResultsStore
 from bench.store.imports import ImportedRun
 from reports.comparisons.imported import of_import
 
@@ -67,8 +67,9 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
     import pandas as pd
 
     store = ResultsStore.open(results, create=False)
-    records = _chosen(store, sweeps)
-    problems = [f"{run.run_id}: {run.problem}" for run in store.damaged()]
+    damaged: list[DamagedRun] = []
+    records = _chosen(store, sweeps, damaged)
+    problems = [f"{run.run_id}: {run.problem}" for run in damaged]
     problems += [f"{one.run_id}: {text}" for one in records for text in one.problems]
     imported = _imported(store, sweeps, problems)
     runs = pd.DataFrame([*map(_run_row, records), *map(_imported_row, imported)])
@@ -84,8 +85,10 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
     return Frames(runs, steps, tuple(problems))
 
 
-def _chosen(store: ResultsStore, sweeps: Sequence[str]) -> list[RunRecord]:
-    records = list(store.records())
+def _chosen(
+    store: ResultsStore, sweeps: Sequence[str], damaged: list[DamagedRun]
+) -> list[RunRecord]:
+    records = list(store.records(damaged=damaged))
     known = {one.status.sweep for one in records} | {*store.sweeps(), *store.imports.ids()}
     for sweep in sweeps:
         if sweep not in known:

@@ -128,13 +128,21 @@ class ResultsStore:
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 
-    def records(self, *, sweep: str | None = None) -> Iterator[RunRecord]:
-        """Readable runs, oldest first; with `sweep`, only those of that sweep."""
+    def records(
+        self, *, sweep: str | None = None, damaged: list[DamagedRun] | None = None
+    ) -> Iterator[RunRecord]:
+        """Readable runs, oldest first; with `sweep`, only those of that sweep.
+
+        Runs that had to be left out are added to `damaged`.
+        """
         for run_id, path in self._folders():
             if sweep is not None and read_status(path, []).sweep != sweep:
                 continue
-            with contextlib.suppress(DamagedRecordError):
+            try:
                 yield self._read(path, run_id)
+            except DamagedRecordError as error:
+                if damaged is not None:
+                    damaged.append(DamagedRun(run_id, str(error)))
 
     def statuses(self, sweep: str) -> Iterator[tuple[str, Path, RunStatus]]:
         """(id, folder, status) of the runs of a sweep, oldest first; nothing else is read."""
@@ -152,16 +160,6 @@ class ResultsStore:
             except DamagedRecordError as error:
                 damaged.append(DamagedRun(run_id, str(error)))
         return outlines, damaged
-
-    def damaged(self) -> list[DamagedRun]:
-        """Run folders that `records` had to leave out."""
-        found = []
-        for run_id, path in self._folders():
-            try:
-                read_record(path, run_id)
-            except DamagedRecordError as error:
-                found.append(DamagedRun(run_id, str(error)))
-        return found
 
     def read(self, run: str) -> RunRecord:
         """The run of this id, or the only one whose id contains `run`.

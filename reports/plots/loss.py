@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
@@ -14,6 +15,28 @@ _LOWEST_FLOOR = 1e-16
 _THINNEST, _THICKER, _THICKEST = 1.2, 1.8, 9.0
 _ROW_INCHES = 2.9
 _LEGEND_ROW_INCHES = 0.19
+MOST_GROUPS = 6
+MOST_CURVES = 16
+
+
+def most_different(groups: Sequence[ParityGroup]) -> list[ParityGroup]:
+    """What one figure can show: groups and cells that differ most from their reference.
+
+    At most `MOST_GROUPS`, each with its reference and at most `MOST_CURVES` others, in their order.
+    """
+
+    def of_bound(group: ParityGroup) -> float:
+        return (group.observed_spread or 0.0) / group.tolerance.bound
+
+    chosen = sorted(groups, key=of_bound, reverse=True)[:MOST_GROUPS]
+    return [_with_fewer_rows(group) for group in groups if group in chosen]
+
+
+def _with_fewer_rows(group: ParityGroup) -> ParityGroup:
+    others = [row for row in group.rows if row.cell is not group.reference]
+    kept = sorted(others, key=lambda row: -(row.max_relative or 0.0))[:MOST_CURVES]
+    rows = (row for row in group.rows if row.cell is group.reference or row in kept)
+    return replace(group, rows=tuple(rows))
 
 
 def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> str:

@@ -20,15 +20,16 @@ from reports.plots.style import (
 from reports.views.cells import Cell
 
 _MIB = 2**20
+MOST_CELLS = 48
 
 
 def memory_figure(cells: Sequence[Cell]) -> str:
     """Left: the ledger of rank 0 by category. Right: allocator's peak if known, else RSS peak.
 
     Categories are those of the moment with the most bytes; where no ledger was followed, the bar
-    ends with "at most".
+    ends with "at most". The first `MOST_CELLS` cells are drawn.
     """
-    shown = [cell for cell in cells if cell.finished]
+    shown = [cell for cell in cells if cell.finished][:MOST_CELLS]
     names = [wrapped(cell.name) for cell in shown]
     has_ledger = any(cell.ledger for cell in shown)
     with drawing(11.0, 1.5 + 0.27 * len(shown)) as figure:

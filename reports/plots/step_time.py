@@ -23,7 +23,7 @@ _TITLE_LINE_INCHES = 0.13
 _TOP_INCHES = 0.55
 _BOTTOM_INCHES = 0.5
 _SHADE = "#dfe3e8"
-MOST_CELLS = 48
+MOST_CELLS = 24
 #: Medians of cells further apart than this share a logarithmic scale.
 LINEAR_UP_TO = 4.0
 

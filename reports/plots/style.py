@@ -178,6 +178,9 @@ def svg(figure: Figure, salt: str) -> str:
         figure: call inside `drawing`.
         salt: differs between the figures of one page, so that their element ids do too.
     """
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)  # or all of it would be drawn twice
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None})

@@ -16,6 +16,7 @@ _WIDTH_INCHES = 11.0
 _LEGEND_INCHES = 0.34
 _LEGEND_COLUMNS = 6
 _MOST_IN_LEGEND = 6
+MOST_NAMES = 48
 
 
 def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[str, Look]) -> str:
@@ -25,7 +26,8 @@ def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[st
     cell that has several.
 
     Names stand in a column right of the plot, in the order of throughput, each joined to its
-    point: however close points are, names never overlap.
+    point: however close points are, names never overlap. Of more than `MOST_NAMES` points those of
+    the front are named first, then the fastest.
     """
     points = sorted(
         (
@@ -36,12 +38,13 @@ def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[st
         ),
         key=lambda point: -point[0],
     )
-    height = max(3.8, 1.1 + 0.24 * len(points)) + _LEGEND_INCHES
+    front = pareto_front([(throughput, memory) for throughput, memory, _ in points])
+    named = sorted(range(len(points)), key=lambda i: (i not in front, i))[:MOST_NAMES]
+    height = max(3.8, 1.1 + 0.24 * len(named)) + _LEGEND_INCHES
     with drawing(_WIDTH_INCHES, height, arranged=False) as figure:
         axes = figure.subplots()
         top = 1 - (0.1 + _LEGEND_INCHES) / height
         figure.subplots_adjust(left=0.075, right=0.68, top=top, bottom=0.53 / height)
-        front = pareto_front([(throughput, memory) for throughput, memory, _ in points])
         axes.plot(
             [points[i][1] for i in front],
             [points[i][0] for i in front],
@@ -62,7 +65,7 @@ def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[st
                 markersize=8.5,
             )
         axes.margins(x=0.08, y=0.12)
-        _name(axes, points)
+        _name(axes, [points[i] for i in sorted(named)])
         axes.set_xlabel(f"{metric.title} (MiB)")
         axes.set_ylabel("throughput (tokens/s, all ranks)")
         handles = legend_handles([cell for _, _, cell in points], look_of)

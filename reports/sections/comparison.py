@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from reports.comparisons.change import Change, change_table
 from reports.findings import Findings
-from reports.plots.memory import memory_figure
+from reports.plots.memory import MOST_CELLS, memory_figure
 from reports.plots.style import looks
-from reports.plots.throughput import throughput_figure
+from reports.plots.throughput import MOST_NAMES, throughput_figure
 from reports.renderers.document import (
     Block,
     Bullets,
@@ -115,11 +115,15 @@ def _figures(findings: Findings) -> list[Block]:
             "Memory by category (ledger of rank 0; activations are known from profiled runs only) "
             "and the peak of the largest rank."
         )
+        if len(findings.finished) > MOST_CELLS:
+            caption += f" The first {MOST_CELLS} of {len(findings.finished)} cells are drawn."
         figures.append(Figure("memory", memory_figure(findings.finished), caption))
     metric = findings.memory_metric
     trained = [cell for cell in findings.measured if cell.resolved.collective is None]
     if trained and metric is not None:
         svg = throughput_figure(trained, metric, looks(findings.cells))
         caption = f"Throughput against {metric.title}; up and to the left is better."
+        if len(trained) > MOST_NAMES:
+            caption += f" Of {len(trained)} cells the front and the fastest are named."
         figures.append(Figure("throughput-memory", svg, caption))
     return figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reports.comparisons.parity import ParityGroup, ParityRow
 from reports.findings import Findings
-from reports.plots.loss import loss_figure
+from reports.plots.loss import loss_figure, most_different
 from reports.plots.style import looks
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
@@ -26,11 +26,15 @@ def parity_section(findings: Findings) -> Section | None:
         TableBlock(parity_table(findings.parity)),
     ]
     blocks.extend(Paragraph(_explained(group), tone="note") for group in findings.parity)
-    svg = loss_figure(findings.parity, looks(findings.cells))
+    shown = most_different(findings.parity)
+    svg = loss_figure(shown, looks(findings.cells))
     caption = (
         "Left: mean loss over ranks. Right: relative difference from the policy's reference cell, "
         "with the bound; exact agreement is drawn at the bottom."
     )
+    drawn, all_of = (sum(len(group.rows) for group in g) for g in (shown, findings.parity))
+    if drawn < all_of:
+        caption += f" Shown are {drawn} of {all_of} cells, those that differ most."
     blocks.append(Figure("loss", svg, caption))
     return Section("parity", "Loss parity", tuple(blocks))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.record import RunRecord
-from bench.store import ResultsStore
+from bench.store import DamagedRun, ResultsStore
 from reports.views.cells import Cell, make_cell
 
 
@@ -63,10 +63,12 @@ def load_sweeps(
     if not sweep_ids:
         known = ", ".join(store.sweeps()) or "none"
         raise UsageError(f"no sweep named; expected at least one of: {known}")
-    records = list(store.records())
+    damaged: list[DamagedRun] = []
+    records = list(store.records(damaged=damaged))
+    lost = [f"{run.run_id}: {run.problem}" for run in damaged]
     several = len(set(sweep_ids)) > 1
     return [
-        _load(store, sweep_id, records, f"{sweep_id}: " if several else "", codes or {})
+        _load(store, sweep_id, records, f"{sweep_id}: " if several else "", codes or {}, lost=lost)
         for sweep_id in dict.fromkeys(sweep_ids)
     ]
 
@@ -105,6 +107,8 @@ def _load(
     records: Sequence[RunRecord],
     prefix: str,
     codes: Mapping[tuple[str, str | None], str],
+    *,
+    lost: Sequence[str],
 ) -> SweepView:
     own = [record for record in records if record.status.sweep == sweep_id]
     problems: list[str] = []
@@ -128,7 +132,7 @@ def _load(
     ]
     shown = {record.run_id for members in by_cell.values() for record in members}
     stale = sum(record.run_id not in shown for record in own)
-    problems.extend(f"{run.run_id}: {run.problem}" for run in store.damaged())
+    problems.extend(lost)
     return SweepView(
         id=sweep_id,
         description=_text(plan, "description"),

@@ -417,7 +417,7 @@ def _judge(scene: Scene, result: Result) -> None:
         for process in scene.processes():
             process.kill()
     records = cluster.records()
-    damaged = [*cluster.store.damaged(), *(one.problems for one in records if one.problems)]
+    damaged = [*cluster.store.outlines()[1], *(one.problems for one in records if one.problems)]
     damaged = [one for one in damaged if one != ("env.json is missing",)]
     result.lost = len(damaged) + max(0, len(fault.states) - len(records))
     result.problems += [str(one) for one in damaged]

@@ -12,10 +12,17 @@ from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK
 from reports.comparisons.parity import parity_groups
-from reports.plots.loss import loss_figure
+from reports.plots import throughput
+from reports.plots.loss import MOST_CURVES, MOST_GROUPS, loss_figure, most_different
 from reports.plots.step_time import step_time_figure
 from reports.plots.style import looks, wrapped
-from reports.plots.throughput import legend_handles, pareto_front, spread, throughput_figure
+from reports.plots.throughput import (
+    MOST_NAMES,
+    legend_handles,
+    pareto_front,
+    spread,
+    throughput_figure,
+)
 from reports.views.cells import make_cell
 
 
@@ -108,6 +115,45 @@ def test_a_long_name_is_wrapped_whole_and_two_cells_never_share_a_cut_name():
     assert "".join(lines) == name
     assert max(map(len, lines)) <= 36
     assert wrapped("x" * 80, 36).replace("\n", "") == "x" * 80
+
+
+def test_of_more_losses_than_a_figure_shows_those_are_drawn_that_differ_most(store):
+    def cell(name, engine, shift=0.0, **train):
+        resolved = resolved_run(engine, "no_shard", ranks=train.pop("ranks", 2))
+        resolved = resolved.model_copy(update={"train": resolved.train.model_copy(update=train)})
+        record_run(store, Recorded(resolved, cell=name, sweep=name, loss_shift=shift, noise=0.0))
+        return make_cell(name, store.records(sweep=name))
+
+    seeds = [(s, e) for s in range(MOST_GROUPS + 2) for e in ("ddp", "mfsdp")]
+    shifted = {"mfsdp0", f"mfsdp{MOST_GROUPS + 1}"}
+    cells = [cell(f"{e}{s}", e, 0.1 * (f"{e}{s}" in shifted), seed=s) for s, e in seeds]
+    shown = most_different(parity_groups(cells))
+    assert len(shown) == MOST_GROUPS
+    assert shifted <= {row.cell.name for group in shown for row in group.rows}
+    one = [cell(f"x{n}", "ddp", n == MOST_CURVES + 4, ranks=n) for n in range(2, MOST_CURVES + 5)]
+    (group,) = most_different(parity_groups(one))
+    names = [row.cell.name for row in group.rows]
+    assert len(names) == MOST_CURVES + 1
+    assert (names[0], names[-1]) == (group.reference.name, f"x{MOST_CURVES + 4}")
+
+
+def test_of_more_points_than_have_a_name_the_front_is_named_and_all_are_drawn(store):
+    most = MOST_NAMES + 4
+    times = [1000.0] + [100.0 + n for n in range(1, most)]
+    for n, time in enumerate(times):  # the slowest takes the least memory
+        strategy = "no_shard" if n else "optim_grads_params"
+        run = resolved_run("mfsdp", strategy, ranks=n + 2)
+        record_run(
+            store, Recorded(run, cell=f"c{n}.", sweep=f"c{n}", milliseconds=lambda _, t=time: t)
+        )
+    cells = [make_cell(f"c{n}.", store.records(sweep=f"c{n}")) for n in range(most)]
+    named = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(throughput, "wrapped", lambda name, _: named.append(name) or name)
+        patch.setattr(throughput, "svg", lambda *_: "")
+        throughput_figure(cells, LEDGER_PEAK, looks(cells))
+    assert len(named) == MOST_NAMES
+    assert {"c0.", "c1."} <= set(named)
 
 
 @pytest.mark.parametrize(("noise", "equal"), [(0.0, True), (1.0, False)])

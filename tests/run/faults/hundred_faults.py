@@ -421,7 +421,7 @@ def main() -> int:
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             results = list(pool.map(one, chosen))
-        unreadable = len(store.damaged())
+        unreadable = len(store.outlines()[1])
     lost = sum(result.lost for result in results) + unreadable
     orphans = sum(result.orphans for result in results)
     wrong_ranks = sum(result.wrong_rank for result in results)
