@@ -101,7 +101,7 @@ class TemporaryAllocator:
         if held is None:
             held = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._held[key] = held
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], held.nbytes, key.bucket, key.role)
             if key.role == "compute_weights":
                 end = weakref.finalize(held.untyped_storage(), self._book_end, key)
                 end.atexit = False
@@ -152,13 +152,13 @@ class StorageResizeAllocator:
                 tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
             self._tensors[key] = tensor
         elif key not in self._held:
-            tensor.untyped_storage().resize_(key.size_bytes)
+            tensor.untyped_storage().resize_(tensor.nbytes)
             if self._streams.observer is not None:
                 # Casts, which a step makes and gives back; what else comes and goes moves.
                 self._streams.observer.resized(tensor, stays=self._lasts)
         if key not in self._held:
             self._held.add(key)
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], tensor.nbytes, key.bucket, key.role)
         return tensor
 
     def adopt(self, key: BufferKey, tensor: torch.Tensor) -> None:
@@ -175,7 +175,7 @@ class StorageResizeAllocator:
             if self._streams.observer is not None:
                 self._streams.observer.released(memory, key)
             memory.untyped_storage().resize_(0)
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes, key.bucket, key.role)
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], -memory.nbytes, key.bucket, key.role)
 
 
 class PersistentAllocator:

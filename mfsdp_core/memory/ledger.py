@@ -59,9 +59,10 @@ class MemoryLedger:
         """Book `count_bytes` (negative: give back) for a buffer; in_pool: see `Booking`."""
         if not in_pool:
             held = self._bytes[category] = self._bytes[category] + count_bytes
-            self._peaks[category] = max(self._peaks[category], held)
             self._total += count_bytes
-            self._peak_total = max(self._peak_total, self._total)
+            if count_bytes > 0:
+                self._peaks[category] = max(self._peaks[category], held)
+                self._peak_total = max(self._peak_total, self._total)
         key = (category, bucket, role, in_pool)
         left = self._alive.pop(key, 0) + count_bytes
         if left:

@@ -32,6 +32,8 @@ _ITEMS = (list, tuple, set, frozenset)
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Tensors anywhere in `tree`, parameters too, each as often as it occurs."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
     found: list[torch.Tensor] = []
     _collect(tree, found, None)
     return found
@@ -45,7 +47,7 @@ def differentiable(tree: Any) -> list[torch.Tensor]:
     return [
         tensor
         for tensor in tensors_in(tree)
-        if tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+        if tensor.requires_grad and not (tensor.is_leaf and isinstance(tensor, nn.Parameter))
     ]
 
 
@@ -107,9 +109,7 @@ def refuse_unfinished(point: GatherPoint, output: Any) -> None:
     Raises:
         LifecycleError: a generator, a coroutine or another iterator, at the top of the output.
     """
-    if point.is_unit and isinstance(
-        output, (Iterator, types.CoroutineType, types.AsyncGeneratorType)
-    ):
+    if point.is_unit and not isinstance(output, torch.Tensor) and isinstance(output, _UNFINISHED):
         raise LifecycleError(
             f"{type(point.module).__name__} returned a {type(output).__name__}, which computes "
             "after the call, when the weights of a sharded module are gone; expected finished "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,10 +25,15 @@ from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoi
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.transforms import outside_of_transforms
+from mfsdp_core.runtime.transforms import (
+    innermost_transform,
+    outside_of_transforms,
+    without_transforms,
+)
 from mfsdp_core.runtime.units import Unit
 
 _NO_BACKWARD = -1
+_OPEN = attrgetter("open")
 
 _CHANGED = (
     "backward() came to {unit}, whose weights have changed since the forward pass that it goes "
@@ -251,13 +257,13 @@ class ShardedContext:
         if self._gather_ahead_of is not None:
             self._gather_ahead()
 
-    @outside_of_transforms
     def gradient_ready(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
-        if torch.is_grad_enabled():  # only where the pass builds a graph of itself
-            with torch.no_grad():
+        # The pass builds a graph of itself, or a function of torch.func runs.
+        if torch.is_grad_enabled() or innermost_transform() is not None:
+            with without_transforms(), torch.no_grad():
                 self.gradient_ready(unit, buffers, index, raw)
             return
         if self._backward == _NO_BACKWARD:
@@ -472,7 +478,8 @@ class ShardedContext:
             unit.missing.clear()
             if not unit.open:
                 self.params.release(unit)
-                unit.show_sharded()
+                if unit.shows_raw:
+                    unit.show_sharded()
 
     @torch.no_grad()
     def recover(self) -> None:
@@ -480,7 +487,7 @@ class ShardedContext:
 
         Does nothing while autograd runs: activations are recomputed inside a pass.
         """
-        is_left = any(unit.open for unit in self.units)  # a unit that ran on its own has raised
+        is_left = any(map(_OPEN, self.units))  # a unit that ran on its own has raised
         failed = self._forward_running or is_left or self._backward != _NO_BACKWARD
         if failed and not inside_backward():
             self._abandon()

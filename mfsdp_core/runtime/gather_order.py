@@ -47,10 +47,11 @@ class GatherOrder:
         sequence, gathered, first = self._sequence, self.gathered, self._first
         if index in gathered:
             return []
-        while first < len(sequence) and sequence[first] in gathered:
+        length = len(sequence)
+        while first < length and sequence[first] in gathered:
             first += 1
         self._first = first
-        if first < len(sequence) and sequence[first] == index:
+        if first < length and sequence[first] == index:
             return []
         rest = itertools.takewhile(lambda other: other != index, sequence[first:])
         return [other for other in rest if other not in gathered]

@@ -56,11 +56,10 @@ class GatherPoint:
 
     def has_returned_weights(self, outputs: list[torch.Tensor]) -> bool:
         """Whether one of `outputs` lies in the memory of gathered weights."""
-        held = [
-            group.weights.full.data.untyped_storage()._cdata
-            for group in (self.unit.groups if self.is_unit else self.groups)
-            if group.weights.comes_and_goes
-        ]
+        held = []
+        for group in self.unit.groups if self.is_unit else self.groups:
+            if group.weights.comes_and_goes:
+                held.append(group.weights.full.data.untyped_storage()._cdata)  # noqa: PERF401
         for tensor in outputs if held else ():
             if tensor.layout is torch.strided:
                 plain = local_tensor(levels(tensor)[-1])
@@ -193,6 +192,7 @@ class GatherByModule:
 
     def _show(self, point: GatherPoint, direction: Direction) -> None:
         self._params.ready(point.unit, direction, point.groups)
+        point.unit.shows_raw = True
         for group in point.groups:
             group.show_raw()
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
@@ -99,7 +100,9 @@ class GradPipeline:
             marks.grad_added_to_main_grad = False
             buffers.written(index)
             vars(raw).pop("main_grad", None)
-        gradient = local_gradient(raw)
+        gradient = raw.grad
+        if isinstance(gradient, DTensor):
+            gradient = local_gradient(raw)
         if gradient is not None and (not by_kernel or getattr(raw, "zero_out_wgrad", False)):
             buffers.accumulate(index, gradient, is_last=is_last)
         raw.grad = None

@@ -22,6 +22,7 @@ from mfsdp_core.plan.prefetch import (
 from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.weight_buffers import Residency
 
 
 class ParamPipeline:
@@ -75,9 +76,11 @@ class ParamPipeline:
         if self._pool is not None:
             self._make_room(unit, self._pool)
         # Under torch.func a new tensor is one of the transform, and has no memory of its own.
+        started = False
         with torch._C._DisableFuncTorch():
-            started = [group.weights.issue(direction) for group in wanted]
-        return any(started)
+            for group in wanted:
+                started |= group.weights.issue(direction)
+        return started
 
     def ready(
         self, unit: Unit, direction: Direction, groups: list[ParameterGroup] | None = None
@@ -166,7 +169,8 @@ class ParamPipeline:
         """Free the unit's full buffers, where its placements say so."""
         unit.ahead = False
         for group in unit.groups:
-            group.weights.release()
+            if group.weights.state is not Residency.EMPTY:
+                group.weights.release()
 
     def release_all(self) -> None:
         """Free everything that is not persistent, prefetched and never used included."""

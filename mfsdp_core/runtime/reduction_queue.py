@@ -21,6 +21,7 @@ class ReductionQueue:
 
     def __init__(self) -> None:
         self._inner: deque[tuple[Unit, bool, bool]] = deque()
+        self._holding = 0  # of them, those that hold memory
         self._outer: deque[GradientBuffers] = deque()
 
     def __contains__(self, unit: object) -> bool:
@@ -35,10 +36,11 @@ class ReductionQueue:
         joins = unit not in self
         takes_memory = joins and _takes_memory(unit)
         if takes_memory:
-            while sum([takes for _, _, takes in self._inner]) >= IN_FLIGHT:
+            while self._holding >= IN_FLIGHT:
                 self._land_oldest()
         buffers.issue()
         if joins:
+            self._holding += takes_memory
             self._inner.append((unit, is_last, takes_memory))
 
     def start_outer(self, buffers: GradientBuffers) -> None:
@@ -63,7 +65,8 @@ class ReductionQueue:
             self._outer.popleft().land_outer()
 
     def _land_oldest(self) -> None:
-        unit, is_last, _ = self._inner.popleft()
+        unit, is_last, takes_memory = self._inner.popleft()
+        self._holding -= takes_memory
         for buffers in unit.gradients:
             buffers.land()
             if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
@@ -71,4 +74,7 @@ class ReductionQueue:
 
 
 def _takes_memory(unit: Unit) -> bool:
-    return not all(buffers.reduces_in_place for buffers in unit.gradients)
+    for buffers in unit.gradients:  # noqa: SIM110 - as above
+        if not buffers.reduces_in_place:
+            return True
+    return False

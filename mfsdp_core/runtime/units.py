@@ -29,6 +29,7 @@ class Unit:
     active_backwards: calls of the module whose backward has begun and not ended.
     has_backward: False once a call with gradients enabled returned nothing that requires one.
     epoch: counts changes of its weights, so that a graph of before one is known.
+    shows_raw: whether its modules see compute weights, or some of them.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Unit:
     ahead: bool = False
     has_backward: bool = True
     epoch: int = 0
+    shows_raw: bool = True
 
     @cached_property
     def gradients(self) -> list[GradientBuffers]:
@@ -85,11 +87,13 @@ class Unit:
 
     def show_raw(self) -> None:
         """Let the modules of this unit see compute weights."""
+        self.shows_raw = True
         for module, attribute, managed in self._faces:
             module._parameters[attribute] = managed.raw
 
     def show_sharded(self) -> None:
         """Let the modules of this unit see shards."""
+        self.shows_raw = False
         for module, attribute, managed in self._faces:
             module._parameters[attribute] = managed.sharded
 

@@ -88,6 +88,7 @@ class WeightBuffers:
     """Storage, gathering and installation of one bucket's weights.
 
     on_move: called when the full buffer has another tensor behind it; with None when it has none.
+    comes_and_goes: whether the full buffer is freed between uses.
     is_gathered: whether the compute weights are there or under way. has_two_payloads: whether a
     forward pass reads another payload than a backward pass.
     """
@@ -106,6 +107,7 @@ class WeightBuffers:
         self.role = communicators.gather.role
         self._outer = communicators.outer
         self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
+        self.comes_and_goes = not self._persistent
         self._lasting = allocators.lasting
         stays = self._persistent or spec.plan.is_hooked or spec.plan.primary
         self._allocator = allocators.lasting if stays else allocators.weights
@@ -135,11 +137,6 @@ class WeightBuffers:
     def full_bytes(self) -> int:
         """Bytes of the full buffer."""
         return self._full_key.size_bytes
-
-    @property
-    def comes_and_goes(self) -> bool:
-        """Whether the full buffer is freed between uses."""
-        return not self._persistent
 
     @property
     def is_for_backward(self) -> bool:
@@ -179,9 +176,9 @@ class WeightBuffers:
 
     def issue(self, direction: Direction) -> bool:
         """Start gathering unless the weights are there or under way; whether it was started."""
-        if self.serves(direction):
-            return False
         if self.is_gathered:
+            if self.serves(direction):
+                return False
             self.complete()
         if self.state is Residency.EMPTY:
             self._allocate()

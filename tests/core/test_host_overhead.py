@@ -31,7 +31,7 @@ def measured() -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("case", "most"), [("zero3", 0.34), ("recompute", 0.38), ("hsdp", 0.37)])
+@pytest.mark.parametrize(("case", "most"), [("zero3", 0.295), ("recompute", 0.335), ("hsdp", 0.32)])
 def test_a_unit_costs_the_host_a_third_of_the_calls_of_fsdp2(measured, case, most) -> None:
     found = measured[8][case]
     assert found["mfsdp"]["calls"] > 50  # it was there at all

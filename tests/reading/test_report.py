@@ -326,7 +326,7 @@ def test_sixty_cells_fit_into_one_report(store, tmp_path):
         record_run(store, Recorded(resolved, cell=name))
     paths, text, _ = report_on(store, tmp_path)
     assert paths.measured_cells == 60
-    assert "The first 48 of 60 cells are shown" in text
+    assert "The first 24 of 60 cells are shown" in text
 
 
 def test_an_out_folder_that_is_a_file_is_a_usage_error(quickstart_root, tmp_path):
