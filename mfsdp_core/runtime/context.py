@@ -20,20 +20,16 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
+from mfsdp_core.runtime import transforms
 from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.transforms import (
-    innermost_transform,
-    outside_of_transforms,
-    without_transforms,
-)
+from mfsdp_core.runtime.transforms import outside_of_transforms
 from mfsdp_core.runtime.units import Unit
 
 _NO_BACKWARD = -1
-_OPEN = attrgetter("open")
 
 _CHANGED = (
     "backward() came to {unit}, whose weights have changed since the forward pass that it goes "
@@ -262,8 +258,8 @@ class ShardedContext:
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
         # The pass builds a graph of itself, or a function of torch.func runs.
-        if torch.is_grad_enabled() or innermost_transform() is not None:
-            with without_transforms(), torch.no_grad():
+        if torch.is_grad_enabled() or transforms.innermost() is not None:
+            with transforms.cleared(), torch.no_grad():
                 self.gradient_ready(unit, buffers, index, raw)
             return
         if self._backward == _NO_BACKWARD:
@@ -487,7 +483,7 @@ class ShardedContext:
 
         Does nothing while autograd runs: activations are recomputed inside a pass.
         """
-        is_left = any(map(_OPEN, self.units))  # a unit that ran on its own has raised
+        is_left = any(map(attrgetter("open"), self.units))  # a unit that ran on its own has raised
         failed = self._forward_running or is_left or self._backward != _NO_BACKWARD
         if failed and not inside_backward():
             self._abandon()

@@ -11,8 +11,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 #: The function of `torch.func` that runs, None outside of all.
-innermost_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
-without_transforms = temporarily_clear_interpreter_stack
+innermost: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+cleared = temporarily_clear_interpreter_stack
 _is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -27,9 +27,9 @@ def outside_of_transforms(body: Callable[Arguments, Result]) -> Callable[Argumen
 
     @wraps(body)
     def outside(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if innermost_transform() is None:
+        if innermost() is None:
             return body(*args, **kwargs)
-        with without_transforms():
+        with cleared():
             return body(*args, **kwargs)
 
     return outside
