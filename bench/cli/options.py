@@ -27,7 +27,7 @@ SweepId = Annotated[
 SweepIds = Annotated[
     tuple[str, ...],
     typer.Argument(
-        metavar="[SWEEP]...",
+        metavar="SWEEP",
         autocompletion=completing.sweeps,
         help="Sweep ids; all if left out.",
     ),

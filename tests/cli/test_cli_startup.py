@@ -69,6 +69,7 @@ def test_help_names_every_verb(in_process):
 def test_the_help_of_a_verb_has_an_example_and_no_names_of_types(in_process, verb):
     _, out, _ = in_process(*verb.split(), "--help")
     assert verb == "baseline" or "Examples:\n    mfsdp-bench " + verb in out
+    assert "[[" not in out.partition("\n")[0]
     options = out.partition("\nOptions:\n")[2]
     assert not re.findall("<[a-z]+>", options)
 

@@ -21,7 +21,7 @@ class ValidationRequest:
     engines: Annotated[
         tuple[str, ...],
         typer.Argument(
-            metavar="[ENGINE]...",
+            metavar="ENGINE",
             help="mfsdp (if left out), another engine, or package.module:factory.",
         ),
     ] = ()
@@ -71,7 +71,7 @@ class AuditRequest:
     logs: Annotated[
         tuple[str, ...],
         typer.Argument(
-            metavar="LOG...",
+            metavar="LOG",
             help="Files, folders, a run's folder, - for stdin, or a sweep with requirements.",
         ),
     ]
@@ -117,5 +117,5 @@ class SchemaRequest:
     """Print the JSON Schema of a sweep file or of a run."""
 
     what: Annotated[
-        Literal["sweep", "run"], typer.Argument(metavar="[sweep|run]", help="Which document.")
+        Literal["sweep", "run"], typer.Argument(metavar="sweep|run", help="Which document.")
     ] = "sweep"

@@ -39,7 +39,7 @@ class CompareRequest:
     head: Annotated[
         str | None,
         typer.Argument(
-            metavar="[HEAD]",
+            metavar="HEAD",
             autocompletion=completing.judged,
             help="The sweep or cell to judge; left out: the arms of BASE.",
         ),
@@ -141,7 +141,7 @@ class NoiseRequest:
     sweep: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[SWEEP]",
+            metavar="SWEEP",
             autocompletion=completing.sweep_files,
             help="What to calibrate with; none: show.",
         ),

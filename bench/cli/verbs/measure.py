@@ -44,7 +44,7 @@ class FitRequest:
     sweep: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[SWEEP]",
+            metavar="SWEEP",
             autocompletion=completing.sweep_files,
             help="A sweep file, or the name of a sweep that comes with the tool.",
         ),

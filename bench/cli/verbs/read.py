@@ -19,7 +19,7 @@ class StatusRequest:
     sweep: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SWEEP]", autocompletion=completing.sweeps, help="A sweep id; all if left out."
+            metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep id; all if left out."
         ),
     ] = None
     results: Results = DEFAULT_RESULTS
@@ -122,7 +122,7 @@ class ImportRequest:
     logs: Annotated[
         tuple[str, ...],
         typer.Argument(
-            metavar="[LOG]...",
+            metavar="LOG",
             help="Files, folders, or - for standard input; the list of imports if left out.",
         ),
     ] = ()
@@ -162,7 +162,7 @@ class LintRequest:
     what: Annotated[
         tuple[str, ...],
         typer.Argument(
-            metavar="FILE|RUN...",
+            metavar="FILE|RUN",
             help="Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL.",
         ),
     ]
