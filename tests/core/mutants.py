@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.testing.load_clock import stretched
 from bench.validate.bugs import BUGS, Bug, bug_of
 from bench.validate.patched_core import copy_of_core
 
@@ -76,7 +77,7 @@ def is_noticed_by(file: str, names: str, bug: Bug, folder: Path) -> bool:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=_TIMEOUT_SECONDS,
+        timeout=stretched(_TIMEOUT_SECONDS),
         check=False,
     )
     if result.returncode not in (0, _TESTS_FAILED):
