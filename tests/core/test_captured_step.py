@@ -24,6 +24,7 @@ from mfsdp_core import CapturedStep, MixedPrecisionPolicy, fully_shard_model, fu
 from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
 from mfsdp_core.replay import Recording, _is_from_pageable, differences
 from mfsdp_core.streams import CudaStreams
+from oracle.models import TwoLinears
 
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -37,19 +38,9 @@ def fake_group():
     dist.destroy_process_group()
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.second = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + self.second(torch.relu(self.first(x)))
-
-
 def sharded(**options):
-    blocks = nn.Sequential(*(Block() for _ in range(4)), nn.Linear(8, 8))
-    return fully_shard_model(blocks, fsdp_unit_modules=[Block], **(POOLED | options))
+    blocks = nn.Sequential(*(TwoLinears() for _ in range(4)), nn.Linear(8, 8))
+    return fully_shard_model(blocks, fsdp_unit_modules=[TwoLinears], **(POOLED | options))
 
 
 def step_of(model, optimizer, *, microbatches=2, inside=lambda _loss: None):

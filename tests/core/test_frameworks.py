@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mfsdp_core import export_state_dict, fully_shard_model, save_safetensors
 from mfsdp_core.errors import LifecycleError, MfsdpError
-from oracle.beside_torch import Chain, beside, own_batch, refusal
-from oracle.models import loss
+from oracle.beside_torch import beside, own_batch, refusal
+from oracle.models import Chain, loss
 from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mfsdp_core import Float8Reference, MixedPrecisionPolicy, fully_shard_model
 from oracle import transformer_engine as te
+from oracle.models import Lone
 from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes
-
-
-class Narrow(nn.Module):
-    """A unit of one weight with two rows."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.down = layer(32, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.down(x).sum(-1, keepdim=True)
 
 
 def output(primary: bool, ranks: int) -> Tensor:
@@ -36,11 +24,11 @@ def output(primary: bool, ranks: int) -> Tensor:
     codec = None if primary else Float8Reference("mxfp8")
     with te.installed():
         with te.quantized_model_init(primary, te.MXFP8BlockScaling(), True):
-            model = nn.Sequential(Narrow(layer), Narrow(layer))
+            model = nn.Sequential(Lone(layer), Lone(layer))
         model = fully_shard_model(
             model,
             device_mesh=mesh(ranks)["dp"],
-            fsdp_unit_modules=[Narrow],
+            fsdp_unit_modules=[Lone],
             mixed_precision_policy=MixedPrecisionPolicy(torch.float32, weight_codec=codec),
         )
         x = torch.randn(4, 32, generator=torch.Generator().manual_seed(2)).requires_grad_()

@@ -26,8 +26,8 @@ from mfsdp_core import (
 )
 from mfsdp_core.errors import LifecycleError, MismatchedReadError
 from mfsdp_core.uneven_dtensor import gather_and_compute_chunk_metadata
-from oracle.beside_torch import Chain, beside, own_batch, refusal
-from oracle.models import loss
+from oracle.beside_torch import beside, own_batch, refusal
+from oracle.models import Chain, loss
 from oracle.ranks import RankPool, mesh
 
 pytestmark = pytest.mark.processes

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mfsdp_core import fully_shard_optimizer
 from mfsdp_core.errors import MfsdpError
-from oracle.beside_torch import WAYS, Chain, beside, mean_over_ranks, own_batch, refusal
-from oracle.models import loss
+from oracle.beside_torch import WAYS, beside, mean_over_ranks, own_batch, refusal
+from oracle.models import Chain, loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes

@@ -8,27 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracle.beside_torch import WAYS, Chain, beside, distance, own_batch
-from oracle.models import Block, loss
+from oracle.beside_torch import WAYS, beside, distance, own_batch
+from oracle.models import Chain, loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes
 
 
-class Forces(nn.Module):
+class Forces(Chain):
     """An energy and, as in force fields, its gradient, taken inside of `forward`."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
-        self.head = nn.Linear(8, 1)
+        super().__init__(outputs=1)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x = x.detach().requires_grad_()
-        y = x
-        for block in self.blocks:
-            y = block(y)
-        energy = self.head(y).square().sum()
+        energy = super().forward(x).square().sum()
         (forces,) = torch.autograd.grad(energy, x, create_graph=self.training)
         return energy, forces
 

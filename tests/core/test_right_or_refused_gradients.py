@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_
-from oracle.beside_torch import WAYS, Chain, beside, distance, own_batch
-from oracle.models import loss
+from oracle.beside_torch import WAYS, beside, distance, own_batch
+from oracle.models import Chain, loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes

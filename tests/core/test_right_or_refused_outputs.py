@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, Chain, beside, own_batch, refusal
-from oracle.models import Block, loss
+from oracle.beside_torch import WAYS, beside, own_batch, refusal
+from oracle.models import Block, Chain, loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes

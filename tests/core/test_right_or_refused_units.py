@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from mfsdp_core import fully_shard_model, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError, LifecycleError, UnitSelectionError
-from oracle.beside_torch import WAYS, Chain, beside, own_batch, refusal
+from oracle.beside_torch import WAYS, beside, own_batch, refusal
+from oracle.models import Chain
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes

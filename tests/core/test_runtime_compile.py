@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
-from oracle.models import Block, loss
+from oracle.models import Block, Chain, loss
 from oracle.ranks import RankPool, mesh
 from oracle.reference import relative_difference
 from oracle.sharded import STRATEGIES
@@ -19,22 +19,10 @@ from oracle.sharded import STRATEGIES
 pytestmark = pytest.mark.processes
 
 
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 def compiled(how: str, backend: str, strategy: str) -> tuple[Any, Any]:
     """A sharded model and what to call. how: units in place, wrapped units, or the whole."""
     torch.manual_seed(9)
-    module = Stack().double()
+    module = Chain(outputs=3).double()
     if how == "in place":
         for block in module.blocks:
             block.compile(backend=backend)
@@ -57,7 +45,7 @@ def compare(how: str, backend: str, strategy: str) -> tuple[float, list[int], bo
     torch._dynamo.utils.counters.clear()
     model, call = compiled(how, backend, strategy)
     torch.manual_seed(9)
-    reference = Stack().double()
+    reference = Chain(outputs=3).double()
     rank, worst, sent = mesh(2).get_local_rank("dp"), 0.0, [0]
     at_rest = model.ledger.bytes_by_category()
     for cycle in range(3):

@@ -14,6 +14,7 @@ from bench.testing.quantised import quantised
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from oracle import transformer_engine as te
+from oracle.models import Lone
 from oracle.ranks import RankPool, mesh, two_axes
 
 pytestmark = pytest.mark.processes
@@ -44,17 +45,6 @@ class Unit(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         return self.down(self.up(self.norm(x)).tanh())
-
-
-class Lone(nn.Module):
-    """A unit of one weight with fewer rows than there are ranks."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.few = layer(32, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.few(x).sum(-1, keepdim=True)
 
 
 def drawn(layer: Any, dtype: torch.dtype = torch.float32) -> nn.Module:

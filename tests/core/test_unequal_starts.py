@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from mfsdp_core import fully_shard_model
-from oracle.beside_torch import Chain
-from oracle.models import Block
+from oracle.models import Block, Chain
 from oracle.ranks import RankPool, mesh, two_axes
 
 pytestmark = pytest.mark.processes

@@ -23,20 +23,6 @@ WAYS = (
 )
 
 
-class Chain(nn.Module):
-    """Three units of one size and a head: [..., 8] to the same shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
-        self.head = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 @dataclass
 class Pair:
     """plain: the module as torch runs it. model: the same module, sharded over two ranks."""

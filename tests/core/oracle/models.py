@@ -30,6 +30,43 @@ from bench.testing.toy_models import (
 from bench.testing.toy_models import build as draw
 
 
+class TwoLinears(nn.Module):
+    """A residual unit of two plain weights: [..., 8] to the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(x)))
+
+
+class Lone(nn.Module):
+    """A unit of one weight of two rows, made by `layer(columns, rows, bias=)`."""
+
+    def __init__(self, layer: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.few = layer(32, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.few(x).sum(-1, keepdim=True)
+
+
+class Chain(nn.Module):
+    """Three units of one size and a head: [..., 8] to [..., outputs]."""
+
+    def __init__(self, outputs: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 class ConvBlock(nn.Module):
     """Row sizes of 27, 72 and 64 elements in one unit: no common multiple below 1728."""
 
