@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mfsdp_core.events import UNIT_KINDS, Event
-from mfsdp_core.stream_order import Observer
+from mfsdp_core.observer import Observer
 
 _BACKWARD = "backward"
 Begin = Callable[[str], Any]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mfsdp_core.stream_order import Observer, span_of
+from mfsdp_core.observer import Observer, span_of
 
 #: Operations whose result the host needs before it can go on.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal")

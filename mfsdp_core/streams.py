@@ -36,7 +36,7 @@ from typing import Any, Protocol
 import torch
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.stream_order import COPY_IN, CURRENT, Observer, Operations, StreamOrder, Tensors
+from mfsdp_core.observer import COPY_IN, CURRENT, Observer, Tensors
 
 
 class Work(Protocol):
@@ -248,20 +248,6 @@ class Streams:
             yield
         finally:
             self.observer = before
-
-    @contextmanager
-    def recording(self) -> Iterator[StreamOrder]:
-        """Record what happens on this thread and in its backward passes, and check its order.
-
-        On a device without streams as if it had those that CUDA has.
-        """
-        order, before = StreamOrder(), self.copy_in
-        self.copy_in = before or CopyIn(self)
-        try:
-            with self.observed(order), Operations(order):
-                yield order
-        finally:
-            self.copy_in = before
 
 
 class CudaStreams(Streams):

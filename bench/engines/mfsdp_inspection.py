@@ -17,6 +17,7 @@ import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents, LocalRows, WireEntry, local_rows
 from bench.engines.local_tensor import local_tensor
+from bench.engines.stream_order import recorded_order
 from bench.spec import DtypeName
 
 _PREFIX = "module."
@@ -90,9 +91,8 @@ class MfsdpInspection:
         self._model.start_param_sync()
 
     def recording(self) -> AbstractContextManager[Any]:
-        """The core's happens-before checker."""
-        recording: AbstractContextManager[Any] = self._model.streams.recording()
-        return recording
+        """A happens-before checker of the core's streams."""
+        return recorded_order(self._model.streams)
 
     def finish_gradients(self) -> None:
         """`finish_grad_sync`."""

@@ -82,11 +82,6 @@ class MemoryLedger:
 
         return unsubscribe
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether somebody subscribes now."""
-        return bool(self._subscribers)
-
     def alive(self) -> list[Booking]:
         """What the buffers that exist now have booked, in the order in which they came."""
         return [

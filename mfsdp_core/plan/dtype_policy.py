@@ -75,13 +75,19 @@ def resolve_dtypes(
     main_grads: Name | None,
     grad_comm: Name | None,
     reduce: Name | None = None,
+    *,
+    trainable: bool = True,
 ) -> GroupDtypes[Name]:
     """Fill in what the policy leaves open.
+
+    A frozen bucket has neither main weights nor gradients of its own.
 
     `main_params` None: the compute weights are the main weights. `main_grads` None: the compute
     dtype. `grad_comm` None: the dtype of the main gradients. `reduce` None: that of the main
     gradients, or of the wire where that holds more.
     """
+    if not trainable:
+        main_params = main_grads = grad_comm = reduce = None
     grads = compute if main_grads is None else main_grads
     wire = grads if grad_comm is None else grad_comm
     if reduce is None:
@@ -99,18 +105,3 @@ def is_wider(one: Hashable, other: Hashable) -> bool:
     """Whether a floating-point dtype holds more than another; of torch or a name of one."""
     bits, others = (_BITS.get(str(dtype).removeprefix("torch."), 0) for dtype in (one, other))
     return bits > others
-
-
-def resolve_bucket_dtypes(
-    compute: Name,
-    main_params: Name | None,
-    main_grads: Name | None,
-    grad_comm: Name | None,
-    reduce: Name | None = None,
-    *,
-    trainable: bool,
-) -> GroupDtypes[Name]:
-    """Dtypes of a bucket; a frozen one has neither main weights nor gradients of its own."""
-    if not trainable:
-        return resolve_dtypes(compute, None, None, None)
-    return resolve_dtypes(compute, main_params, main_grads, grad_comm, reduce)

@@ -41,7 +41,7 @@ from mfsdp_core.plan.buffers import (
     used_of_slot,
 )
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, FLOATING, resolve_bucket_dtypes
+from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, FLOATING, resolve_dtypes
 from mfsdp_core.plan.grouping import BucketPlan, ParameterFacts, plan_buckets
 from mfsdp_core.plan.payload import PayloadPlan
 from mfsdp_core.plan.pools import BucketRequest
@@ -278,7 +278,7 @@ def memory_of_buckets(  # noqa: PLR0913 - as above
             raise ConfigurationError(
                 f"{plan.name} holds experts: pass expert_coordinate, their mesh coordinate"
             )
-        dtypes = resolve_bucket_dtypes(
+        dtypes = resolve_dtypes(
             plan.dtype,
             policy.main_params,
             policy.main_grads,

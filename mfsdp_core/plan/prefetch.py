@@ -177,19 +177,13 @@ class PrefetchOrder:
         return self._sequences[direction]
 
     def upcoming(self, unit: int | None, direction: Direction) -> Iterator[int]:
-        """The units that are expected to run after `unit`, nearest first, as `following`."""
-        sequence = self._sequences[direction]
-        start = 0 if unit is None else self._positions[direction][unit] + 1
-        return map(sequence.__getitem__, range(start, len(sequence)))
+        """The units that are expected to run after `unit`, nearest first.
 
-    def following(self, unit: int | None, direction: Direction) -> int | None:
-        """The unit that is expected to run after `unit` (None: the root, which runs before all).
-
-        None at the end.
+        None: the root, which runs before all.
         """
         sequence = self._sequences[direction]
         start = 0 if unit is None else self._positions[direction][unit] + 1
-        return sequence[start] if start < len(sequence) else None
+        return map(sequence.__getitem__, range(start, len(sequence)))
 
     def _adopt(self, forward: list[int], backward: list[int]) -> None:
         self._sequences: dict[Direction, list[int]] = {"forward": forward, "backward": backward}

@@ -16,8 +16,8 @@ from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
+from mfsdp_core.memory.allocators import AllocatedScratch
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.allocation import RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig

@@ -8,7 +8,7 @@ import torch
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.config import ReductionConfig
-from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider, resolve_bucket_dtypes
+from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider, resolve_dtypes
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 
 
@@ -25,7 +25,7 @@ def group_dtypes(
         ConfigurationError: a policy of real dtypes for complex parameters, or a `reduce_dtype` that
             gradients cannot be added up in.
     """
-    dtypes = resolve_bucket_dtypes(
+    dtypes = resolve_dtypes(
         compute,
         policy.main_params_dtype,
         policy.main_grads_dtype,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bench.engines import collective
 from bench.engines.collective import CollectiveEngine, WrongValuesError
+from bench.engines.stream_order import StreamOrder
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import CollectiveName, DtypeSpec, EngineSpec, LaunchSpec, RunSpec, TrainSpec
@@ -19,7 +20,6 @@ from bench.store.samples import read_samples
 from bench.worker.collective import OperationClock, measure_collective
 from bench.worker.rank_process import RankProcess
 from mfsdp_core.comm.protocol import Done, Summed
-from mfsdp_core.stream_order import StreamOrder
 from mfsdp_core.streams import Streams
 from oracle.ranks import RankPool, mesh
 from test_user_buffers import Twin

@@ -12,9 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.events import EventBus
-from mfsdp_core.memory.allocators import TemporaryAllocator
+from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.streams import Streams
 from oracle.ranks import WORLD, RankPool
 

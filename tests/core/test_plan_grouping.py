@@ -68,26 +68,30 @@ def test_dtypes_left_open_follow_the_compute_dtype_and_each_other():
     assert resolved.casts_gradient
 
 
+def following(order, unit, direction):
+    return next(order.upcoming(unit, direction), None)
+
+
 def test_units_are_expected_in_registration_order_until_a_pass_was_recorded():
     order = PrefetchOrder(3)
-    assert order.following(None, "forward") == 0
-    assert order.following(None, "backward") == 2
-    assert order.following(1, "forward") == 2
+    assert following(order, None, "forward") == 0
+    assert following(order, None, "backward") == 2
+    assert following(order, 1, "forward") == 2
     for unit in (2, 0, 0, 1):
         order.observe(unit)
     order.finish_pass()
-    assert order.following(None, "forward") == 2
-    assert [order.following(unit, "forward") for unit in (2, 0, 1)] == [0, 1, None]
-    assert [order.following(unit, "backward") for unit in (1, 0, 2)] == [0, 2, None]
+    assert following(order, None, "forward") == 2
+    assert [following(order, unit, "forward") for unit in (2, 0, 1)] == [0, 1, None]
+    assert [following(order, unit, "backward") for unit in (1, 0, 2)] == [0, 2, None]
 
 
 def test_a_pass_that_skipped_a_unit_is_not_recorded():
     order = PrefetchOrder(2)
     order.observe(1)
     order.finish_pass()
-    assert order.following(None, "forward") == 0
+    assert following(order, None, "forward") == 0
 
 
 def test_a_model_without_units_prefetches_nothing():
-    assert PrefetchOrder(0).following(None, "forward") is None
-    assert PrefetchOrder(0).following(None, "backward") is None
+    assert following(PrefetchOrder(0), None, "forward") is None
+    assert following(PrefetchOrder(0), None, "backward") is None

@@ -16,10 +16,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from bench.engines.stream_order import StreamOrder, recorded_order
 from bench.validate.bugs import UNLISTED
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
-from mfsdp_core.stream_order import COPY_IN, CURRENT, Span, StreamOrder
+from mfsdp_core.observer import COPY_IN, CURRENT, Span
 from mutants import is_noticed_by
+from oracle.models import TwoLinears
 
 RANKS = 4
 #: Waited for when a rank has something to learn from it, and else before the next one.
@@ -32,18 +34,6 @@ def fake_group() -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=RANKS)
     yield
     dist.destroy_process_group()
-
-
-class Block(nn.Module):
-    """Two weights; the second one's gradient may be written by the kernel that computes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.second = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.second(torch.relu(self.first(x)))
 
 
 class FusedLinear(torch.autograd.Function):
@@ -71,7 +61,7 @@ class FusedBlock(nn.Module):
         return FusedLinear.apply(x, self.weight)
 
 
-def sharded(block=Block, blocks=5, *, hybrid="", policy=None, dtype=torch.float32, **options):
+def sharded(block=TwoLinears, blocks=5, *, hybrid="", policy=None, dtype=torch.float32, **options):
     options.setdefault("zero_dp_strategy", 3)
     if hybrid:
         mesh = init_device_mesh("cpu", (2, RANKS // 2), mesh_dim_names=("outer", "inner"))
@@ -89,7 +79,7 @@ def sharded(block=Block, blocks=5, *, hybrid="", policy=None, dtype=torch.float3
 def recorded(model, *, dtype=torch.float32, steps=2, microbatches=2) -> StreamOrder:
     """The order of training steps; before each update, weights are gathered ahead as well."""
     optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))
-    with model.streams.recording() as order:
+    with recorded_order(model.streams) as order:
         for _ in range(steps):
             for index in range(microbatches):
                 with model.sync() if index == microbatches - 1 else model.no_sync():
@@ -257,7 +247,7 @@ def test_operations_are_recorded_with_what_they_read_and_write(monkeypatch):
     model = sharded(blocks=1)
     seen = []
     monkeypatch.setattr(StreamOrder, "run", lambda _self, *found: seen.append(found))
-    with model.streams.recording():
+    with recorded_order(model.streams):
         x, y = torch.ones(4), torch.zeros(4)
         y[1:].add_(x[1:])
         x.view(2, 2)

@@ -13,9 +13,8 @@ from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
-from mfsdp_core.memory.allocators import TemporaryAllocator
+from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.streams import Streams
 from oracle.ranks import RankPool, mesh
 from oracle.reference import relative_difference

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import mfsdp_core
+from bench.engines.stream_order import recorded_order
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
     PREFIX,
@@ -437,7 +438,7 @@ def test_weights_gathered_ahead_are_used() -> None:
             close("loss", model(batch()).detach(), plain(batch()).detach())
     model, plain = pair(3)
     optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    with model.streams.recording() as order:
+    with recorded_order(model.streams) as order:
         model(batch()).backward()
         model.start_param_sync()
         optimizer.step()

@@ -17,7 +17,7 @@ from mfsdp_core.plan import (
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import resolve_bucket_dtypes, resolve_dtypes
+from mfsdp_core.plan.dtype_policy import resolve_dtypes
 from mfsdp_core.plan.strategy import Placement
 
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -136,12 +136,9 @@ def test_units_are_gathered_ahead_in_order() -> None:
     order.finish_pass()
     same("the first one stays", order.sequence("forward"), [2, 0, 1])
     same("behind the root", list(order.upcoming(None, "forward")), [2, 0, 1])
-    same(
-        "behind 2", (list(order.upcoming(2, "forward")), order.following(2, "forward")), ([0, 1], 0)
-    )
-    same(
-        "at the end", (order.following(1, "forward"), order.following(None, "backward")), (None, 1)
-    )
+    same("behind 2", list(order.upcoming(2, "forward")), [0, 1])
+    same("at the end", list(order.upcoming(1, "forward")), [])
+    same("backward", next(order.upcoming(None, "backward")), 1)
     fixed = prefetch.PrefetchOrder(3, [1, 0, 2], records=False)
     same("of nested units", fixed.sequence("backward"), [1, 0, 2])
     given = prefetch.PrefetchOrder(3, [1, 0, 2], given=[1, 2, 0])
@@ -204,9 +201,9 @@ def test_divisors_and_dtypes() -> None:
     flags = (found.shares_weights, found.needs_comm_buffer, found.casts_gradient)
     same("two dtypes", flags, (False, False, True))
     assert resolve_dtypes("h", "f", "f", "h").needs_comm_buffer
-    frozen = resolve_bucket_dtypes("h", "f", "g", "w", trainable=False)
+    frozen = resolve_dtypes("h", "f", "g", "w", trainable=False)
     same("frozen", (frozen.main_params, frozen.grad_comm), ("h", "h"))
-    trained = resolve_bucket_dtypes("h", "f", "g", "w", trainable=True)
+    trained = resolve_dtypes("h", "f", "g", "w", trainable=True)
     same("trained", (trained.main_params, trained.grad_comm), ("f", "w"))
 
 

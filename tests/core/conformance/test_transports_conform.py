@@ -23,9 +23,8 @@ from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.uneven import gather_rows, row_counts
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocators import TemporaryAllocator
+from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.memory.scratch import AllocatedScratch
 from mfsdp_core.plan.dtype_policy import is_wider
 from mfsdp_core.streams import Streams
 

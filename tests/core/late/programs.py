@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bench.engines.stream_order import recorded_order
 from late.group import late_axes, late_mesh
 from late.operations import late_device
 from mfsdp_core import (
@@ -98,7 +99,7 @@ def trained(case: Case, seed: int | None, races: list[Any] | None = None) -> Nam
         if races is None:
             _train(toy, case)
         else:
-            with toy.model.streams.recording() as order:
+            with recorded_order(toy.model.streams) as order:
                 _train(toy, case)
             races += order.races
     return toy.full_parameters()

@@ -6,81 +6,39 @@ waited for the earlier one. Nothing is delayed and no race has to happen for it 
 CPU shows the races of a GPU.
 
 Operations are those of torch's dispatcher, on the current stream or on that of copy-ins, and the
-collectives that `streams.Streams` tracks, each on the stream of its group. Giving memory back
+collectives that `mfsdp_core.streams` tracks, each on the stream of its group. Giving memory back
 counts as a write.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: Names of streams.
-CURRENT = "compute"
-COPY_IN = "copy-in"
-Tensors = Sequence[Tensor]
+from mfsdp_core.observer import COPY_IN, CURRENT, Observer, Span, Tensors, span_of
+from mfsdp_core.streams import CopyIn, Streams
 
 
-class Observer:
-    """Somebody who writes down what happens on streams; this one does not.
+@contextmanager
+def recorded_order(streams: Streams) -> Iterator[StreamOrder]:
+    """Record what happens on this thread and in its backward passes, and check its order.
 
-    Numbers are of what can be waited for. is_in_backend: what is computed now is a collective's
-    own, as gloo's copies of its results, and of no stream here.
+    On a device without streams as if it had those that CUDA has.
     """
-
-    is_in_backend = False
-
-    def issued(
-        self,
-        name: str,
-        group: object,
-        reads: Tensors,
-        writes: Tensors,
-    ) -> int:
-        """A collective starts, behind what the current stream has; its number."""
-        del name, group, reads, writes
-        return 0
-
-    def recorded(self, name: str) -> int:
-        """All that the current stream has; its number."""
-        del name
-        return 0
-
-    def switched(self, stream: str) -> None:
-        """The current stream is `CURRENT` or `COPY_IN` from here on."""
-
-    def followed(self) -> None:
-        """What the copy-in stream gets from here on is behind all that the current one has."""
-
-    def waiting(self, number: int) -> None:
-        """The backend is asked to wait for it; what it does until `waited` is its own affair."""
-        del number
-        self.is_in_backend = True
-
-    def waited(self, number: int) -> None:
-        """The current stream waits for it."""
-        del number
-        self.is_in_backend = False
-
-    def resized(self, memory: Tensor, *, stays: bool) -> None:
-        """A tensor that had lost its memory has some again. stays: in a step that is repeated."""
-
-    def released(self, memory: Tensor, name: object) -> None:
-        """Memory may be used again, by anybody, from here on."""
-
-
-class Span(NamedTuple):
-    """Addresses from `start` to before `end`, in bytes."""
-
-    start: int
-    end: int
+    order, before = StreamOrder(), streams.copy_in
+    streams.copy_in = before or CopyIn(streams)
+    try:
+        with streams.observed(order), Operations(order):
+            yield order
+    finally:
+        streams.copy_in = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +175,6 @@ def _join(clock: dict[str, int], other: dict[str, int]) -> None:
 
 def _overlap(a: Span, b: Span) -> bool:
     return a.start < b.end and b.start < a.end
-
-
-def span_of(tensor: Tensor) -> Span:
-    """Addresses from the first to the last element; empty where there is no memory."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
-        return Span(0, 0)
-    start = tensor.data_ptr()
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return Span(start, start + (last + 1) * tensor.element_size() if start else 0)
 
 
 class Operations(TorchDispatchMode):
