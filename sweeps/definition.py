@@ -158,7 +158,6 @@ def _read_targets(
     arms: Sequence[str],
 ) -> tuple[Target, ...]:
     """The targets; each names two arms of the file and cells of the matrix."""
-    labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
     targets = []
     for index, item in enumerate(written):
         where = ("targets", index)
@@ -174,7 +173,7 @@ def _read_targets(
                 )
             if bound <= 0:
                 reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
-        when = _condition(reader, item.when, (*where, "when"), labels)
+        when = _condition(reader, item.when, (*where, "when"), matrix.labels)
         targets.append(Target(when, item.base, item.head, item.at_most))
     return tuple(targets)
 
@@ -182,10 +181,9 @@ def _read_targets(
 def _read_requirements(
     reader: SettingsReader, written: Sequence[RequireSection], matrix: Matrix
 ) -> tuple[KernelRequirement, ...]:
-    labels = {axis.name: [value.label for value in axis.values] for axis in matrix.axes}
     return tuple(
         KernelRequirement(
-            _condition(reader, item.when, ("require", index, "when"), labels),
+            _condition(reader, item.when, ("require", index, "when"), matrix.labels),
             item.nccl,
             item.after_iteration,
             item.min_bytes,
@@ -266,18 +264,14 @@ def _read_matrix(reader: SettingsReader, file: SweepFile, arms: Sequence[str]) -
     check_axes(reader, axes)
     reader.stop_on_problems()
     include = tuple(read_includes(reader, written.include, axes, ("matrix", "include")))
-    labels = {axis.name: [value.label for value in axis.values] for axis in axes}
-    for _, included in include:
-        for name, label in included.items():
-            labels.setdefault(name, []).append(label)
+    matrix = Matrix(product=product, zips=zips, include=include)
+    labels = matrix.labels
     exclude = tuple(
         _condition(reader, rule, ("matrix", "exclude", index), labels)
         for index, rule in enumerate(written.exclude)
     )
-    return Matrix(
-        product=product,
-        zips=zips,
-        include=include,
+    return replace(
+        matrix,
         exclude=exclude,
         overrides=tuple(
             _override(reader, rule, ("overrides", index), {**labels, ARM: arms} if arms else labels)

@@ -120,6 +120,15 @@ class Matrix:
         return (*self.product, *itertools.chain.from_iterable(self.zips))
 
     @property
+    def labels(self) -> dict[str, list[str]]:
+        """Every axis with the labels that cells have on it, included cells too."""
+        found = {axis.name: [value.label for value in axis.values] for axis in self.axes}
+        for _, included in self.include:
+            for name, label in included.items():
+                found.setdefault(name, []).append(label)
+        return found
+
+    @property
     def size(self) -> int:
         """Cells before `exclude` and `include`: the product of all lengths."""
         lengths = [len(axis.values) for axis in self.product]

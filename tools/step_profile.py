@@ -31,13 +31,12 @@ from bench.data.batches import Batches, build_batches
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import UsageError
-from bench.launch.git_state import git_state
 from bench.models.build import run_model
-from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
 from bench.store.reading import read_spec
 from bench.store.run_folder import utc_now
+from tools.origin import origin
 
 PHASES = ("forward and backward", "clip", "optimizer", "zero_grad")
 METERS = ("wall_milliseconds", "cpu_milliseconds", "page_faults")
@@ -153,18 +152,6 @@ def measure(runs: Sequence[ResolvedRun], steps: int) -> dict[str, Any]:
         return found
 
 
-def origin() -> dict[str, Any]:
-    """Machine, date and code of a measurement that begins now."""
-    machine = Machine.detect()
-    return {
-        "measured_utc": utc_now(),
-        "cpu": f"{machine.cpu_name}, {machine.cpu_count} cores",
-        "load_average_before": round(os.getloadavg()[0], 2),
-        "torch": torch.__version__,
-        "git": git_state(Path(__file__).parents[2]),
-    }
-
-
 def table(engines: dict[str, Any]) -> str:
     """The phases as text, one line per phase, ratios to the first engine."""
     names = list(engines)
@@ -189,7 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, metavar="FILE")
     arguments = parser.parse_args()
     specs = [_spec(folder) for folder in arguments.runs]
-    facts = origin()
+    facts = {"measured_utc": utc_now(), **origin()}
     found = measure(specs, arguments.steps)
     sys.stdout.write(table(found) + "\n")
     if arguments.out is not None:

@@ -4,11 +4,8 @@ m is the dtype of the accumulated gradient, c that of the wire. Strategies that 
 add up k microbatches in m, cast once to c, reduce in c and cast back; the others cast and reduce
 every microbatch and add the results up in m. An outer axis adds one more cast and reduction.
 
-`emulated` adds up over ranks in rank order, in a dtype r that holds c, and hands on what has it,
-except where the sum itself travels once more, in c (all-reduce). Direct exchange does exactly that.
-Native collectives have r = c: exactly so for two ranks; for more they add up in an order of theirs.
-`expected` leaves that open: any order, in c or wider, is right. Its slack is what n such roundings
-of c can make, and k + 2 of m, element by element.
+`expected` leaves the order of a sum over ranks open: any, in c or wider, is right. Its slack is
+what n such roundings of c can make, and k + 2 of m, element by element.
 """
 
 from __future__ import annotations
@@ -60,30 +57,6 @@ def accumulated(gradients: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     for gradient in gradients:
         total.add_(gradient)
     return total
-
-
-def reduced(contributions: Sequence[Tensor], *, dtype: torch.dtype, travels: bool) -> Tensor:
-    """The sum over ranks, in `dtype`, of what each sent."""
-    total = torch.zeros_like(contributions[0], dtype=dtype)
-    for contribution in contributions:
-        total += contribution.to(dtype)
-    return total.to(contributions[0].dtype) if travels else total
-
-
-def emulated(
-    rows: Sequence[Sequence[Tensor]],
-    main: torch.dtype,
-    wire: torch.dtype,
-    divisor: int,
-    *,
-    every: bool,
-    total: torch.dtype,
-    travels: bool,
-) -> Tensor:
-    """The gradient on one axis, from g[r][j] of one parameter. total: r. travels: all-reduced."""
-    reductions = sent(rows, main, wire, divisor, every=every)
-    sums = [reduced(one, dtype=total, travels=travels) for one in reductions]
-    return accumulated(sums, main)
 
 
 def expected(contributions: Sequence[Sequence[Tensor]], model: Model) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,7 @@ from typing import Any, Literal, Self
 
 from bench.errors import BenchError
 from bench.launch.code import checkout_root
-from bench.launch.parent_death import die_with_parent
 from bench.testing.call import FunctionCall
-from bench.testing.fork_server import serve_requests
 from bench.testing.load_clock import LoadClock
 from bench.testing.serialization import unpacked
 from bench.testing.worker import Answer, log_file, request, stack_file
@@ -77,7 +75,7 @@ class ForkServer:
     def __enter__(self) -> Self:
         ours, theirs = Pipe()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
-        self._process = self._started(ours, theirs)
+        self._process = self.started(ours, theirs)
         theirs.close()
         self._requests = ours
         if not ours.poll(_START_SECONDS):
@@ -90,7 +88,8 @@ class ForkServer:
             raise BenchError("the process that forks ranks ended; its error is above") from None
         return self
 
-    def _started(self, _ours: Connection, theirs: Connection) -> subprocess.Popen[bytes] | _Child:
+    def started(self, _ours: Connection, theirs: Connection) -> Any:
+        """The process, which can be killed and waited for; `theirs` is its end."""
         module = ("-m", "bench.testing.fork_server")
         return subprocess.Popen(
             [sys.executable, *module, str(os.getpid()), str(theirs.fileno()), *self._modules],
@@ -137,36 +136,6 @@ class ForkServer:
             self._requests.send(Reap(tuple(pids)))
             codes: list[int] = self._requests.recv()
         return codes
-
-
-class ForkedServer(ForkServer):
-    """Forked from this process, with all that it has loaded: it starts at once.
-
-    Its ranks have the mfsdp_core of this process, if that has loaded one.
-    """
-
-    def _started(self, ours: Connection, theirs: Connection) -> _Child:
-        parent = os.getpid()
-        child = _Child(os.fork())
-        if not child.pid:
-            try:
-                die_with_parent(parent)
-                ours.close()
-                serve_requests(theirs)
-            finally:
-                os._exit(0)
-        return child
-
-
-@dataclass(frozen=True)
-class _Child:
-    pid: int
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> None:
-        os.waitpid(self.pid, 0)
 
 
 def _accepted(listener: Listener) -> tuple[int, Connection]:

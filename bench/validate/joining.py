@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -34,16 +35,15 @@ def joined(name: str, shards: Sequence[LocalRows], shape: tuple[int, ...]) -> Te
         rows = [row.reshape(-1) for row in rows]
     whole = torch.cat(rows) if len(rows) > 1 else rows[0]
     fits = flat or tuple(whole.shape) in {shape, (1,)}
-    if whole.numel() != _elements(shape) or not fits:
+    if whole.numel() != prod(shape) or not fits:
         raise JoiningError(
             f"{name}: shards of {[tuple(r.shape) for r in rows]} do not make up {shape}"
         )
     return whole.reshape(shape)
 
 
-def first_row(name: str, shards: Sequence[LocalRows], rank: int) -> int:
+def first_row(shards: Sequence[LocalRows], rank: int) -> int:
     """Row of the whole tensor at which the shard of `rank` begins."""
-    del name
     own = shards[rank]
     before = {p.order: len(_as_rows(p.rows)) for p in shards if p.order < own.order}
     return sum(before.values())
@@ -61,10 +61,3 @@ def cut(whole: Tensor, start: int, shard: LocalRows) -> Tensor:
 
 def _as_rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim else tensor.reshape(1)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

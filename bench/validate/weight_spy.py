@@ -21,13 +21,12 @@ class WeightSpy:
         self._seen: dict[str, Tensor] = {}
         self.changed: list[tuple[int, str]] = []
         self._microbatch = 0
-        for path, module in model.named_modules():
+        for module in model.modules():
             names = [name for name, _ in module.named_parameters(recurse=False)]
             names += getattr(module, "reads", ())
             if names:
                 read = {name: self._first_name(module, name) for name in names}
                 module.register_forward_pre_hook(self._hook(read))
-                del path
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins; with the first one of a step, everything seen is forgotten."""

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.testing.fused_adam import FusedAdam
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from oracle.fused_adam import FusedAdam
 from oracle.ranks import RankPool
 from oracle.reference import train
 from oracle.sharded import STRATEGIES, Sharded, shard

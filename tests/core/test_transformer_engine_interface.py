@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from bench.testing import fused_adam
 from mfsdp_core.precision.transformer_engine import GATHERED
-from oracle import quantised_tensors, transformer_engine
+from oracle import fused_adam, quantised_tensors, transformer_engine
 
 #: Functions and classes of the stand-in, and the files that have the true ones.
 WHERE = {

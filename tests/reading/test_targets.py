@@ -84,3 +84,11 @@ def test_a_target_that_means_nothing_is_refused_with_its_line(target: str, messa
         parse_sweep(FILE.replace("TARGET", target), "x.yaml")
     assert str(caught.value).startswith("x.yaml:6: ")
     assert message in str(caught.value)
+
+
+def test_a_target_may_mean_a_cell_that_the_file_includes() -> None:
+    base = "when: {cell: '*'}, base: torch, head: ours, at_most: {rss: 1.0}"
+    matrix = "matrix: {product: {engine.name: [ddp]}, include: [{engine.name: mfsdp}]}\n"
+    target = base.replace("cell: '*'", "engine.name: mfsdp")
+    (found,) = parse_sweep(matrix + FILE.replace("TARGET", target), "x.yaml").targets
+    assert found.when.patterns == {"engine.name": ("mfsdp",)}

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
+from bench.launch.git_state import git_state
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
+from tools.origin import origin
 from tools.step_profile import METERS, PHASES, _spec, measure, table
 
 
@@ -49,3 +51,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     (tmp_path / "other.json").write_text(json.dumps({}))
     with pytest.raises(UsageError, match=r"found no spec.json"):
         _spec(tmp_path)
+
+
+def test_what_is_measured_names_the_commit_of_this_repository():
+    assert origin()["git"] == git_state(Path(__file__).parents[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import UNLISTED
-from bench.validate.fuzz import outside
+from bench.validate.fuzz import diagnosis, outside
 from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.fixed import FIXED
 from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
@@ -96,6 +97,22 @@ def test_a_program_is_the_same_for_ever_and_has_a_source(engine: str) -> None:
         program = draw(engine, 3, number)
         assert program == draw(engine, 3, number)
         compile(script(program), f"{engine}-{number}", "exec")
+
+
+class Zeroes:
+    """Compares as a program does, with an engine that has zeros where plain torch has nothing."""
+
+    def compare(self, _what: str, _wanted: object, look: Callable[[object], object]) -> None:
+        look(None)
+        raise AssertionError("cycle 1: gradient of w is not None, in plain torch it is None")
+
+
+def test_a_gradient_where_plain_torch_has_none_is_told_as_that() -> None:
+    progress = diagnosis.Progress()
+    progress.parameters = {"w": None}
+    made = type("Trial", (diagnosis._Diagnosing, Zeroes), {"progress": progress})
+    with pytest.raises(AssertionError, match="in plain torch it is None"):
+        object.__new__(made).compare("gradient", {"w": None}, lambda _: torch.zeros(2))
 
 
 def test_shapes_are_those_of_the_model_before_an_engine_empties_it(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from bench.validate.cases import Case
+from bench.validate.judge import _placed
 from bench.validate.traces import exception_of, frames_of, room_of
 from bench.validate.where_to_look import LOOK_AT
+from bench.verdict import CheckVerdict, Finding
 
 ROOT = Path(__file__).parents[2]
 TRACEBACK = f"""Traceback (most recent call last):
@@ -55,3 +60,21 @@ def test_of_an_engine_from_elsewhere_its_own_frames_are_told() -> None:
 def test_every_file_that_a_finding_points_to_exists() -> None:
     named = {file for _, files in LOOK_AT.values() for file in files.split(", ")}
     assert [file for file in sorted(named) if not (ROOT / "mfsdp_core" / file).exists()] == []
+
+
+def verdict(rank: int | None) -> CheckVerdict:
+    return CheckVerdict(check="volume", state="failed", finding=Finding(step=1, rank=rank))
+
+
+def test_both_axes_and_the_node_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    case = Case("mfsdp", "optim_grads_params", ranks=4, outer=2)
+    found = _placed(verdict(2), case).finding
+    assert found is not None
+    assert found.place == "step 1, rank 2 (outer 1, inner 0, on n7)"
+
+
+def test_nothing_is_added_where_there_is_one_axis_or_no_rank() -> None:
+    flat = Case("mfsdp", "optim_grads_params", ranks=4)
+    assert _placed(verdict(2), flat) == verdict(2)
+    assert _placed(verdict(None), Case("mfsdp", "optim", ranks=4, outer=2)) == verdict(None)

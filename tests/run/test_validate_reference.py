@@ -95,7 +95,7 @@ def test_pieces_are_put_together_in_the_order_that_they_claim() -> None:
     whole = torch.arange(10.0).view(5, 2)
     shards = [LocalRows(whole[3:], 1, 2), LocalRows(whole[:3], 0, 2)]
     assert torch.equal(joining.joined("w", shards, (5, 2)), whole)
-    assert [joining.first_row("w", shards, rank) for rank in (0, 1)] == [3, 0]
+    assert [joining.first_row(shards, rank) for rank in (0, 1)] == [3, 0]
 
 
 def test_shards_that_leave_a_row_out_are_refused() -> None:

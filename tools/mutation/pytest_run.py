@@ -6,16 +6,20 @@ The process has loaded torch before, and so has the server that forks the ranks 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed as dist
 
+from bench.launch.parent_death import die_with_parent
 from bench.testing import workers
 from bench.testing.call import FunctionCall
+from bench.testing.fork_server import serve_requests
 from bench.testing.load_clock import stretched
 from bench.validate.patched_core import CORE
 from tools.mutation.line_coverage import Lines, LineTracer, joined
@@ -42,12 +46,45 @@ def run_pytest(core: str, arguments: Sequence[str], trace: bool) -> Ran:
     os.chdir(ROOT)
     os.environ |= {"PYTHONPATH": os.pathsep.join((core, str(ROOT))), "PYTHONSAFEPATH": "1"}
     # Before pytest starts threads. It ends with this process.
-    told = _Told(workers.ForkedServer().__enter__(), trace)
+    told = _Told(ForkedServer().__enter__(), trace)
     # Without the root, which holds another mfsdp_core.
     options = ["-q", "-p", "no:cacheprovider", "-o", "pythonpath=tests/core"]
     options += [f"--timeout={stretched(_TEST_SECONDS):.0f}", *([] if trace else ["-x"])]
     pytest.main([*options, *arguments], plugins=[told])
     return told.ran
+
+
+class ForkedServer(workers.ForkServer):
+    """Forked from this process, with all that it has loaded: it starts at once.
+
+    Its ranks have the mfsdp_core of this process, if that has loaded one.
+    """
+
+    def started(self, ours: Connection, theirs: Connection) -> _Child:
+        """A child that has all that this process has."""
+        parent = os.getpid()
+        child = _Child(os.fork())
+        if not child.pid:
+            try:
+                die_with_parent(parent)
+                ours.close()
+                serve_requests(theirs)
+            finally:
+                os._exit(0)
+        return child
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A process id, as `subprocess` would have it."""
+
+    pid: int
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
 
 
 class _Told:

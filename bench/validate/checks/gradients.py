@@ -119,7 +119,7 @@ def _rows(
         return None
     try:
         joining.joined(name, there, evidence.reference.shapes[name])
-        return joining.cut(whole, joining.first_row(name, there, rank), own)
+        return joining.cut(whole, joining.first_row(there, rank), own)
     except (joining.JoiningError, RuntimeError):
         return None
 

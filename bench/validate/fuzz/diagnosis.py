@@ -143,7 +143,7 @@ class _Diagnosing(_Trial):
             ]
             raise AssertionError("\n".join([str(error), *lines[:_EVENTS]])) from None
 
-    def compare(self, what: str, wanted: Any, look: Any, size: Any = None) -> None:
+    def compare(self, what: str, wanted: Any, look: Any, *size: Any) -> None:
         seen: list[Any] = []
 
         def looking(parameter: Any) -> Any:
@@ -151,11 +151,12 @@ class _Diagnosing(_Trial):
             return seen[-1]
 
         try:
-            super().compare(what, wanted, looking, size)
+            super().compare(what, wanted, looking, *size)
         except AssertionError as error:
-            if what != "gradient" or not seen or not isinstance(seen[-1], Tensor):
+            name = list(self.progress.parameters)[len(seen) - 1] if seen else ""
+            pair = (seen[-1], wanted.get(name)) if seen else ()
+            if what != "gradient" or not pair or not all(isinstance(p, Tensor) for p in pair):
                 raise
-            name = list(self.progress.parameters)[len(seen) - 1]
             self.progress.look_at(name)
             lines = [_rows_off(seen[-1], wanted[name]), *self._explained(name, seen[-1])]
             raise AssertionError("\n".join([str(error), *lines])) from None

@@ -112,10 +112,6 @@ def accumulating(model, last):
     yield
 
 
-def finish(model, end):
-    pass
-
-
 def sharded(model):
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -139,14 +135,6 @@ def clip(model, bound):
 
 def load(model, weights):
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
-
-
-def forget(model, optimizer):
-    optimizer.zero_grad()
-
-
-def held(model):
-    return {}
 """
 
 FSDP1 = """
@@ -172,10 +160,6 @@ def accumulating(model, last):
     return contextlib.nullcontext() if last else model.no_sync()
 
 
-def finish(model, end):
-    pass
-
-
 def sharded(model):
     found = {}
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
@@ -198,14 +182,6 @@ def weight(parameter):
 def load(model, weights):
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
         model.load_state_dict(weights)
-
-
-def forget(model, optimizer):
-    optimizer.zero_grad()
-
-
-def held(model):
-    return {}
 """
 
 DDP = """
@@ -219,10 +195,6 @@ def shard(module):
 
 def accumulating(model, last):
     return contextlib.nullcontext() if last else model.no_sync()
-
-
-def finish(model, end):
-    pass
 
 
 def sharded(model):
@@ -243,6 +215,12 @@ def clip(model, bound):
 
 def load(model, weights):
     model.module.load_state_dict(weights)
+"""
+
+#: Of torch's own engines.
+OF_TORCH = """
+def finish(model, end):
+    pass
 
 
 def forget(model, optimizer):
@@ -276,7 +254,7 @@ def shard(module):
 """
 SOURCES = {
     "mfsdp": f"{MFSDP}\n{TRAIN}",
-    "fsdp2": f"{FSDP2}\n{TRAIN}",
-    "fsdp1": f"{FSDP1}\n{TRAIN}",
-    "ddp": f"{DDP}\n{TRAIN}",
+    "fsdp2": f"{FSDP2}\n{OF_TORCH}\n{TRAIN}",
+    "fsdp1": f"{FSDP1}\n{OF_TORCH}\n{TRAIN}",
+    "ddp": f"{DDP}\n{OF_TORCH}\n{TRAIN}",
 }

@@ -1,12 +1,27 @@
-"""What the roundings of each strategy must produce, by name (`bench.testing.rounding`)."""
+"""What the roundings of each strategy must produce, by name.
+
+Ranks add up in rank order, in a dtype that holds that of the wire, and hand on what has it, except
+where the sum itself travels once more (all-reduce). Direct exchange does exactly that. Native
+collectives add up in the dtype of the wire: so for two ranks; for more in an order of theirs.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from bench.testing.rounding import emulated, reduced
+from bench.testing.rounding import accumulated, sent
 from oracle.reference import Named
+
+
+def reduced(contributions: Sequence[Tensor], *, dtype: torch.dtype, travels: bool) -> Tensor:
+    """The sum over ranks, in `dtype`, of what each sent."""
+    total = torch.zeros_like(contributions[0], dtype=dtype)
+    for contribution in contributions:
+        total += contribution.to(dtype)
+    return total.to(contributions[0].dtype) if travels else total
 
 
 def accumulate_then_reduce(
@@ -24,19 +39,13 @@ def accumulate_then_reduce(
     total: in which ranks add up. travels: whether sums are sent once more. divisor: of the sum over
     ranks; None is their number.
     """
-    parts = divisor or len(raw)
-    return {
-        key: emulated(
-            [[g[key] for g in row] for row in raw],
-            main,
-            comm,
-            parts,
-            every=every,
-            total=total,
-            travels=travels,
-        )
-        for key in raw[0][0]
-    }
+    parts, found = divisor or len(raw), {}
+    for key in raw[0][0]:
+        rows = [[g[key] for g in row] for row in raw]
+        reductions = sent(rows, main, comm, parts, every=every)
+        sums = [reduced(one, dtype=total, travels=travels) for one in reductions]
+        found[key] = accumulated(sums, main)
+    return found
 
 
 def reduce_then_accumulate(

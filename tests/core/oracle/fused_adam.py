@@ -20,7 +20,7 @@ _HALF_BITS = 16
 class FusedAdam(torch.optim.Optimizer):
     """AdamW over DTensors, by their local tensors."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - its signature there
+    def __init__(  # noqa: PLR0913 - its signature there
         self,
         params: Iterable[Any],
         lr: float = 1e-3,
@@ -150,10 +150,6 @@ class FusedAdam(torch.optim.Optimizer):
 def _local(tensor: Any) -> Tensor:
     local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return local
-
-
-def _saved(name: str, local: Tensor) -> Tensor:
-    return local if name == "master_param" else local.float()
 
 
 def _like(p: Any, local: Tensor) -> Tensor:
