@@ -9,7 +9,8 @@ Strategies, matched to what mfsdp communicates per step of k microbatches:
   layer keeps its part of a group of so many ranks in between, and its second gather is within it.
 Gradients are reduced on every microbatch in both, into the sharded gradient, so that no full-size
 gradient outlives a backward. Parameters are stored in the main dtype; `MixedPrecisionPolicy`
-gathers and computes in the compute dtype and reduces in the gradient communication dtype.
+gathers and computes in the compute dtype and reduces in the gradient communication dtype. A model
+on the meta device is drawn and sharded unit by unit ([Note: models on the meta device]).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
+from bench.models.initialisation import materialise
 from bench.models.meshes import DATA, mesh_of, tensor_mesh
 from bench.models.units import units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
@@ -62,12 +64,14 @@ class Fsdp2Engine(StockEngine):
         mesh = mesh_of(device, dist.get_world_size(), outer=1) if cut is None else cut[DATA]
         policy = _policy(dtypes)
         for layer in units(model):
+            materialise(layer, device)
             fully_shard(
                 layer,
                 mesh=mesh,
                 reshard_after_forward=self._reshard_after_forward,
                 mp_policy=policy,
             )
+        materialise(model, device)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         for module in model.modules():
             if isinstance(module, FSDPModule):

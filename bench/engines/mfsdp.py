@@ -1,8 +1,9 @@
 """Engine `mfsdp`: this project's own core behind its drop-in functions.
 
 Units are those that the model names. The model is cast to the compute dtype and sharded; where that
-cast has lost something, the FP32 values are then loaded into the main weights, so that training
-starts from what every other engine starts from.
+cast has lost something, the main weights get the FP32 values, so that training starts from what
+every other engine starts from: with a model on the meta device ([Note: models on the meta device])
+unit by unit, else by a load.
 
 Microbatches: with one per step, every backward ends its cycle by itself (auto-sync). With more, the
 earlier ones run in `no_sync()` and the last in `sync()`; strategies that shard gradients reduce
@@ -40,7 +41,8 @@ class MfsdpEngine:
     """The wrapped model and its optimizer."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        initial = _exact_values(model)
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        initial = {} if on_meta else _exact_values(model)
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         self._accumulates = resolved.microbatches > 1
         switches = settings_of(resolved.engine)
@@ -56,11 +58,12 @@ class MfsdpEngine:
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
             mixed_precision_policy=_policy(resolved.dtypes, settings_of(resolved.engine)),
+            init_model_with_meta_device=on_meta,
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
             **_switches(switches),
         )
-        if _loses_values(resolved.dtypes):
+        if initial and _loses_values(resolved.dtypes):
             self._model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
         self._optimizer = mfsdp_core.fully_shard_optimizer(
             build_optimizer(

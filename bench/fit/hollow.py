@@ -88,12 +88,12 @@ class Hollow(TorchDispatchMode):
                 return func(*args, **kwargs)
             with self:  # written in Python, of operations of torch's
                 return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
-        if self._keeps_contents(func, tensors, kwargs):
-            return func(*args, **kwargs)
         operation = func._schema.name.partition("::")[2]
         if operation in _EMPTY:  # of integers, it is about to be filled
             made = func(*args, **kwargs)
             return self._emptied(made) if made.is_floating_point() else made
+        if self._keeps_contents(func, tensors, kwargs):
+            return func(*args, **kwargs)
         changes = func._schema.is_mutable or operation in _READS
         if not hollow and (changes or not self._makes_floats(func, tensors, kwargs)):
             return func(*args, **kwargs)

@@ -32,6 +32,8 @@ MICROBATCHES: Final = 3
 _STEPS: Final = 2
 SETUP: Final = "setup"
 
+#: Parameters are drawn on the host, where a device does not count.
+_DRAWN: Final = "bench/models/initial_values.py"
 #: Who has made a storage, by the end of the innermost file on the stack that is listed.
 _FILES: Final = (
     ("mfsdp_core/memory/allocators.py", "role"),
@@ -45,6 +47,7 @@ _FILES: Final = (
     ("torch/optim/", "optimizer"),
     ("bench/engines/precision_aware_adamw.py", "optimizer"),
     ("torch/utils/checkpoint.py", "activations"),
+    (_DRAWN, _DRAWN),
     ("bench/models/", "activations"),
 )
 CATEGORIES: Final = (
@@ -180,6 +183,7 @@ class _Recorder:
         self._microbatch: int | None = None
         self._in_step = False
         self._shapes: set[torch.Size] = set()
+        self._on_the_host: set[int] = set()
         self.trace = Trace(units=0)
         shape = resolved.shape
         whole = 0 if shape is None else shape.vocab
@@ -192,8 +196,13 @@ class _Recorder:
         if tensor is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             contents = f"{dtype}{list(tensor.shape)}"
-            self.trace.kinds[number] = Kind(self._category(tensor), contents)
-        if change:
+            category = self._category(tensor)
+            if category == _DRAWN:
+                category = "temporaries"
+                if self._run.launch.device == "cuda":
+                    self._on_the_host.add(number)
+            self.trace.kinds[number] = Kind(category, contents)
+        if change and number not in self._on_the_host:
             self.trace.changes.append((number, change, len(self.trace.moments) - 1))
 
     def communicated(self, operation: str, group: ProcessGroup, tensors: Sequence[Tensor]) -> None:

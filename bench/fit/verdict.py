@@ -16,8 +16,8 @@ HEADROOM_BYTES: Final = 2 * 2**30
 class Verdict:
     """spare_bytes: negative where it does not fit. largest: the category to attack then.
 
-    fits: the steps do. setup_fits: whether the whole model that every rank builds first, of
-    setup_bytes, fits as well.
+    fits: the steps do. setup_fits: whether what a rank holds before the first one, setup_bytes at
+    most, fits as well.
     """
 
     device: str
@@ -55,10 +55,10 @@ class Verdict:
         )
 
     def setup_text(self) -> str:
-        """A sentence about the whole model that every rank builds first."""
+        """A sentence about what comes before the steps."""
         return (
-            f"set-up does not fit: this harness builds the whole model on each rank first,"
-            f" {gigabytes(self.setup_bytes)}; a model built on the meta device does not"
+            f"set-up does not fit: each rank holds {gigabytes(self.setup_bytes)} at most before"
+            " the first step"
         )
 
     def text(self) -> str:

@@ -9,25 +9,40 @@ from bench.models.decoder import Decoder
 from bench.models.expert_parallel import spread
 from bench.models.factory import MakeBatch, build_user_model
 from bench.models.hybrid import Hybrid
-from bench.models.initialisation import initialise
+from bench.models.initialisation import give_resets, materialise
 from bench.models.llama import Llama
 from bench.models.low_precision import exchange_layers
 from bench.models.meshes import EXPERT, TENSOR, mesh_of
 from bench.models.tensor_parallel import cut
-from bench.spec import ModelShape, Recompute, ResolvedRun
+from bench.spec import SHARDED, ModelShape, Recompute, ResolvedRun, known_engine
 
 
 def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, MakeBatch | None]:
-    """The model of a run, and what makes its batches where it is the user's own."""
+    """The model of a run, and what makes its batches where it is the user's own.
+
+    On the meta device where the engine draws it unit by unit ([Note: models on the meta device]).
+    """
     if resolved.shape is None:
         made = build_user_model(resolved, device)
         return made.module, made.make_batch
-    model = build_model(
-        resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed, device=device
-    )
+    model = model_on_meta(resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed)
+    if _is_drawn_by_unit(resolved):
+        return model, None
+    materialise(model, device)
     exchange_layers(model, resolved.linear, resolved.dtypes.compute)
     _split(model, resolved, device)
     return model, None
+
+
+def _is_drawn_by_unit(resolved: ResolvedRun) -> bool:
+    """Models that are cut over other meshes first, or keep codes, need their values at once."""
+    engine = resolved.engine
+    return (
+        known_engine(engine.name).draws_by_unit
+        and bool(SHARDED[resolved.strategy])
+        and resolved.linear.kind == "torch"
+        and engine.tensor_parallel == engine.expert_parallel == 1
+    )
 
 
 def _split(model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
@@ -51,11 +66,16 @@ def build_model(
     Built without values first, so that no default initialisation is computed and thrown away, and
     so that a device model never has a second full copy in host memory.
     """
+    model = model_on_meta(shape, recompute=recompute, seed=seed)
+    materialise(model, device)
+    return model
+
+
+def model_on_meta(shape: ModelShape, *, recompute: Recompute, seed: int) -> Decoder:
+    """The same on the meta device; its modules' `reset_parameters` draw its values."""
     with torch.device("meta"):
         model = empty_model(shape, recompute)
-    model.to_empty(device=device)
-    model.tie()
-    initialise(model, model.residual_writes, seed)
+    give_resets(model, model.residual_writes, seed)
     return model
 
 

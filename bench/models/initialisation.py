@@ -1,76 +1,82 @@
-"""Initial values that depend on (seed, parameter name) alone.
+"""Memory and initial values of a model that was built without them.
 
-One generator per parameter: a rank may build the parameters in any order, or only some of them, and
-still hold what every other rank and engine holds. Drawn on the CPU because device generators give
-other numbers.
+[Note: models on the meta device] A model is built there, and its modules can draw their parameters
+(`reset_parameters`). It gets memory and values as a whole or, from an engine that can, unit by
+unit: draw all of a unit, keep the own shard, go on. Values are the same either way.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Callable
-from typing import Final
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-STANDARD_DEVIATION = 0.02
-_RESIDUAL_OUTPUTS = (
-    "attention.output.weight",
-    "feed_forward.down.weight",
-    "mamba.output.weight",
-    "experts.down",
-    "experts.shared.down.weight",
-)
-_STEP_SIZES = (1e-3, 1e-1)
-_DECAY_RATES = (1.0, 16.0)
+from bench.models.initial_values import initial_value
 
 
-def initialise(model: nn.Module, residual_writes: int, seed: int) -> None:
-    """Fill every parameter of `model` in place; a tied parameter is filled once."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            value = initial_value(name, parameter.shape, residual_writes=residual_writes, seed=seed)
-            parameter.copy_(value)
+def give_resets(model: nn.Module, residual_writes: int, seed: int) -> None:
+    """Let `reset_parameters` of every module draw its own parameters, once.
 
-
-def initial_value(name: str, shape: torch.Size, *, residual_writes: int, seed: int) -> Tensor:
-    """FP32 value of one parameter on the CPU.
-
-    Norm weights are one; the vectors of a Mamba block follow their own rules; all others
-    normal(0, 0.02), where the `residual_writes` projections that write to the residual stream are
-    scaled by 1/sqrt(residual_writes), so that its variance does not grow with depth (GPT-2).
+    A tied parameter has its first name, whichever of its modules draws it. The FP32 values of one
+    that holds less are kept as Transformer Engine keeps them: see `_keep_drawn`.
     """
-    if len(shape) == 1:
-        rule = _VECTORS.get(name.rpartition(".")[2], torch.ones)
-        return rule(shape[0])
-    scale = STANDARD_DEVIATION
-    if name.endswith(_RESIDUAL_OUTPUTS):
-        scale *= 1 / math.sqrt(residual_writes)
-    elif name.endswith("conv_weight"):
-        # A channel of the convolution has only `kernel` inputs: keep their variance.
-        scale = 1 / math.sqrt(shape[-1])
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(shape).normal_(0.0, scale, generator=generator)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        own = {
+            attribute: names[id(parameter)]
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None
+        }
+        if own:
+            reset = partial(_draw, module, own, residual_writes, seed)
+            module.reset_parameters = reset  # type: ignore[assignment]
 
 
-def _log_decay_rates(heads: int) -> Tensor:
-    """Logarithms of rates evenly spread over the range of Mamba-2 (arXiv:2405.21060)."""
-    return torch.linspace(*_DECAY_RATES, heads, dtype=torch.float64).log().float()
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give parameters of `module` on the meta device memory and values; tied ones stay one."""
+    made: dict[int, nn.Parameter] = {}
+    for owner in list(module.modules()):
+        waiting = [n for n, p in owner._parameters.items() if p is not None and p.is_meta]
+        for attribute in waiting:
+            meta: Any = owner._parameters[attribute]
+            if id(meta) not in made:
+                empty = torch.empty_like(meta, device=device)
+                made[id(meta)] = nn.Parameter(empty, requires_grad=meta.requires_grad)
+            owner._parameters[attribute] = made[id(meta)]
+        if waiting:
+            owner.reset_parameters(keeps_drawn=False)  # type: ignore[operator]
 
 
-def _step_bias(heads: int) -> Tensor:
-    """The step size of a head is softplus of this: geometrically spread over Mamba's range."""
-    low, high = (math.log(size) for size in _STEP_SIZES)
-    sizes = torch.linspace(low, high, heads, dtype=torch.float64).exp()
-    return torch.log(torch.expm1(sizes)).float()
+@torch.no_grad()
+def _draw(
+    module: nn.Module,
+    names: Mapping[str, str],
+    residual_writes: int,
+    seed: int,
+    *,
+    keeps_drawn: bool = True,
+) -> None:
+    """names: of the parameters in the model, by their attributes in `module`."""
+    for attribute, name in names.items():
+        parameter = getattr(module, attribute)
+        value = initial_value(name, parameter.shape, residual_writes=residual_writes, seed=seed)
+        parameter.copy_(value)
+        if keeps_drawn and parameter.dtype != torch.promote_types(parameter.dtype, value.dtype):
+            _keep_drawn(parameter, value)
+    del module.reset_parameters  # which refers to the module
 
 
-_VECTORS: Final[dict[str, Callable[[int], Tensor]]] = {
-    "log_decay": _log_decay_rates,
-    "step_bias": _step_bias,
-    "conv_bias": torch.zeros,
-    "bias": torch.zeros,
-}
+def _keep_drawn(parameter: Any, value: Tensor) -> None:
+    """Let whoever makes main weights of a rounded parameter have its values, and drop them."""
+    alive = weakref.ref(parameter)
+
+    def forget() -> None:
+        for name in ("get_high_precision_init_val", "clear_high_precision_init_val"):
+            delattr(alive(), name)
+
+    parameter.get_high_precision_init_val = lambda: value
+    parameter.clear_high_precision_init_val = forget

@@ -84,8 +84,9 @@ class EngineRow:
     `bench.resolve.state_bytes` counts what it holds; None where nobody knows. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed beside it. colour: in
-    figures, as `#0072B2`; None takes the next free one. established: a yardstick that the numerics
-    of others may be judged by. trains: whether it trains a model; else it is timed by itself.
+    figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
+    the meta device, and draws and shards one unit after another. established: a yardstick that the
+    numerics of others may be judged by. trains: whether it trains a model; else it is timed by itself.
     """
 
     name: str
@@ -105,6 +106,7 @@ class EngineRow:
     code: tuple[str, ...] = ()
     torch_code: tuple[str, ...] = ()
     colour: str | None = None
+    draws_by_unit: bool = False
     established: bool = False
     trains: bool = True
 

@@ -185,6 +185,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         code=("bench/engines/fsdp2.py",),
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#0072B2",
+        draws_by_unit=True,
         established=True,
     ),
     EngineRow(
@@ -271,6 +272,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         state="core",
         code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
         colour="#D55E00",
+        draws_by_unit=True,
     ),
     EngineRow(
         name="collective",

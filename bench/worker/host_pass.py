@@ -17,6 +17,7 @@ from bench.meters.call_sites import CallSites
 from bench.meters.cpu_time import CpuMeter, spent
 from bench.meters.operation_counter import OperationCounter
 from bench.models.build import run_model
+from bench.models.initialisation import materialise
 from bench.models.units import units
 from bench.spec import ModelShape, ResolvedRun, known_engine
 from bench.worker.counting import gathered
@@ -50,6 +51,7 @@ def measure_host(resolved: ResolvedRun, process: RankProcess) -> HostPass:
         return HostPass(reason=f"its decoder has {_SHAPE.heads} heads to cut")
     try:
         plain, _ = run_model(small, process.device)
+        materialise(plain, process.device)
         model, _ = run_model(small, process.device)
         engine = build_engine(model, small, process.device)
     except BenchError as refusal:

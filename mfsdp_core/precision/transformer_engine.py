@@ -76,9 +76,22 @@ def check_primary(name: str, weight: torch.Tensor) -> None:
         )
 
 
+def has_drawn_values(weight: torch.Tensor) -> bool:
+    """Whether `weight` has kept the values that it was rounded from."""
+    get = getattr(weight, _HIGH_PRECISION[0], None)
+    return get is not None and get() is not None
+
+
+def take_drawn_values(weight: Any) -> torch.Tensor:
+    """Those values; `weight` keeps them no longer."""
+    values: torch.Tensor = weight.get_high_precision_init_val()
+    weight.clear_high_precision_init_val()
+    return values
+
+
 def initial_values(name: str, weight: Any) -> torch.Tensor:
     """The values that main weights begin with, [shape of the weight]; perhaps on the CPU."""
-    kept = weight.get_high_precision_init_val() if hasattr(weight, _HIGH_PRECISION[0]) else None
+    kept = weight.get_high_precision_init_val() if has_drawn_values(weight) else None
     if kept is None:
         warnings.warn(
             f"main weights of {name} begin with decoded FP8 values, since nothing else is there. "

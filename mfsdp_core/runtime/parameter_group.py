@@ -19,7 +19,12 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.memory.allocators import BucketAllocator
-from mfsdp_core.precision.transformer_engine import initial_values, marks_of
+from mfsdp_core.precision.transformer_engine import (
+    has_drawn_values,
+    initial_values,
+    marks_of,
+    take_drawn_values,
+)
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
@@ -317,9 +322,21 @@ class ParameterGroup:
             view.copy_(local_data(managed.raw))
             move_to(managed.raw, view)
         self.weights.adopt()
+        self._adopt_drawn()
         for index, local in self._enumerate(self.weights.main):
             self._make_sharded(index, local, vars(self.parameters[index].raw))
             self.parameters[index].watch()
+
+    def _adopt_drawn(self) -> None:
+        """Begin with the values that rounded weights were drawn as, of those that have kept them.
+
+        Under upstream's names, which are Transformer Engine's: any parameter may have them.
+        """
+        kept = [(i, p.raw) for i, p in enumerate(self.parameters) if has_drawn_values(p.raw)]
+        for index, raw in kept:
+            self.load_part(index, local_data(take_drawn_values(raw)))
+        if kept:
+            self.weights.install(anew=True)
 
     @torch.no_grad()
     def _adopt_hooked(self, weights: HookedWeights) -> None:

@@ -177,6 +177,38 @@ class Meddling(nn.Module):
         nn.init.ones_(self.unit.weight)
 
 
+class Rounded(nn.Linear):
+    """Draws thirds in FP32, holds them in BF16, and keeps them as Transformer Engine does."""
+
+    def reset_parameters(self) -> None:
+        drawn = torch.arange(self.weight.numel()).view(self.weight.shape) / 3
+        weight: Any = self.weight
+        with torch.no_grad():
+            weight.copy_(drawn)
+        weight.get_high_precision_init_val = lambda: drawn
+        weight.clear_high_precision_init_val = lambda: vars(weight).clear()
+
+
+def main_weights_of_rounded_ones(strategy: str) -> tuple[bool, bool, bool]:
+    """Whether main weights are what was drawn, what a forward pass reads is rounded, all is let go.
+
+    Beside a parameter of the same bucket that has kept nothing.
+    """
+    module = meta(lambda: nn.Sequential(Rounded(8, 8, False), nn.Linear(8, 1, False)).bfloat16())
+    model = sharded(module, strategy)
+    first = model.module[0].weight
+    drawn = torch.arange(64).view(8, 8) / 3
+    with torch.no_grad():
+        read = model(torch.eye(8, dtype=torch.bfloat16))
+    last = gather_full(model.module[1].weight).bfloat16()
+    computed = torch.equal(read, (drawn.bfloat16().T @ last.T))
+    return (
+        torch.equal(gather_full(first), drawn),
+        computed,
+        not hasattr(first, "get_high_precision_init_val"),
+    )
+
+
 def meta(module: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return module()
@@ -226,6 +258,13 @@ def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
     ranks: RankPool, strategy: str, outer: str | None
 ) -> None:
     assert ranks.run(differences_from_eager, strategy, outer) == [[]] * 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_main_weights_begin_with_what_a_rounded_parameter_has_kept(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(main_weights_of_rounded_ones, strategy) == [(True, True, True)] * 4
 
 
 def test_the_whole_model_is_never_in_memory(ranks: RankPool) -> None:

@@ -1,0 +1,108 @@
+"""Models that an engine draws and shards unit by unit: the same bits, and the memory foretold."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from setup_rank import differences_from_whole, peak_of_setup
+
+from bench.fit.prediction import predict
+from bench.models.build import build_model, run_model
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import ResolvedRun, RunSpec
+
+pytestmark = pytest.mark.processes
+
+BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
+MAIN16 = {"compute": "bf16", "main_params": None}
+FP64 = {"compute": "fp64", "main_params": "fp64"}
+ZERO3 = {"name": "mfsdp", "strategy": "optim_grads_params"}
+HFSDP = {"outer_size": 2, "outer_strategy": "optim"}
+CPU = torch.device("cpu")
+CODES = {"recipe": "delayed"}
+TIED = {"preset": "debug", "layers": 3, "tie_embeddings": True}
+HYBRID = {"preset": "hybrid-tiny"}
+
+
+def run(engine: dict, dtypes: dict | None = None, model: dict | None = None) -> ResolvedRun:
+    document: dict[str, Any] = {
+        "model": model or {"preset": "debug", "layers": 5},
+        "engine": engine,
+        "dtypes": dtypes or {},
+        "train": {"global_batch": 4, "micro_batch": 2, "seq_len": 32},
+        "launch": {"ranks": 2},
+    }
+    return resolve_anywhere(RunSpec.model_validate(document))
+
+
+RUNS = {
+    "zero1-bf16": run(ZERO3 | {"strategy": "optim"}, BF16),
+    "zero2-fp32": run(ZERO3 | {"strategy": "optim_grads"}),
+    "zero3-bf16": run(ZERO3, BF16),
+    "zero3-main16": run(ZERO3, MAIN16),
+    "zero3-fp64-tied": run(ZERO3, FP64, TIED),
+    "zero3-codes": run(ZERO3 | CODES, BF16, TIED),
+    "hfsdp-pool": run(ZERO3 | HFSDP | {"allocator": "max_pool"}, BF16, TIED),
+    "hybrid": run(ZERO3, BF16, HYBRID),
+    "fsdp2-zero2-fp32": run({"name": "fsdp2", "strategy": "optim_grads"}),
+    "fsdp2-bf16-tied": run({"name": "fsdp2"}, BF16, TIED),
+    "fsdp2-main16": run({"name": "fsdp2"}, MAIN16),
+    "fsdp2-hybrid": run({"name": "fsdp2"}, BF16, HYBRID),
+}
+
+
+@pytest.fixture(scope="module")
+def workers(fork_server):
+    with fork_server.workers(2) as found:
+        yield partial(found.run, seconds=180)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_weights_and_losses_are_those_of_a_model_built_whole(workers, name):
+    assert workers(differences_from_whole, RUNS[name]) == [[], []]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "codes" not in name])
+def test_the_peak_of_set_up_is_the_one_foretold(workers, name):
+    measured = workers(peak_of_setup, RUNS[name])[0]
+    assert abs(predict(RUNS[name], whole=True).setup_bytes - measured) <= 2048
+
+
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [
+        (ZERO3 | {"strategy": "no_shard"}, {"preset": "debug"}),
+        (ZERO3, {"preset": "debug", "linear": "torchao"}),
+        ({"name": "ddp"}, {"preset": "debug"}),
+        ({"name": "fsdp1"}, {"preset": "debug"}),
+    ],
+    ids=["no_shard", "torchao", "ddp", "fsdp1"],
+)
+def test_what_cannot_be_drawn_by_unit_is_built_whole(engine, model):
+    asked = run(engine, model=model)
+    found, _ = run_model(asked, CPU)
+    whole = build_model(asked.shape, recompute="none", seed=asked.train.seed, device=CPU)
+    assert torch.equal(found.head.weight, whole.head.weight)
+
+
+def test_the_memory_of_set_up_on_a_device_leaves_out_what_the_host_draws():
+    on_host, on_device = (
+        predict(
+            resolve_anywhere(
+                RunSpec.model_validate(
+                    {
+                        "model": {"preset": "debug", "layers": 3},
+                        "engine": ZERO3,
+                        "dtypes": BF16,
+                        "launch": {"ranks": 64, "device": device},
+                        "train": {"global_batch": 64, "micro_batch": 1, "seq_len": 32},
+                    }
+                )
+            )
+        ).setup_bytes
+        for device in ("cpu", "cuda")
+    )
+    assert on_device < on_host
