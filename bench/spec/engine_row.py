@@ -86,7 +86,8 @@ class EngineRow:
     package. torch_code: those of torch, and of packages that are installed beside it. colour: in
     figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
     the meta device, and draws and shards one unit after another. established: a yardstick that the
-    numerics of others may be judged by. trains: whether it trains a model; else it is timed by itself.
+    numerics of others may be judged by. trains: whether it trains a model; else it is timed by
+    itself.
     """
 
     name: str
