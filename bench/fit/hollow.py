@@ -67,7 +67,7 @@ class Hollow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Yield what the operation would; a tensor subclass comes back as its own tensors."""
         kwargs = kwargs or {}
-        if FakeTensor in types:  # of DTensor, which asks for shapes
+        if FakeTensor in types or _asks_for_shapes():  # DTensor does
             return func(*args, **kwargs)
         if any(dispatches(one) for one in types):
             return NotImplemented
@@ -228,6 +228,11 @@ def hollow_tensors(on_change: OnChange, on_collective: OnCollective) -> Iterator
         ) from error
     finally:
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+def _asks_for_shapes() -> bool:
+    """Whether torch's own FakeTensorMode is on: what is made then takes no memory in a run."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _fact(one: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -195,18 +196,21 @@ def main_weights_of_rounded_ones(strategy: str) -> tuple[bool, bool, bool]:
     Beside a parameter of the same bucket that has kept nothing.
     """
     module = meta(lambda: nn.Sequential(Rounded(8, 8, False), nn.Linear(8, 1, False)).bfloat16())
-    model = sharded(module, strategy)
-    first = model.module[0].weight
-    drawn = torch.arange(64).view(8, 8) / 3
-    with torch.no_grad():
-        read = model(torch.eye(8, dtype=torch.bfloat16))
-    last = gather_full(model.module[1].weight).bfloat16()
-    computed = torch.equal(read, (drawn.bfloat16().T @ last.T))
-    return (
-        torch.equal(gather_full(first), drawn),
-        computed,
-        not hasattr(first, "get_high_precision_init_val"),
+    model = fully_shard_model(
+        module,
+        device_mesh=mesh(4),
+        dp_shard_dim="dp",
+        zero_dp_strategy=strategy,
+        init_model_with_meta_device=True,
+        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
     )
+    first, last = (gather_full(layer.weight) for layer in model.module)
+    drawn, ones = torch.arange(64).view(8, 8) / 3, torch.eye(8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        read = model(ones)
+        expected = F.linear(F.linear(ones, drawn.bfloat16()), last.bfloat16())
+    is_let_go = not hasattr(model.module[0].weight, "get_high_precision_init_val")
+    return torch.equal(first, drawn), torch.equal(read, expected), is_let_go
 
 
 def meta(module: Callable[[], nn.Module]) -> nn.Module:

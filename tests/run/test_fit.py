@@ -53,6 +53,14 @@ def test_layers_that_repeat_are_what_a_whole_trace_says(engine):
     assert few.wire_bytes == whole.wire_bytes
 
 
+def test_tensors_that_torch_makes_to_ask_for_shapes_take_no_memory():
+    """DTensor does, once in a process for every shape: for the first trace, not for the second."""
+    model = {"preset": "debug", "layers": 7, "vocab": 7001}
+    asked = run({"name": "fsdp2", "strategy": "optim_grads_params"}, model=model)
+    few, whole = predict(asked, check=False), predict(asked, whole=True)
+    assert few.setup_bytes == whole.setup_bytes
+
+
 def test_ddp_holds_and_sends_what_a_profiled_run_of_two_ranks_did():
     """docs/evidence/2026-11-23-fit.md."""
     train = {"steps": 3, "global_batch": 4, "micro_batch": 2, "seq_len": 128}
