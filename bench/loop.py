@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,8 +52,15 @@ class StepOutcome:
     learning_rate: float
 
 
+class Marked(Protocol):
+    """Somebody who is told when the parts of a step begin."""
+
+    def mark(self, name: str) -> None:
+        """One does: `microbatch N` (from 1), `clip` or `update`."""
+
+
 class TrainingLoop:
-    """Runs the steps of `resolved` on this rank."""
+    """Runs the steps of `resolved` on this rank; `marked` is told of the parts of each."""
 
     def __init__(
         self,
@@ -62,6 +70,7 @@ class TrainingLoop:
         *,
         device: torch.device,
         sink: SampleSink,
+        marked: Sequence[Marked] = (),
     ) -> None:
         self._engine = engine
         self._batches = batches
@@ -72,6 +81,7 @@ class TrainingLoop:
         self._memory = MemoryMeter(device)
         self._cpu = CpuMeter()
         self._sink = sink
+        self._marked = marked
         self._wire_bytes = 0
         self.phases = PhaseMeter.of(device)
         self.device_state = DeviceState.of(device, self._train.steps)
@@ -138,23 +148,29 @@ class TrainingLoop:
     def _enqueue(
         self, microbatches: Iterable[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor | None]:
-        engine, mark = self._engine, self.phases.mark
+        engine = self._engine
         loss = self._accumulate(microbatches)
         norm = None
         if self._train.clip_norm is not None:
-            mark("clip")
+            self._mark("clip")
             norm = engine.clip_grad_norm(self._train.clip_norm)
-        mark("update")
+        self._mark("update")
         engine.optimizer_step()
         engine.zero_grad()
         return loss, norm
+
+    def _mark(self, part: str, number: str = "") -> None:
+        """Phases add up the parts of one name."""
+        self.phases.mark(part)
+        for one in self._marked:
+            one.mark(part + number)
 
     def _accumulate(self, microbatches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Forward and backward of all microbatches; the mean of their losses."""
         count = self._microbatches
         total: Tensor | None = None
         for index, (tokens, targets) in enumerate(microbatches):
-            self.phases.mark("microbatch")
+            self._mark("microbatch", f" {index + 1}")
             loss = self._engine.forward_backward(tokens, targets, 1 / count, index == count - 1)
             total = loss if total is None else total + loss
         if total is None:

@@ -8,12 +8,8 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, Protocol
-
-from torch import Tensor
+from typing import Any, Final
 
 from bench.engines.ledger_view import Booked, HasLedger, LedgerView
 from bench.engines.protocol import Engine
@@ -130,76 +126,3 @@ def _change(milliseconds: float, booked: Booked) -> MemoryChange:
         role=booked.role,
         in_pool=booked.in_pool,
     )
-
-
-class Marked(Protocol):
-    """Somebody who is told when the parts of a step begin."""
-
-    def mark(self, name: str) -> None:
-        """One does."""
-
-
-class MarkedEngine:
-    """An engine whose calls mark where the parts of a recorded step begin."""
-
-    def __init__(self, engine: Engine, meter: Marked) -> None:
-        self._engine = engine
-        self._meter = meter
-        self._microbatch = 0
-
-    def forward_backward(
-        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
-    ) -> Tensor:
-        """Marks the microbatch."""
-        self._microbatch += 1
-        self._meter.mark(f"microbatch {self._microbatch}")
-        if is_last:
-            self._microbatch = 0
-        return self._engine.forward_backward(tokens, targets, scale, is_last)
-
-    def captured(self, iteration: Callable[..., Any]) -> Callable[..., Any] | None:
-        """As the engine's, where it has graphs."""
-        capture = getattr(self._engine, "captured", None)
-        return None if capture is None else capture(iteration)
-
-    def clip_grad_norm(self, max_norm: float) -> Tensor | None:
-        """Marks the clipping."""
-        self._meter.mark("clip")
-        return self._engine.clip_grad_norm(max_norm)
-
-    def optimizer_step(self) -> None:
-        """Marks the update."""
-        self._meter.mark("update")
-        self._engine.optimizer_step()
-
-    def zero_grad(self) -> None:
-        """As the engine's."""
-        self._engine.zero_grad()
-
-    def set_learning_rate(self, lr: float) -> None:
-        """As the engine's."""
-        self._engine.set_learning_rate(lr)
-
-    def memory_by_category(self) -> dict[str, int]:
-        """As the engine's."""
-        return self._engine.memory_by_category()
-
-    def pool_plan(self) -> dict[str, Any] | None:
-        """As the engine's."""
-        return self._engine.pool_plan()
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """As the engine's."""
-        return self._engine.gathered_bytes()
-
-    def wire_bytes(self) -> int | None:
-        """As the engine's."""
-        return self._engine.wire_bytes()
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """As the engine's."""
-        self._engine.save_checkpoint(folder)
-
-    def code_path(self) -> str:
-        """As the engine's."""
-        return self._engine.code_path()

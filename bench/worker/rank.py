@@ -19,7 +19,7 @@ from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.live_storage import LiveStorageMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_snapshot import MemorySnapshot
-from bench.meters.memory_timeline import MarkedEngine, TimelineMeter
+from bench.meters.memory_timeline import TimelineMeter
 from bench.meters.sample_sink import SampleSink
 from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
@@ -91,7 +91,12 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     note = IssuedNote(engine, run_dir / LOGS / issued_name(process.rank))
     with note, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         loop = TrainingLoop(
-            _marking(engine, recorder, trace), batches, resolved, device=process.device, sink=sink
+            engine,
+            batches,
+            resolved,
+            device=process.device,
+            sink=sink,
+            marked=[one for one in (recorder, trace) if one is not None],
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
@@ -131,13 +136,6 @@ def _look_behind(
 
 def _nothing_to_close() -> None:
     """Of engines that hold nothing beyond their memory."""
-
-
-def _marking(engine: Engine, *meters: TimelineMeter | TorchTrace | None) -> Engine:
-    """The engine, telling each of the meters where the parts of a step begin."""
-    for meter in meters:
-        engine = engine if meter is None else MarkedEngine(engine, meter)
-    return engine
 
 
 def _stop(*meters: MemoryProfile | MemorySnapshot | TorchTrace | None) -> None:

@@ -62,7 +62,7 @@ class RecordingEngine:
         return __file__
 
 
-def train(tmp_path, engine, spec=None, ranks=1, **settings) -> TrainingLoop:
+def train(tmp_path, engine, spec=None, ranks=1, marked=(), **settings) -> TrainingLoop:
     fields = {"steps": 2, "global_batch": 6, "micro_batch": 2, "seq_len": 4, "lr": 0.1}
     run = resolve_anywhere(
         RunSpec(
@@ -85,13 +85,33 @@ def train(tmp_path, engine, spec=None, ranks=1, **settings) -> TrainingLoop:
         device=CPU,
     )
     with SampleSink(tmp_path / "steps.node0.jsonl", 0) as sink:
-        loop = TrainingLoop(engine, batches, run, device=CPU, sink=sink)
+        loop = TrainingLoop(engine, batches, run, device=CPU, sink=sink, marked=marked)
         loop.run()
     return loop
 
 
 def samples(tmp_path) -> list[StepSample]:
     return read_samples(tmp_path, [])[0]
+
+
+class Marks:
+    """Writes the parts of a step among the calls of an engine."""
+
+    def __init__(self, engine: RecordingEngine) -> None:
+        self.calls = engine.calls
+
+    def mark(self, name: str) -> None:
+        self.calls.append(name)
+
+
+def test_meters_are_told_of_each_part_just_before_it_begins(tmp_path):
+    engine = RecordingEngine()
+    train(tmp_path, engine, marked=[Marks(engine)], steps=1, global_batch=4)
+    assert [call if isinstance(call, str) else call[0] for call in engine.calls] == [
+        "lr",
+        *("microbatch 1", "microbatch", "microbatch 2", "microbatch"),
+        *("clip", "clip", "update", "step", "zero"),
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2])
