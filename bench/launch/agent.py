@@ -22,8 +22,7 @@ from bench.launch.command import WORKER_MODULE
 from bench.launch.deaths import Deaths
 from bench.launch.forked_ranks import fork_ranks, load_torch
 from bench.launch.local.kernel_memory import out_of_memory_kills
-from bench.launch.parent_death import die_with_parent
-from bench.launch.process import AGENT_PID_VARIABLE
+from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.launch.remote_end import watch_if_elsewhere
 from bench.launch.rendezvous import Rendezvous, node_number

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bench.launch.code import RankCode, named_folders, own_code
 from bench.launch.nccl_logs import nccl_variables
-from bench.launch.process import CHECKOUT_VARIABLE
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
 from bench.spec import ResolvedRun
 
@@ -92,9 +91,6 @@ def launch_variables(
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
     }
-    if not code.paths:
-        # Where an arm brings packages of its own, the proof of each rank says where from.
-        added[CHECKOUT_VARIABLE] = str(code.root)
     if resolved.launch.device == "cpu":
         added["CUDA_VISIBLE_DEVICES"] = ""
         if resolved.launch.nodes == 1:

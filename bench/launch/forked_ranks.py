@@ -109,7 +109,6 @@ class ForkedRank:
 
 
 def _become_rank(arguments: list[str], env: Mapping[str, str], ready: int) -> NoReturn:
-    code = 1
     try:
         os.setsid()
         os.close(ready)
@@ -119,16 +118,13 @@ def _become_rank(arguments: list[str], env: Mapping[str, str], ready: int) -> No
         os.environ.update(env)
         _take_name(f"{RANK_NAME}{env['RANK']}")
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-        from bench.launch.rank import main
+        from bench.launch.rank import run
 
-        main(arguments)
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        run(arguments)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 def _take_name(name: str) -> None:

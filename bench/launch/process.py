@@ -1,23 +1,43 @@
-"""What makes a rank a good child: it ends when told to, and it runs the code it was told to run.
+"""What makes a rank a good child: it cannot outlive who started it, and ends when told to.
 
-Imports neither torch nor anything slow.
+Imports nothing slow.
+
+[Note: death of the launcher]
+
+    launcher --> agent --> rank 0, rank 1 ...      each arrow: the child asks the kernel for SIGKILL
+                                                   at the death of its parent (PR_SET_PDEATHSIG)
+
+No handler runs in a process that gets SIGKILL, so only the kernel can end what it started. torchrun
+gives each rank a session of its own, so a signal to a process group would not reach them either.
+The request does not survive a fork, so agent and rank each make it as their first act. A parent
+that died before the request leaves the child with another parent, which is checked afterwards.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import ctypes
 import os
 import signal
-from pathlib import Path
 from typing import Final
 
-from bench.errors import UsageError
-
-CHECKOUT_VARIABLE: Final = "MFSDP_BENCH_CHECKOUT"
 AGENT_PID_VARIABLE: Final = "MFSDP_BENCH_AGENT_PID"
 #: A rank that is a fork goes by this and its number among processes: it has no command of its own.
 RANK_NAME: Final = "rank"
-_PACKAGES: Final = ("bench", "mfsdp_core")
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(expected_parent: int) -> None:
+    """Have the kernel send SIGKILL when the parent dies; exit now if it is already gone.
+
+    Args:
+        expected_parent: process id of the parent that this process was started by.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+    if os.getppid() != expected_parent:
+        os._exit(1)
 
 
 def end_by_signal_alone() -> None:
@@ -29,38 +49,3 @@ def end_by_signal_alone() -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-
-
-def parent_process_id() -> int:
-    """The process that this rank must not outlive: the agent, or whoever started it by hand."""
-    named = os.environ.get(AGENT_PID_VARIABLE)
-    return os.getppid() if named is None else int(named)
-
-
-def check_checkout() -> None:
-    """Refuse to measure another checkout than the one that MFSDP_BENCH_CHECKOUT names, if any.
-
-    Looks the packages up without importing them.
-
-    Raises:
-        UsageError: a package comes from somewhere else.
-    """
-    named = os.environ.get(CHECKOUT_VARIABLE)
-    if not named:
-        return
-    checkout = Path(named).resolve()
-    for package in _PACKAGES:
-        origin = _origin(package)
-        if origin is None or not origin.is_relative_to(checkout):
-            raise UsageError(
-                f"this rank imports {package} from {origin or 'nowhere'}; expected it under "
-                f"{checkout} ({CHECKOUT_VARIABLE}). Start the run from that checkout, or install "
-                "it editable in the environment that runs it"
-            )
-
-
-def _origin(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).resolve()

@@ -7,20 +7,22 @@ threads into the log: the launcher asks for them before it ends a rank that hang
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import runpy
 import signal
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from bench.launch.nccl_logs import give_nccl_a_log
-from bench.launch.parent_death import die_with_parent
-from bench.launch.process import AGENT_PID_VARIABLE, end_by_signal_alone
+from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent, end_by_signal_alone
 
 
 def main(arguments: list[str]) -> None:
-    """Run the worker; an exception that it did not report itself becomes a failure file."""
+    """Run the worker; an exception becomes a failure file."""
     worker_module, run_dir = arguments
     die_with_parent(int(os.environ[AGENT_PID_VARIABLE]))
     end_by_signal_alone()
@@ -35,8 +37,27 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         from bench.launch.failure import write_failure
 
-        write_failure(Path(run_dir), rank, error)
+        # The folder may be what failed (a full disk); the exit code still says that the run failed.
+        with contextlib.suppress(Exception):
+            write_failure(Path(run_dir), rank, error)
         raise
+
+
+def run(arguments: list[str]) -> NoReturn:
+    """`main`, then the end of the process: after a failure a shutdown could wait for its group."""
+    code = 1
+    try:
+        main(arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _print_into(path: Path) -> None:
@@ -48,4 +69,4 @@ def _print_into(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(sys.argv[1:])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from bench.launch.forked_ranks import load_torch
-from bench.launch.parent_death import die_with_parent
+from bench.launch.process import die_with_parent
 from bench.testing.worker_group import Reap, WorkerGroup
 
 _ENDING_SECONDS = 2.0

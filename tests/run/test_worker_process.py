@@ -17,7 +17,7 @@ import torch
 
 from bench.errors import UnsupportedError, UsageError
 from bench.launch.failure import failure_kind
-from bench.launch.process import check_checkout
+from bench.launch.process import AGENT_PID_VARIABLE
 from bench.loop import NonFiniteLossError
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
@@ -27,7 +27,7 @@ from bench.worker.runtime_report import nccl_version
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "bench.worker"]
+COMMAND = [sys.executable, "-m", "bench.launch.rank", "bench.worker"]
 
 
 def spec(folder: Path, *, engine="single", ranks=1, switches=None, **train) -> Path:
@@ -42,20 +42,21 @@ def spec(folder: Path, *, engine="single", ranks=1, switches=None, **train) -> P
             measure=MeasureSpec(),
         )
     )
-    folder.mkdir(exist_ok=True)
+    (folder / "logs").mkdir(parents=True)
     (folder / "spec.json").write_text(run.model_dump_json())
     return folder
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"} | changes
+    own = {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "RANK": "0"}
+    return os.environ | own | {AGENT_PID_VARIABLE: str(os.getpid())} | changes
 
 
-def run_worker(*arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+def run_worker(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        [*COMMAND, str(folder)],
         cwd=ROOT,
-        env=environment(**changes),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=90,
@@ -70,7 +71,7 @@ def failure(folder: Path) -> dict:
 def waiting_rank(folder: Path, free_port: int) -> subprocess.Popen[str]:
     """Rank 0 of 2 whose other rank never comes: it blocks while the process group is built."""
     run = spec(folder, engine="ddp", ranks=2)
-    variables = environment(RANK="0", WORLD_SIZE="2", MASTER_PORT=str(free_port))
+    variables = environment(WORLD_SIZE="2", MASTER_PORT=str(free_port))
     return subprocess.Popen([*COMMAND, str(run)], cwd=ROOT, env=variables, text=True)
 
 
@@ -134,12 +135,13 @@ def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported():
 
 def test_a_damaged_spec_is_a_failure_with_a_traceback(tmp_path):
     (tmp_path / "spec.json").write_text("{}")
+    (tmp_path / "logs").mkdir()
     done = run_worker(tmp_path)
     assert done.returncode == 1
     assert failure(tmp_path)["kind"] == "crashed"
     assert "spec.json cannot be understood" in failure(tmp_path)["message"]
     assert "Traceback" in failure(tmp_path)["traceback"]
-    assert "spec.json cannot be understood" in done.stderr
+    assert "spec.json cannot be understood" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
 def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, monkeypatch):
@@ -147,26 +149,6 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(UsageError, match=r"asks for 2 ranks, found WORLD_SIZE=1"):
         RankProcess.from_environment(read_spec(run))
-
-
-def test_code_of_another_checkout_is_refused(tmp_path):
-    run = spec(tmp_path / "run")
-    done = run_worker(run, MFSDP_BENCH_CHECKOUT=str(tmp_path / "elsewhere"))
-    assert done.returncode == 1
-    assert "this rank imports bench from" in failure(run)["message"]
-    assert f"expected it under {tmp_path / 'elsewhere'}" in failure(run)["message"]
-    assert not (run / "steps.node0.jsonl").exists()
-
-
-def test_code_of_the_named_checkout_is_accepted(monkeypatch):
-    monkeypatch.setenv("MFSDP_BENCH_CHECKOUT", str(ROOT))
-    check_checkout()
-
-
-def test_a_wrong_call_is_answered_with_usage_and_exit_code_2(tmp_path):
-    done = run_worker(tmp_path / "missing")
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: python -m bench.worker RUN_DIR")
 
 
 @pytest.mark.processes
@@ -185,14 +167,15 @@ def test_sigterm_ends_a_rank_that_is_blocked_in_a_collective(tmp_path, free_port
 def test_a_rank_dies_with_a_parent_that_gets_sigkill(tmp_path, free_port):
     run = spec(tmp_path / "run", engine="ddp", ranks=2)
     starter = (
-        "import subprocess, sys; "
+        "import os, subprocess, sys; "
+        f"os.environ[{AGENT_PID_VARIABLE!r}] = str(os.getpid()); "
         f"child = subprocess.Popen({[*COMMAND, str(run)]!r}, start_new_session=True); "
         "print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", starter],
         cwd=ROOT,
-        env=environment(RANK="0", WORLD_SIZE="2", MASTER_PORT=str(free_port)),
+        env=environment(WORLD_SIZE="2", MASTER_PORT=str(free_port)),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -235,7 +218,7 @@ def test_running_out_of_host_memory_is_out_of_memory():
 
 def test_starting_a_rank_loads_no_torch_before_it_is_tied_to_its_parent():
     loaded = (
-        "import sys, bench.worker.__main__; "
+        "import sys, bench.launch.rank, bench.worker.__main__; "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
@@ -269,7 +252,7 @@ def test_a_captured_step_is_dead_when_its_group_is_destroyed(tmp_path):
     switches = {"cuda_graph": True, "allocator": "fixed_pool", "double_buffer": True}
     folder = spec(tmp_path / "run", engine="mfsdp", switches=switches, steps=6)
     command = [sys.executable, str(Path(__file__).with_name("captured_rank.py")), str(folder)]
-    variables = environment(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_PORT="0")
+    variables = environment(WORLD_SIZE="1", LOCAL_RANK="0", MASTER_PORT="0")
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["0 of 1 captured steps live"]
