@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.launch.environment import package_versions
-from bench.launch.git_state import git_state
+from bench.launch.git import git_state
 from bench.resolve.machine import Machine
 
 ROOT: Final = Path(__file__).parents[1]

@@ -20,10 +20,9 @@ from bench.cli.policies import judged_metric, read_policy
 from bench.cli.verbs.judge import BisectRequest
 from bench.derive.metrics import Metric
 from bench.errors import BenchError, NothingMeasuredError, UsageError
-from bench.launch.arm.history import Commit, first_parents, merged
 from bench.launch.arm.request import ArmRequest
-from bench.launch.arm.worktree import commit_of
 from bench.launch.code import checkout_root
+from bench.launch.git import Commit, commit_of, first_parents, merged
 from bench.store import ResultsStore
 from bench.store.errors import StoreFullError, StoreGoneError, StoreLockedError
 from reports.gates.gate import gate

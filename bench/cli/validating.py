@@ -14,7 +14,7 @@ from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.launch.code import checkout_root
 from bench.launch.environment import package_versions
-from bench.launch.git_state import git_state
+from bench.launch.git import git_state
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
 from bench.spec import engine_names, find_engine

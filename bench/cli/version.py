@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 from bench.launch.code import checkout_root, installed_version
-from bench.launch.git_state import git_state
+from bench.launch.git import git_state
 
 
 def version_text() -> str:

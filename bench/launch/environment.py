@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.launch.code import RankCode, own_code
 from bench.launch.command import launch_variables
-from bench.launch.git_state import git_state
+from bench.launch.git import git_state
 from bench.redaction import redact
 from bench.resolve.environment_names import SETTABLE_PREFIXES
 from bench.resolve.machine import Machine

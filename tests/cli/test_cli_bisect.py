@@ -11,7 +11,7 @@ import pytest
 
 from bench.cli import bisecting
 from bench.cli.main import run_command_line
-from bench.launch.arm.worktree import commit_of
+from bench.launch.git import commit_of
 from bench.record import StepSample
 from bench.store import StoreLockedError
 from sweeps.execution import Side

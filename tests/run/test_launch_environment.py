@@ -10,7 +10,7 @@ import pytest
 
 from bench.launch.command import agent_command, rank_environment
 from bench.launch.environment import collect_environment, shown_variables
-from bench.launch.git_state import git_state
+from bench.launch.git import git_state
 from bench.launch.heartbeat import Heartbeat
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec
@@ -161,6 +161,18 @@ def test_the_state_of_a_repository_names_commit_and_changes(tmp_path: Path) -> N
     (tmp_path / "a.py").write_text("1\n")
     (tmp_path / "new.py").unlink()
     assert git_state(tmp_path) == clean
+
+
+def test_a_git_hook_of_another_repository_does_not_answer_for_this_one(tmp_path, monkeypatch):
+    hooked, own = tmp_path / "hooked", tmp_path / "own"
+    for folder in (hooked, own):
+        folder.mkdir()
+        git(folder, "init", "--quiet")
+        git(folder, "commit", "--quiet", "--allow-empty", "-m", folder.name)
+    expected = git_state(own)
+    monkeypatch.setenv("GIT_DIR", str(hooked / ".git"))
+    assert git_state(own) == expected
+    assert expected["commit"] is not None
 
 
 def test_a_folder_without_a_repository_has_no_state(tmp_path: Path) -> None:

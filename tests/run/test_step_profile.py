@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from bench.launch.git_state import git_state
+from bench.launch.git import git_state
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
 from tools.origin import origin

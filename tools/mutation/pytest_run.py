@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.launch.parent_death import die_with_parent
+from bench.launch.process import die_with_parent
 from bench.testing import workers
 from bench.testing.call import FunctionCall
 from bench.testing.fork_server import serve_requests

@@ -14,7 +14,6 @@ from bench.launch.arm.packages import distributions_in, installed_packages
 from bench.launch.arm.probe import probe
 from bench.launch.arm.request import ArmRequest
 from bench.launch.arm.unknown_settings import check_engines, unknown_settings
-from bench.launch.arm.worktree import commit_of, worktree
 from bench.launch.code import (
     CORE_PATTERNS,
     RANK_PATTERNS,
@@ -22,7 +21,7 @@ from bench.launch.code import (
     RankCode,
     checkout_root,
 )
-from bench.launch.git_state import git_state
+from bench.launch.git import commit_of, git_state, worktree
 from bench.launch.rank_entry.mfsdp_bench_rank import file_hashes
 from bench.spec import ResolvedRun, engine_names
 from bench.store.atomic import reporting_failed_writes

@@ -1,0 +1,196 @@
+"""What git says of a repository: its state, its commits, and a commit as a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+
+_TIMEOUT_SECONDS = 300.0
+_HEX_DIGITS = 16
+_NO_CODE = tuple(
+    f":(exclude)*.{ending}"
+    for ending in ("yaml", "yml", "md", "txt", "log", "csv", "html", "json", "pyc")
+)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit; `subject` is the first line of its message."""
+
+    sha: str
+    parents: tuple[str, ...]
+    author: str
+    date: str
+    subject: str
+
+
+def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in `folder`, whatever its exit code.
+
+    Raises:
+        UsageError: there is no git, or it does not come back.
+    """
+    done = _run(folder, *arguments)
+    texts = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = ["git", "-C", str(folder), *arguments]
+    # A git hook that runs this sets GIT_DIR and others, which would name the hook's repository.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        return subprocess.run(
+            command, env=variables, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"git cannot be run ({error}); arms of a git ref need it") from error
+
+
+def git_state(root: Path) -> dict[str, Any]:
+    """`commit`, `dirty` and `dirty_hash` of the repository at `root`; None where git cannot say.
+
+    dirty_hash covers the difference to the commit and the names and contents of untracked files
+    that git does not ignore; None for a clean tree. Untracked files that are no code, as a sweep
+    file or a log that lies beside it, or what Python has compiled, change nothing.
+    """
+    try:
+        commit = git(root, "rev-parse", "HEAD")
+        changes = _run(root, "diff", "HEAD", "--binary").stdout
+        listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NO_CODE)
+        untracked = _run(root, *listing).stdout
+    except UsageError:
+        commit = None
+    if commit is None or commit.returncode != 0:
+        return {"commit": None, "dirty": None, "dirty_hash": None}
+    dirty = bool(changes or untracked)
+    return {
+        "commit": commit.stdout.strip(),
+        "dirty": dirty,
+        "dirty_hash": _hash(root, changes, untracked) if dirty else None,
+    }
+
+
+def _hash(root: Path, changes: bytes, untracked: bytes) -> str:
+    digest = hashlib.sha256(changes)
+    for name in sorted(filter(None, untracked.split(b"\0"))):
+        digest.update(b"\0" + name + b"\0")
+        path = root / name.decode(errors="surrogateescape")
+        try:
+            digest.update(path.read_bytes())
+        except OSError:
+            digest.update(b"unreadable")
+    return digest.hexdigest()[:_HEX_DIGITS]
+
+
+def commit_of(repository: Path, ref: str, who: str) -> str:
+    """The commit that `ref` names in `repository`.
+
+    Raises:
+        UsageError: no repository, or no such ref. `who` begins the message.
+    """
+    if not repository.is_dir():
+        raise UsageError(f"{who}: {repository} is not a folder; expected a git repository")
+    if git(repository, "rev-parse", "--git-dir").returncode != 0:
+        raise UsageError(
+            f"{who}: {repository} is not in a git repository, so {ref!r} means nothing there;"
+            " name one with repo:PATH, or a folder with checkout:PATH"
+        )
+    found = git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if found.returncode != 0:
+        raise UsageError(
+            f"{who}: git knows no commit {ref!r} in {repository}; expected a branch, tag or commit"
+            " (a shallow clone holds only the newest: `git fetch --unshallow`), `.` for the working"
+            " tree, or checkout:PATH"
+        )
+    return found.stdout.strip()
+
+
+def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
+    """A clean checkout of `commit` below `cache`; the repository's own tree is not touched.
+
+    Entries of worktrees whose folder is gone are pruned on the way. Where `repository` is a folder
+    inside a repository, the same folder of the checkout is returned.
+
+    Raises:
+        UsageError: the folder was changed by hand, git cannot make it, or the commit lacks it.
+    """
+    prefix = git(repository, "rev-parse", "--show-prefix").stdout.strip()
+    folder = _whole_worktree(repository, commit, cache, who) / prefix
+    if not folder.is_dir():
+        raise UsageError(
+            f"{who}: commit {commit[:12]} has no folder {prefix}; name a repository with repo:PATH"
+        )
+    return folder
+
+
+def _whole_worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
+    origin = git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout
+    name = hashlib.sha256(origin.encode()).hexdigest()[:6]
+    folder = cache / "worktrees" / f"{commit[:12]}-{name}"
+    git(repository, "worktree", "prune")
+    if folder.exists():
+        _check_unchanged(folder, commit, who)
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = git(repository, "worktree", "add", "--quiet", "--detach", str(folder), commit)
+    if made.returncode != 0:
+        raise UsageError(f"{who}: git cannot check out {commit[:12]}: {_last_line(made.stderr)}")
+    return folder
+
+
+def _check_unchanged(folder: Path, commit: str, who: str) -> None:
+    head = git(folder, "rev-parse", "HEAD").stdout.strip()
+    top = git(folder, "rev-parse", "--show-toplevel").stdout.strip()
+    status = git(folder, "status", "--porcelain", "--untracked-files=all").stdout
+    # Not every repository ignores what Python leaves behind when it imports from it.
+    changes = [line.strip() for line in status.splitlines() if "__pycache__" not in line]
+    if head == commit and not changes and Path(top).resolve() == folder.resolve():
+        return
+    what = f"has changes ({changes[0]})" if changes else "is at another commit"
+    raise UsageError(
+        f"{who}: the prepared checkout {folder} {what}; expected commit {commit[:12]} untouched."
+        " Remove that folder; it is made again"
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it gave no reason"
+
+
+def first_parents(repository: Path, good: str, bad: str) -> list[Commit]:
+    """From the commit after `good` to `bad`, oldest first, merges as one commit each.
+
+    Raises:
+        UsageError: an unknown ref, or `good` is no ancestor of `bad`.
+    """
+    good, bad = (commit_of(repository, ref, "bisect") for ref in (good, bad))
+    if git(repository, "merge-base", "--is-ancestor", good, bad).returncode != 0:
+        raise UsageError(
+            f"--good {good[:12]} is no ancestor of --bad {bad[:12]}, so no commit between them"
+            " brought the change; `git merge-base` names a commit that both have"
+        )
+    if good == bad:
+        raise UsageError(f"--good and --bad are both {good[:12]}; name two commits")
+    return _listed(repository, bad, good)
+
+
+def merged(repository: Path, merge: Commit) -> list[Commit]:
+    """What a merge brought in: the first-parent chain of its second parent, oldest first."""
+    return _listed(repository, merge.parents[1], merge.parents[0])
+
+
+def _listed(repository: Path, tip: str, without: str) -> list[Commit]:
+    form = "--format=%H%x1f%P%x1f%an%x1f%cs%x1f%s"
+    found = git(repository, "log", "--first-parent", "--reverse", form, tip, f"^{without}")
+    if found.returncode != 0:
+        raise UsageError(f"git cannot list the commits up to {tip[:12]}: {found.stderr.strip()}")
+    parts = (line.split("\x1f") for line in found.stdout.splitlines())
+    return [Commit(sha, tuple(parents.split()), *rest) for sha, parents, *rest in parts]
