@@ -22,7 +22,6 @@ class DevicePeak:
     """
 
     device_name: str
-    form_factor: str
     bf16_tflops: float
     fp8_tflops: float | None
     source: str
@@ -47,23 +46,23 @@ _BLACKWELL = "NVIDIA GB200 NVL72 and HGX B200 specification, sparse column halve
 _MI300 = "304 compute units x 2048 FLOP per clock (ROCm MI300 architecture page) x 2.1 GHz"
 
 _PEAKS: tuple[DevicePeak, ...] = (
-    DevicePeak("NVIDIA A100-SXM4-40GB", "SXM4", 312.0, None, _A100),
-    DevicePeak("NVIDIA A100-SXM4-80GB", "SXM4", 312.0, None, _A100),
-    DevicePeak("NVIDIA A100-PCIE-40GB", "PCIe", 312.0, None, _A100),
-    DevicePeak("NVIDIA A100 80GB PCIe", "PCIe", 312.0, None, _A100),
-    DevicePeak("NVIDIA H100 80GB HBM3", "SXM5", 989.4, 1978.9, _H100),
-    DevicePeak("NVIDIA H100 PCIe", "PCIe", 756.0, 1513.0, _H100),
-    DevicePeak("NVIDIA H100 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H100),
-    DevicePeak("NVIDIA GH200 480GB", "Grace Hopper", 989.4, 1978.9, _H100),
-    DevicePeak("NVIDIA H200", "SXM5", 989.4, 1978.9, _H200),
-    DevicePeak("NVIDIA H200 NVL", "PCIe, NVL bridge", 835.0, 1671.0, _H200),
-    DevicePeak("NVIDIA H20", "SXM5", 148.0, 296.0, _H20),
-    DevicePeak("NVIDIA L40S", "PCIe", 362.0, 733.0, _L40S),
-    DevicePeak("NVIDIA B200", "HGX SXM6", 2250.0, 4500.0, _BLACKWELL),
-    DevicePeak("NVIDIA GB200", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
-    DevicePeak("NVIDIA GB300", "Grace Blackwell", 2500.0, 5000.0, _BLACKWELL),
-    DevicePeak("AMD Instinct MI300X", "OAM", 1307.4, 2614.9, _MI300),
-    DevicePeak("AMD Instinct MI325X", "OAM", 1307.4, 2614.9, _MI300),
+    DevicePeak("NVIDIA A100-SXM4-40GB", 312.0, None, _A100),
+    DevicePeak("NVIDIA A100-SXM4-80GB", 312.0, None, _A100),
+    DevicePeak("NVIDIA A100-PCIE-40GB", 312.0, None, _A100),
+    DevicePeak("NVIDIA A100 80GB PCIe", 312.0, None, _A100),
+    DevicePeak("NVIDIA H100 80GB HBM3", 989.4, 1978.9, _H100),
+    DevicePeak("NVIDIA H100 PCIe", 756.0, 1513.0, _H100),
+    DevicePeak("NVIDIA H100 NVL", 835.0, 1671.0, _H100),
+    DevicePeak("NVIDIA GH200 480GB", 989.4, 1978.9, _H100),
+    DevicePeak("NVIDIA H200", 989.4, 1978.9, _H200),
+    DevicePeak("NVIDIA H200 NVL", 835.0, 1671.0, _H200),
+    DevicePeak("NVIDIA H20", 148.0, 296.0, _H20),
+    DevicePeak("NVIDIA L40S", 362.0, 733.0, _L40S),
+    DevicePeak("NVIDIA B200", 2250.0, 4500.0, _BLACKWELL),
+    DevicePeak("NVIDIA GB200", 2500.0, 5000.0, _BLACKWELL),
+    DevicePeak("NVIDIA GB300", 2500.0, 5000.0, _BLACKWELL),
+    DevicePeak("AMD Instinct MI300X", 1307.4, 2614.9, _MI300),
+    DevicePeak("AMD Instinct MI325X", 1307.4, 2614.9, _MI300),
 )
 # NVIDIA B300 is left out: published values conflict (2250 and 3500 TFLOP/s dense BF16).
 

@@ -22,7 +22,7 @@ from bench.errors import UsageError
 from bench.launch.agent import OUTCOME_FILE, node_file
 from bench.launch.command import agent_command, launch_variables
 from bench.launch.local.launcher import AGENT_LOG
-from bench.launch.local.process_tree import end_run
+from bench.launch.local.process_tree import end_run, start_detached
 from bench.launch.protocol import JobState, Order, Symptoms
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.launch.remote_end import SIGN_OF_LIFE_SECONDS, WATCHED_VARIABLE, RunFiles
@@ -162,7 +162,7 @@ class CommandJob:
         self._broken_seconds: float | None = None
         self._over = threading.Event()
         self._clients = {
-            host: _started(order.run_dir, number, command)
+            host: start_detached(command, order.run_dir / LOGS / node_file(AGENT_LOG, number))
             for number, (host, command) in enumerate(commands.items())
         }
         threading.Thread(target=self._live, daemon=True).start()
@@ -238,24 +238,8 @@ class CommandJob:
 
     def symptoms(self) -> Symptoms:
         """Where each rank is: nobody here sees the processes of other hosts."""
-        launch = self._order.resolved.launch
-        places = (
-            f"on {self._hosts[rank // launch.ranks_per_node]}" for rank in range(launch.ranks)
-        )
-        return Symptoms(dict(enumerate(places)))
+        return Symptoms.elsewhere(self._hosts, self._order.resolved.launch)
 
     def ask_for_stacks(self) -> None:
         """By the agents, which pass the request on."""
         self._files.ask_for_stacks()
-
-
-def _started(run_dir: Path, number: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
-    with (run_dir / LOGS / node_file(AGENT_LOG, number)).open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )

@@ -8,15 +8,15 @@ kernel frees on one machine (`bench.launch.local`), the controller's word in a j
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from bench.launch.code import RankCode
 from bench.launch.share import Share
 from bench.record import RunState
-from bench.spec import ResolvedRun
+from bench.spec import LaunchSpec, ResolvedRun
 
 Phase = Literal["queued", "running", "ended"]
 
@@ -68,6 +68,12 @@ class Symptoms:
     ranks: Mapping[int, str] = field(default_factory=dict)
     agent: str = ""
     load: str = ""
+
+    @classmethod
+    def elsewhere(cls, hosts: Sequence[str], launch: LaunchSpec) -> Self:
+        """Of ranks on `hosts`, whose processes nobody sees here: where each of them is."""
+        each = launch.ranks_per_node
+        return cls({rank: f"on {hosts[rank // each]}" for rank in range(launch.ranks)})
 
 
 class Job(Protocol):

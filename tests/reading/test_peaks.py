@@ -31,9 +31,8 @@ def test_a_dtype_without_units_has_no_peak():
     assert peak_tflops("NVIDIA H100 PCIe", "fp32") is None
 
 
-def test_every_entry_names_its_form_factor_source_and_date():
+def test_every_entry_names_its_source_and_date():
     for peak in PEAKS.values():
-        assert peak.form_factor
         assert peak.source
         assert peak.date
 

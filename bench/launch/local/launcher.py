@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 
 from bench.launch.command import agent_command, rank_environment
 from bench.launch.local.kernel_memory import out_of_memory_kills
-from bench.launch.local.process_tree import ask_for_stacks, end_run, process_state, rank_states
+from bench.launch.local.process_tree import (
+    ask_for_stacks,
+    end_run,
+    process_state,
+    rank_states,
+    start_detached,
+)
 from bench.launch.protocol import JobState, Order, Symptoms
 from bench.store.layout import LOGS
 
@@ -38,7 +42,14 @@ class LocalJob:
     def __init__(self, order: Order, variables: Mapping[str, str] | None = None) -> None:
         self._run_dir = order.run_dir
         self._kills_before = out_of_memory_kills()
-        self._agent = _start_agent(order, {**(variables or {}), **order.variables})
+        environment = rank_environment(
+            order.resolved, order.run_dir, os.environ, order.code, order.worker_module
+        )
+        self._agent = start_detached(
+            agent_command(order.resolved, order.run_dir, order.code),
+            order.run_dir / LOGS / AGENT_LOG,
+            {**environment, **(variables or {}), **order.variables},
+        )
         self._ended = threading.Event()
         threading.Thread(target=self._wait_for_agent, daemon=True).start()
 
@@ -70,20 +81,3 @@ class LocalJob:
     def ask_for_stacks(self) -> None:
         """By SIGUSR1, which every rank answers into its log."""
         ask_for_stacks(self._agent.pid)
-
-
-def _start_agent(order: Order, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone."""
-    run_dir: Path = order.run_dir
-    with (run_dir / LOGS / AGENT_LOG).open("ab") as log:
-        return subprocess.Popen(
-            agent_command(order.resolved, run_dir, order.code),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=rank_environment(
-                order.resolved, run_dir, os.environ, order.code, order.worker_module
-            )
-            | dict(variables),
-            start_new_session=True,
-        )

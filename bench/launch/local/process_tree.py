@@ -1,4 +1,4 @@
-"""Ending every process of a run, and asking what state its ranks are in.
+"""Starting what starts a run, ending every process of it, and asking what state its ranks are in.
 
 torchrun puts each rank into a session of its own, so the tree is walked by parenthood; whatever got
 away (its parent died first) is found by the run folder in its environment.
@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,24 @@ from bench.launch.process import RANK_NAME
 # A process that has got SIGKILL and is still there waits inside the kernel (a dead file server, a
 # driver); waiting longer would only hang the harness too.
 _KILL_WAIT_SECONDS = 10.0
+
+
+def start_detached(
+    command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that a Ctrl-C on the terminal reaches the launcher alone.
+
+    What it prints is appended to `log`. env: the whole environment; None is that of this process.
+    """
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
 
 
 def end_run(agent: subprocess.Popen[bytes], run_dir: Path, grace_seconds: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.launch.command import agent_command, rank_environment
 from bench.launch.local.launcher import AGENT_LOG, LocalJob
-from bench.launch.local.process_tree import end_run
+from bench.launch.local.process_tree import end_run, start_detached
 from bench.launch.protocol import Job, JobState, Order, Symptoms
 from bench.launch.rendezvous import Rendezvous
 from bench.launch.slurm.controller import ControllerSilentError, ask, own_job, settled_reason
@@ -115,15 +115,7 @@ class StepJob:
             *settings.container_arguments,
             *command,
         ]
-        with (order.run_dir / LOGS / AGENT_LOG).open("ab") as log:
-            return subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+        return start_detached(arguments, order.run_dir / LOGS / AGENT_LOG, environment)
 
     @property
     def id(self) -> str:
@@ -150,11 +142,7 @@ class StepJob:
 
     def symptoms(self) -> Symptoms:
         """Where each rank is: nobody here sees the processes of other nodes."""
-        launch = self._order.resolved.launch
-        places = {
-            rank: f"on {self._nodes[rank // launch.ranks_per_node]}" for rank in range(launch.ranks)
-        }
-        return Symptoms(places)
+        return Symptoms.elsewhere(self._nodes, self._order.resolved.launch)
 
     def ask_for_stacks(self) -> None:
         """By the agents, which pass the request on."""
