@@ -29,7 +29,7 @@ NEEDED = {
     "numpy": "1.26",
     "pydantic": "2.7",
     "ruamel.yaml": "0.18",
-    "typer": "0.12",
+    "typer": "0.19",
     "rich": "13",
     "jinja2": "3.1",
     "junitparser": "3.1",

@@ -6,12 +6,25 @@ import hashlib
 import os
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
 
 _TIMEOUT_SECONDS = 300.0
+_STATE_SECONDS = 20.0  # at the start of every run: a stalled file system must not hold it for long
+# What names a repository: a git hook that runs this sets some of them, to its own.
+_REPOSITORY_VARIABLES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_PREFIX",
+    "GIT_NAMESPACE",
+)
 _HEX_DIGITS = 16
 _NO_CODE = tuple(
     f":(exclude)*.{ending}"
@@ -41,13 +54,14 @@ def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def _run(
+    folder: Path, *arguments: str, seconds: float = _TIMEOUT_SECONDS
+) -> subprocess.CompletedProcess[bytes]:
     command = ["git", "-C", str(folder), *arguments]
-    # A git hook that runs this sets GIT_DIR and others, which would name the hook's repository.
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    variables = {k: v for k, v in os.environ.items() if k not in _REPOSITORY_VARIABLES}
     try:
         return subprocess.run(
-            command, env=variables, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False
+            command, env=variables, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"git cannot be run ({error}); arms of a git ref need it") from error
@@ -61,17 +75,18 @@ def git_state(root: Path) -> dict[str, Any]:
     file or a log that lies beside it, or what Python has compiled, change nothing.
     """
     try:
-        commit = git(root, "rev-parse", "HEAD")
-        changes = _run(root, "diff", "HEAD", "--binary").stdout
+        ask = partial(_run, root, seconds=_STATE_SECONDS)
+        commit = ask("rev-parse", "HEAD")
+        changes = ask("diff", "HEAD", "--binary").stdout
         listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NO_CODE)
-        untracked = _run(root, *listing).stdout
+        untracked = ask(*listing).stdout
     except UsageError:
         commit = None
     if commit is None or commit.returncode != 0:
         return {"commit": None, "dirty": None, "dirty_hash": None}
     dirty = bool(changes or untracked)
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit.stdout.decode().strip(),
         "dirty": dirty,
         "dirty_hash": _hash(root, changes, untracked) if dirty else None,
     }

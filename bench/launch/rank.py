@@ -51,6 +51,8 @@ def run(arguments: list[str]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
     except BaseException:
         traceback.print_exc()
     finally:

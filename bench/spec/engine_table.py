@@ -270,7 +270,12 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         parallel=("tensor_parallel", "expert_parallel"),
         dtypes=DtypePolicies(sums=True),
         state="core",
-        code=("bench/engines/mfsdp.py", "mfsdp_core/**/*.py"),
+        code=(
+            "bench/engines/mfsdp.py",
+            "bench/engines/mfsdp_inspection.py",
+            "bench/engines/stream_order.py",
+            "mfsdp_core/**/*.py",
+        ),
         colour="#D55E00",
         draws_by_unit=True,
     ),

@@ -15,7 +15,6 @@ from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import (
     WAYS,
-    Chain,
     Pair,
     beside,
     distance,
@@ -23,7 +22,7 @@ from oracle.beside_torch import (
     own_batch,
     refusal,
 )
-from oracle.models import loss
+from oracle.models import Chain, loss
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes

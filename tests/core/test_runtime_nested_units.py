@@ -144,7 +144,12 @@ def test_a_unit_lies_in_the_one_whose_path_its_own_begins_with() -> None:
 def test_the_backward_pass_reaches_a_unit_before_those_inside_it() -> None:
     assert backward_of_nested([None, 0, 0, None, 3]) == [3, 4, 0, 2, 1]
     order = PrefetchOrder(3, backward_of_nested([None, 0, 0]))
-    assert [order.following(unit, "backward") for unit in (None, 0, 2, 1)] == [0, 2, 1, None]
+    assert [next(order.upcoming(unit, "backward"), None) for unit in (None, 0, 2, 1)] == [
+        0,
+        2,
+        1,
+        None,
+    ]
     for unit in (0, 2, 1):
         order.observe(unit)
     for unit in (2, 1, 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from recorded_runs import (
@@ -15,6 +16,7 @@ from recorded_runs import (
 )
 
 from bench.cli.comparing import show_comparison
+from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_sweeps
@@ -38,7 +40,10 @@ def labels(sides):
 
 
 def shown(store, capsys, base, head, *, as_json=False, form="table", ignore=()):
-    show_comparison(store.root, base, head, ignore=ignore, policy=None, form=form, as_json=as_json)
+    asked = CompareRequest(
+        base=base, head=head, ignore=tuple(ignore), form=form, results=store.root
+    )
+    replace(show_comparison(asked), as_json=as_json).show()
     return capsys.readouterr().out
 
 
