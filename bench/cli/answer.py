@@ -15,7 +15,8 @@ class Answer:
     """Of the two forms only the one that is asked for is made.
 
     remarks: to stderr, behind it. as_it_is: the text is a log, whose characters stay. as_json: the
-    form that was asked for.
+    form that was asked for. failure: of a later step (a report on runs that are made); it is told
+    behind what there is, and `code` and `document` count it.
     """
 
     document: Callable[[], Any]
@@ -24,6 +25,7 @@ class Answer:
     remarks: tuple[str, ...] = ()
     as_it_is: bool = False
     as_json: bool = False
+    failure: Exception | None = None
 
     def show(self) -> int:
         """Print it, and return the exit code."""

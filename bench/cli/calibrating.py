@@ -46,6 +46,8 @@ def run_noise(asked: NoiseRequest) -> Answer:
     store = ResultsStore.open(asked.results, create=True)
     plans, sides = prepared_sides(plans, store)
     outcome = running.run_planned(plans, sides, store, RunOptions())
+    for line in running.closing_lines(plans.chosen, outcome):
+        console.note(line)
     if outcome.interrupted:
         raise KeyboardInterrupt
     pairs = sides_of_arms(store, plans.chosen.id, "a", "b").pairs
@@ -54,8 +56,7 @@ def run_noise(asked: NoiseRequest) -> Answer:
     )
     text = json.dumps(found.to_document(), indent=2, ensure_ascii=False) + "\n"
     path = store.noise.write(found.hardware.slug, text)
-    remarks = (*running.closing_lines(plans.chosen, outcome), f"kept in {path}")
-    return _shown([found], running.outcome_code(plans.chosen, outcome), remarks)
+    return _shown([found], running.outcome_code(plans.chosen, outcome), (f"kept in {path}",))
 
 
 def _kept(results: Path) -> Answer:

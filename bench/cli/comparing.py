@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +20,14 @@ from reports.gates import gate_text
 from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
-from reports.gates.pairing import NOT_RUN, arms_of_sweep, sides_of_arms, sides_of_sweeps
+from reports.gates.pairing import (
+    NOT_RUN,
+    Sides,
+    arms_of_sweep,
+    sides_of_arms,
+    sides_of_sweeps,
+    states_of,
+)
 from reports.gates.policy import Policy
 from reports.gates.target_verdicts import judge_targets, target_table
 from reports.gates.target_verdicts import to_data as targets_to_data
@@ -36,22 +43,36 @@ def show_comparison(asked: CompareRequest) -> Answer:
     """A comparison; of the arms of the base where there is no head.
 
     Raises:
-        UsageError: an unknown name.
+        UsageError: an unknown name, or an option that would do nothing.
         NothingMeasuredError: a side has no finished run.
         NotComparableError: nothing of the two sides can be compared.
     """
     rules, form = read_policy(asked.policy), asked.form
     store = ResultsStore.open(asked.results, create=False)
     if asked.head is None:
+        if asked.ignore:
+            raise UsageError(
+                "--ignore sets settings aside where cells of two sides are matched; name HEAD, or"
+                " leave --ignore out"
+            )
         return _of_arms(store, judged_sweep(store, asked.base, asked.arms), rules, form)
     if asked.arms:
         raise UsageError("--arm compares the arms of one sweep file; leave HEAD out")
     base, head = (_called(store, name) for name in (asked.base, asked.head))
-    if {base, head} & {*store.imports.ids()}:
+    if imported := {base, head} & {*store.imports.ids()}:
+        for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
+            if given:
+                raise UsageError(
+                    f"{option} is for verdicts, and beside the imported run {min(imported)} there"
+                    " are none; leave it out"
+                )
         return _beside(store, base, head, form)
     sides = sides_of_sweeps(store, base, head, asked.ignore)
     judged = gate(sides, rules, calibrations(store), any_nodes=True)
-    _refuse_nothing(judged, "name the settings to set aside with --ignore, or compare single cells")
+    if judged.nothing_comparable:
+        _refuse_unfinished(store, base, head)
+        advice = "name the settings to set aside with --ignore, or compare single cells"
+        raise _not_comparable(sides, judged, advice)
     now = datetime.now(UTC)
     return Answer(
         lambda: {"verdicts": gate_text.to_data(judged, now)},
@@ -59,20 +80,27 @@ def show_comparison(asked: CompareRequest) -> Answer:
     )
 
 
-def _refuse_nothing(judged: GateResult, advice: str) -> None:
-    """Raise where no pair can be compared: nothing was measured, or nothing matches."""
-    if not judged.nothing_comparable:
-        return
-    sides = judged.sides
-    names = f"{sides.base} and {sides.head}"
-    lost = [f"{cell}: {why}" for cell, why in sides.failed if why != NOT_RUN]
-    reasons = [f"{cell}: {why}" for cell, why in sides.not_comparable]
-    if lost or not reasons:
-        why = "; ".join((lost or [f"{cell}: {why}" for cell, why in sides.failed])[:_MOST_REASONS])
-        raise NothingMeasuredError(f"{names} have nothing to compare: {why}")
-    raise NotComparableError(
-        f"nothing in {names} can be compared: {'; '.join(reasons[:_MOST_REASONS])}; {advice}"
+def _refuse_unfinished(store: ResultsStore, *names: str) -> None:
+    """Raise where a side has no finished run, with what became of its runs."""
+    for name in names:
+        cells = load_side(store, name)
+        if not any(cell.finished for cell in cells):
+            ends = [(cell.name, states_of(cell)) for cell in cells] or [(name, NOT_RUN)]
+            raise NothingMeasuredError(f"{name} has no finished run: {_reasons(ends)}")
+
+
+def _not_comparable(sides: Sides, judged: GateResult, advice: str) -> NotComparableError:
+    """Of two sides with finished runs: why the gate refused their pairs, or that none matches."""
+    found = judged.sides.not_comparable
+    refused = [one for one in found if one not in sides.not_comparable]
+    return NotComparableError(
+        f"nothing in {sides.base} and {sides.head} can be compared:"
+        f" {_reasons(refused or [*found, *sides.failed])}; {advice}"
     )
+
+
+def _reasons(found: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"{cell}: {why}" for cell, why in found[:_MOST_REASONS])
 
 
 def _called(store: ResultsStore, name: str) -> str:
@@ -122,8 +150,11 @@ def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str)
     sides = sides_of_arms(store, sweep, *arms, None if expected is None else expected.codes)
     if expected is not None:
         sides = checked(sides, expected, arms)
+    if not sides.pairs:
+        raise NothingMeasuredError(f"{sweep} has nothing to compare: {_reasons(sides.failed)}")
     judged = gate(sides, policy, calibrations(store), any_nodes=True)
-    _refuse_nothing(judged, "run the arms on one kind of hardware")
+    if judged.nothing_comparable:
+        raise _not_comparable(sides, judged, "run the arms on one kind of hardware")
     now = datetime.now(UTC)
     targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
 

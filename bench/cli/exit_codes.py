@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
+
+from bench.errors import BenchError
 
 OK = 0
 REQUIREMENT_NOT_MET = 1
@@ -23,6 +26,14 @@ _PRECEDENCE = (
     INCONCLUSIVE,
     OK,
 )
+
+
+def of_error(error: Exception) -> int:
+    """What an error that ends a verb makes of it."""
+    if isinstance(error, BenchError):
+        return error.exit_code
+    full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return NOTHING_MEASURED if full else INTERNAL
 
 
 def worst(codes: Iterable[int]) -> int:

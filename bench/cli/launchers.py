@@ -20,7 +20,12 @@ from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.nodes import node_of_cluster
-from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
+from bench.launch.slurm.settings import (
+    DEFAULT_PROFILE,
+    SlurmSettings,
+    read_profile,
+    slurm_settings,
+)
 from bench.launch.slurm.submission import JobRequest
 from bench.resolve.import_path import load, problem_of
 from bench.resolve.machine import Machine
@@ -117,7 +122,13 @@ def launcher_settings(
     """
     options = _parsed(assignments)
     if kind.settings is SlurmSettings:
+        named = "profile" in options
         profile = options.pop("profile", None)
+        if named and not isinstance(profile, str):
+            raise UsageError(
+                f"{_OPTION} profile: expected the name of a profile, as profile=debug, found"
+                f" {profile!r}; without this option it is the one called {DEFAULT_PROFILE}, if any"
+            )
         return slurm_settings(
             ("the profile", read_profile(profile)),
             ("slurm", of_sweep),
@@ -146,10 +157,16 @@ def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
         except YAMLError:
             parsed = value
         section, _, rest = key.partition(".")
-        if rest:
-            found.setdefault(section, {})[rest] = parsed
-        else:
+        if not rest:
             found[key] = parsed
+            continue
+        inside = found.setdefault(section, {})
+        if not isinstance(inside, dict):
+            raise UsageError(
+                f"{_OPTION} {text}: expected {section} to be a section, found {inside!r} given to"
+                f" it before; leave one of them out"
+            )
+        inside[rest] = parsed
     return found
 
 

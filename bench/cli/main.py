@@ -7,7 +7,6 @@ An exception that nobody expected becomes a short message, with its traceback in
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import platform
@@ -23,7 +22,7 @@ import typer
 from bench.cli import console
 from bench.cli.answer import Answer
 from bench.cli.app import app
-from bench.cli.exit_codes import INTERNAL, INTERRUPTED, NOTHING_MEASURED, OK, USAGE
+from bench.cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, of_error
 from bench.redaction import redact_text
 
 # The class of all refusals by the argument parser; typer carries its own copy of click in some
@@ -66,7 +65,11 @@ def _answered(arguments: list[str]) -> int:
     result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
     if result == INTERRUPTED:  # what some versions of the parser make of a Ctrl-C
         raise KeyboardInterrupt
-    code = result.show() if isinstance(result, Answer) else OK
+    if not isinstance(result, Answer):
+        return OK
+    code = result.show()
+    if result.failure is not None:
+        _refused(result.failure, arguments)
     sys.stdout.flush()
     return code
 
@@ -80,14 +83,15 @@ def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
             message = f"{message} ({_command_of(error)} --help says what is expected)"
             console.error(message)
         return USAGE, message
-    if isinstance(error, BenchError) and error.exit_code != INTERNAL:
+    code = of_error(error)
+    if isinstance(error, BenchError) and code != INTERNAL:
         console.error(str(error))
-        return error.exit_code, str(error)
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return code, str(error)
+    if isinstance(error, OSError) and code != INTERNAL:
         console.silence(sys.stdout)  # what is left in its buffer cannot be written either
         message = f"no space to write to: {error.filename or 'the output'}"
         console.error(message)
-        return NOTHING_MEASURED, message
+        return code, message
     place = write_crash_report(error, arguments)
     where = f"the traceback is in {place}" if place else "the traceback could not be written"
     first = (str(error).splitlines() or [""])[0]

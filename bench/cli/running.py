@@ -21,6 +21,7 @@ from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.stop_request import StopRequest
+from bench.redaction import redact_text
 from bench.store import ResultsStore
 from sweeps.execution import Sides
 from sweeps.jobs import Submission, without_secrets
@@ -40,7 +41,11 @@ _JOBS_GO_ON = "leaving; the jobs go on"
 
 
 def run_sweep(asked: RunRequest) -> Answer:
-    """Plan, run what is missing, and say what came out."""
+    """Plan, run what is missing, and say what came out.
+
+    Raises:
+        UsageError: the sweep, an arm or an option is wrong; nothing has been run.
+    """
     wanted = asked.wanted
     if asked.budget is not None:
         if wanted.repeat is not None:
@@ -56,36 +61,60 @@ def run_sweep(asked: RunRequest) -> Answer:
 
 def run_plans(plans: RequestedPlan, store: ResultsStore, asked: RunRequest) -> Answer:
     """Run what is missing of `plans.chosen`, and say what came out."""
+    limits = _limits(asked)
     plans, sides = prepared_sides(plans, store)
     if plans.chosen.pruned:
         console.note(f"{pruned_text(plans.chosen)}\n")
     budget = None
-    if asked.budget is None:
+    if limits is None:
         outcome = run_planned(plans, sides, store, run_options(asked))
     else:
-        from bench.cli.policies import read_policy
-
-        policy, seconds = read_policy(asked.policy), parsed_seconds(asked.budget, "--budget")
+        policy, seconds = limits
         plans, outcome, budget = run_within(
             plans, sides, store, run_options(asked), policy=policy, seconds=seconds
         )
-    code = outcome_code(plans.chosen, outcome)
-    report = None
+    report, failure = None, None
     if asked.report and not outcome.interrupted:
-        from bench.cli.reporting import write_sweep_report
-
-        report = str(write_sweep_report(store, plans.chosen.id).html)
+        report, failure = _report(store, plans.chosen.id)
+    codes = [outcome_code(plans.chosen, outcome)]
+    codes += [exit_codes.of_error(failure)] if failure else []
+    code = exit_codes.worst(codes)
 
     def document() -> dict[str, object]:
         found = _outcome_document(plans.chosen, outcome, code) | {"report": report}
+        found |= {"error": redact_text(str(failure))} if failure else {}
         return found if budget is None else found | {"budget": budget.to_data()}
 
     return Answer(
         document,
         lambda: "\n\n".join(filter(None, (_results(store, plans.chosen), report))),
         code,
-        ("", *closing_lines(plans.chosen, outcome), *_hint(plans, outcome, asked)),
+        ("", *closing_lines(plans.chosen, outcome), *_hint(plans, outcome, asked, report)),
+        failure=failure,
     )
+
+
+def _limits(asked: RunRequest) -> tuple[Policy, float] | None:
+    """What decides, and the seconds there are for it; None without a budget.
+
+    Raises:
+        UsageError: one of them is wrong.
+    """
+    if asked.budget is None:
+        return None
+    from bench.cli.policies import read_policy
+
+    return read_policy(asked.policy), parsed_seconds(asked.budget, "--budget")
+
+
+def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | None]:
+    """Where the report is, or why there is none: its runs are made, and shown all the same."""
+    from bench.cli.reporting import write_sweep_report
+
+    try:
+        return str(write_sweep_report(store, sweep).html), None
+    except Exception as error:
+        return None, error
 
 
 def run_options(asked: RunRequest) -> RunOptions:
@@ -95,13 +124,15 @@ def run_options(asked: RunRequest) -> RunOptions:
     )
 
 
-def _hint(plans: RequestedPlan, outcome: SweepOutcome, asked: RunRequest) -> list[str]:
+def _hint(
+    plans: RequestedPlan, outcome: SweepOutcome, asked: RunRequest, report: str | None
+) -> list[str]:
     """What can be done next."""
     sweep = plans.chosen.id
     where = "" if asked.results == DEFAULT_RESULTS else f" --results {asked.results}"
     if outcome.interrupted and plans.launcher.jobs:
         return [f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}"]
-    if outcome.good and not (outcome.interrupted or asked.report):
+    if outcome.good and not (outcome.interrupted or report):
         return [f"report: mfsdp-bench report {sweep}{where}"]
     return []
 

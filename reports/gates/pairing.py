@@ -246,7 +246,7 @@ def sides_of_baseline(
         names = (cell.resolved.config_hash, former_config_hash(cell.resolved))
         base = next((by_config.pop(name) for name in names if name in by_config), None)
         if not cell.finished:
-            failed.append((cell.name, _states(cell)))
+            failed.append((cell.name, _unfinished(cell)))
         elif base is None:
             refused.append((cell.name, _no_such_config(cell, kept)))
         else:
@@ -314,11 +314,15 @@ def pair_of_arms(
     return Pair(name, *sides, paired=interleaved, sequential=sequential)
 
 
+def _unfinished(cell: Cell) -> str:
+    return f"no finished run ({states_of(cell)})"
+
+
 def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
     label = head.name if base.name == head.name else f"{base.name} -> {head.name}"
     for cell in (head, base):
         if not cell.finished:
-            return label, f"{cell.name}: {_states(cell)}"
+            return label, f"{cell.name}: {_unfinished(cell)}"
     return Pair(label, cell_samples(base), cell_samples(head), paired=False)
 
 
@@ -338,9 +342,9 @@ def _lost_repeat(cell: Cell) -> str:
     return lost[0] if lost else ""
 
 
-def _states(cell: Cell) -> str:
-    found = {_state(run) for run in cell.runs}
-    return f"no finished run ({'; '.join(sorted(found))})"
+def states_of(cell: Cell) -> str:
+    """What became of the runs of a cell without a finished one."""
+    return "; ".join(sorted({_state(run) for run in cell.runs}))
 
 
 def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:

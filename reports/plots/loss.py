@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from reports.comparisons.parity import ParityGroup, losses, relative_differences
+from reports.comparisons.parity import ParityGroup, ParityRow, losses, relative_differences
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
 
 _LOWEST_FLOOR = 1e-16
@@ -26,7 +27,8 @@ def most_different(groups: Sequence[ParityGroup]) -> list[ParityGroup]:
     """
 
     def of_bound(group: ParityGroup) -> float:
-        return (group.observed_spread or 0.0) / group.tolerance.bound
+        found = (_difference(row) for row in group.rows if row.cell is not group.reference)
+        return max(found, default=0.0) / group.tolerance.bound
 
     chosen = sorted(groups, key=of_bound, reverse=True)[:MOST_GROUPS]
     return [_with_fewer_rows(group) for group in groups if group in chosen]
@@ -34,9 +36,16 @@ def most_different(groups: Sequence[ParityGroup]) -> list[ParityGroup]:
 
 def _with_fewer_rows(group: ParityGroup) -> ParityGroup:
     others = [row for row in group.rows if row.cell is not group.reference]
-    kept = sorted(others, key=lambda row: -(row.max_relative or 0.0))[:MOST_CURVES]
+    kept = sorted(others, key=_difference, reverse=True)[:MOST_CURVES]
     rows = (row for row in group.rows if row.cell is group.reference or row in kept)
     return replace(group, rows=tuple(rows))
+
+
+def _difference(row: ParityRow) -> float:
+    """From the reference; of losses that cannot be compared step by step it is infinite."""
+    if row.verdict == "steps differ" or row.max_relative is None:
+        return math.inf
+    return row.max_relative
 
 
 def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> str:
@@ -88,7 +97,8 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
         for row in group.rows
         if row.cell is not group.reference
     }
-    all_equal = bool(curves) and not any(value for curve in curves.values() for value in curve)
+    compared = any(curves.values())
+    whole = all(len(losses(row.cell.finished[0].record)) == len(base) for row in group.rows)
     curves = {name: curve for name, curve in curves.items() if any(curve)}
     drawn = bool(curves)
     floor = _floor([value for curve in curves.values() for value in curve])
@@ -108,7 +118,8 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
     axes.set_ylabel("|relative difference|")
     if not drawn:
         axes.set_axis_off()
-        text = "all losses are equal, bit for bit" if all_equal else "nothing to compare with"
+        equal = "all losses" if whole else "numbers of steps differ; losses of steps that both have"
+        text = f"{equal} are equal, bit for bit" if compared else "nothing to compare with"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         return
     axes.set_yscale("log")

@@ -356,6 +356,7 @@ def _(world: World) -> int:
     world.states = {"ddp": "crashed", "mfsdp": "crashed"}
     code = world.run("noise", world.file(TWO_CELLS), "--repeat", "6")
     assert world.store.noise.names() == []
+    assert "crashed: as the test wants -- mfsdp-bench logs" in world.err
     return code
 
 

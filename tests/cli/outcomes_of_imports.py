@@ -33,6 +33,19 @@ def _(world: World) -> int:
     return code
 
 
+@scenario("compare", "--ignore without HEAD, or --ignore or --policy beside an imported run")
+def _(world: World) -> int:
+    world.sweep()
+    (world.folder / "a.csv").write_text("step,loss\n1,2.5\n")
+    (world.folder / "gates.yaml").write_text("metrics: {step_time: {gate: advisory}}\n")
+    assert world.run("import", world.folder / "a.csv") == 0
+    assert world.run("compare", "two", "--ignore", "dtypes") == 2
+    assert "name HEAD, or leave --ignore out" in world.err
+    assert world.run("compare", "two", "a", "--ignore", "dtypes") == 2
+    assert "beside the imported run a there are none" in world.err
+    return world.run("compare", "a", "two", "--policy", world.folder / "gates.yaml")
+
+
 @scenario("import", "a log with steps")
 def _(world: World) -> int:
     (world.folder / "a.csv").write_text("step,loss\n1,2.5\n")

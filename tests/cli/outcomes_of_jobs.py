@@ -29,6 +29,15 @@ def _(world: World) -> int:
     assert world.run("run", file, "--launcher", "slrm") == 2
     assert world.run("run", file, "--launcher-option", "max_jobs=3") == 2
     assert world.run("run", file, "--launcher", "slurm", "--launcher-option", "partition") == 2
+    for wrong, says in (
+        (("profile=[a]",), "expected the name of a profile, as profile=debug, found ['a']"),
+        (("profile.x=1",), "expected the name of a profile, as profile=debug, found {'x': 1}"),
+        (("profile=~",), "found None; without this option it is the one called default"),
+        (("options=1", "options.x=2"), "expected options to be a section, found 1"),
+    ):
+        options = [word for one in wrong for word in ("--launcher-option", one)]
+        assert world.run("run", file, "--launcher", "slurm", *options) == 2
+        assert says in world.err
     return world.run("run", file, "--launcher", "slurm", "--launcher-option", "partiton=gpu")
 
 

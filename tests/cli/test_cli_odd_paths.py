@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.main import run_command_line
+from bench.errors import UsageError
 
 LONG = "a" * 300
 USAGE = 2
@@ -108,3 +110,30 @@ def test_a_folder_removed_during_a_run_ends_it_with_a_sentence(world, monkeypatc
     monkeypatch.setattr("bench.cli.arm_preparation.launch", launch)
     assert world.sweep() == NOTHING_MEASURED
     assert "its folder is gone; somebody removed or renamed it while it was in use" in world.err
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "says"),
+    [
+        (UsageError("the folder cannot be written"), USAGE, "the folder cannot be written"),
+        (ZeroDivisionError("a figure"), 6, "internal error: ZeroDivisionError: a figure"),
+    ],
+)
+def test_a_report_that_fails_loses_nothing_of_what_was_run(world, monkeypatch, problem, code, says):
+    def fail(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setenv("TMPDIR", str(world.folder))
+    monkeypatch.setattr("bench.cli.reporting.write_report", fail)
+    file = world.file("name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n")
+    world.states = {"ddp": "crashed"}
+    assert world.run("run", file, "--report") == code
+    assert "mfsdp" in world.out
+    assert "ddp (repeat 0): crashed: as the test wants" in world.err
+    hint, last = world.err.splitlines()[-2:]
+    assert hint == "report: mfsdp-bench report two"
+    assert last.startswith(f"error: {says}")
+    assert world.run("run", file, "--report", "--json") == code
+    told = json.loads(world.out)
+    assert (told["exit_code"], told["error"], told["report"]) == (code, str(problem), None)
+    assert [run["state"] for run in told["done_before"]] == ["ok"]

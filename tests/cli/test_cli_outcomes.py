@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import outcomes_of_reading  # noqa: F401 - its scenarios register themselves
 import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
+from gate_runs import CELLS, Arm, record_arms
 from outcome_scenarios import SCENARIOS, TWO_CELLS, Row, World, scenario, scenarios
 
 from bench.doctor import accelerators
@@ -28,6 +30,7 @@ from bench.doctor import accelerators
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
 
+OTHER_MACHINE = {"cpu_name": "Another CPU", "cpu_count": 64}
 ONE_PRUNED = "name: two\nmatrix: {product: {launch.device: [cpu, cuda]}}\n"
 ALL_PRUNED = "name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_batch: 128}\n"
 
@@ -276,9 +279,6 @@ def _(world: World) -> int:
 scenarios(
     "compare",
     {
-        "a side without a finished run": (
-            Row(("two", "two"), ran={"ddp": "crashed", "mfsdp": "crashed"}),
-        ),
         "an unknown sweep": (Row(("two", "tow"), ("tow",), ran={}),),
     },
 )
@@ -313,7 +313,39 @@ def _(world: World) -> int:
     world.sweep()
     three = "name: three\nmatrix: {product: {train.seq_len: [32, 128]}}\n"
     world.sweep(three)
-    return world.run("compare", "two", "three", "--ignore", "engine.name")
+    assert world.run("compare", "two", "three", "--ignore", "engine.name") == 5
+    # A crashed repeat among good ones takes nothing away: neither side lacks a number.
+    lost = {0: "crashed"}
+    one = {"zero3": CELLS["zero3"]}
+    record_arms(world.store, {None: Arm(hardware=OTHER_MACHINE)}, sweep="there", cells=one)
+    record_arms(world.store, {None: Arm(states=lost)}, sweep="here", cells=one)
+    assert world.run("compare", "there", "here") == 5
+    assert "hardware differs" in world.err
+    assert world.run("compare", "two", "here", "--ignore", "env") == 5
+    assert "no cell of equal configuration" in world.err
+    arms = {"base": Arm(), "head": Arm(hardware=OTHER_MACHINE, states=lost)}
+    record_arms(world.store, arms, sweep="arms", cells=one)
+    code = world.run("compare", "arms")
+    assert "hardware differs" in world.err
+    return code
+
+
+@scenario("compare", "a side without a finished run")
+def _(world: World) -> int:
+    world.sweep()
+    crashed = dict.fromkeys(("ddp", "mfsdp"), "crashed")
+    world.sweep(TWO_CELLS.replace("two", "bad"), **crashed)
+    world.sweep(TWO_CELLS.replace("two", "planned"))
+    for record in list(world.store.records(sweep="planned")):
+        shutil.rmtree(world.store.root / "runs" / record.run_id)
+    for sides in (("two", "bad"), ("bad", "two")):
+        assert world.run("compare", *sides) == 3
+        assert "bad has no finished run: ddp: crashed: as the test wants" in world.err
+    for sides in (("two", "planned"), ("planned", "two")):
+        assert world.run("compare", *sides) == 3
+        assert "planned has no finished run: planned: it was planned and has not run" in world.err
+    assert world.run("compare", "bad", "bad") == 3
+    return world.run("compare", "planned", "bad")
 
 
 @scenario("report", "at least one measured cell")

@@ -52,7 +52,7 @@ def test_layers_of_settings_lie_on_top_of_each_other() -> None:
     found = slurm_settings(
         ("profile", {"partition": "a", "account": "x"}),
         ("sweep", {"partition": "b"}),
-        ("--slurm", {}),
+        ("--launcher-option", {}),
     )
     assert (found.partition, found.account) == ("b", "x")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -135,6 +137,39 @@ def test_of_more_losses_than_a_figure_shows_those_are_drawn_that_differ_most(sto
     names = [row.cell.name for row in group.rows]
     assert len(names) == MOST_CURVES + 1
     assert (names[0], names[-1]) == (group.reference.name, f"x{MOST_CURVES + 4}")
+
+
+@pytest.mark.parametrize("lost", [{"max_relative": None}, {}])
+def test_losses_that_cannot_be_compared_differ_most(store, lost):
+    names = [f"x{n}" for n in range(MOST_CURVES + 2)]
+    for index, name in enumerate(names):
+        run = resolved_run("ddp", "no_shard", ranks=index + 1)
+        record_run(store, Recorded(run, cell=name, sweep=name, noise=0.0, loss_shift=index * 1e-3))
+    (group,) = parity_groups([make_cell(name, store.records(sweep=name)) for name in names])
+    least = min(group.rows[1:], key=lambda row: row.max_relative)
+    broken = replace(least, verdict="steps differ", **lost)
+    rows = tuple(broken if row is least else row for row in group.rows)
+    (shown,) = most_different([replace(group, rows=rows)])
+    assert broken in shown.rows
+    assert least not in most_different([group])[0].rows
+    others = [replace(group, label=str(n)) for n in range(MOST_GROUPS)]
+    alone = replace(group, rows=(group.rows[0], broken))
+    assert alone.reference in [found.reference for found in most_different([*others, alone])]
+    assert len(most_different([*others, alone])[-1].rows) == 2
+
+
+def test_losses_of_fewer_steps_are_not_called_equal(store):
+    for name, engine in (("a", "ddp"), ("b", "mfsdp")):
+        run = resolved_run(engine, "no_shard")
+        folder = record_run(store, Recorded(run, cell=name, sweep=name, noise=0.0))
+    for file in folder.path.glob("steps*"):
+        samples = [json.loads(line) for line in file.read_text().splitlines()]
+        cut = [one | ({"loss": None} if one["step"] > 12 else {}) for one in samples]
+        file.write_text("".join(json.dumps(one) + "\n" for one in cut))
+    cells = [make_cell(name, store.records(sweep=name)) for name in "ab"]
+    figure = loss_figure(parity_groups(cells), looks(cells))
+    assert "all losses are equal" not in figure
+    assert "numbers of steps differ" in figure
 
 
 def test_of_more_points_than_have_a_name_the_front_is_named_and_all_are_drawn(store):

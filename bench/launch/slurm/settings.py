@@ -142,7 +142,8 @@ def read_profile(name: str | None, variables: Mapping[str, str] = os.environ) ->
         raise UsageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
         raise UsageError(f"{path}: expected profiles, as `default: {{partition: gpu}}`")
+    profiles = {str(called): profile for called, profile in profiles.items()}
     if name is not None and name not in profiles:
         known = ", ".join(profiles) or "none"
         raise UsageError(f"profile {name}: not in {path}; profiles there: {known}")
-    return dict(profiles.get(name or DEFAULT_PROFILE, {}))
+    return dict(profiles.get(DEFAULT_PROFILE if name is None else name, {}))
