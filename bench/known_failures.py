@@ -7,10 +7,12 @@ describes is new.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
+
+from bench.verdict import CheckVerdict
 
 #: The page that has the rows.
 PAGE: Final = "docs/known-limits.md"
@@ -27,9 +29,10 @@ class KnownFailure:
     does: what the user does. happens: what comes of it. versions: that it was seen with. by_design:
     the documentation of the engine forbids it, or every torch module does the same. script: that
     shows it alone, below docs. cases: shell pattern of the ids of cases that fail of it, without
-    the engine; "" where no case does. check: the check that fails first. kind, said, features: of
-    random programs that fail of it: how they end, a regular expression of their text, and what
-    their shrunk program has (`Program.features`); kind "" where programs do not.
+    the engine; "" where no case does. check: the check that fails first. most: the largest relative
+    difference that this check measures; 0 for any. kind, said, features, without: of random
+    programs that fail of it: how they end, a regular expression of their text, what their shrunk
+    program has (`Program.features`) and what it has not; kind "" where programs do not.
     """
 
     engines: tuple[str, ...]
@@ -40,9 +43,11 @@ class KnownFailure:
     script: str = ""
     cases: str = ""
     check: str = ""
+    most: float = 0.0
     kind: str = ""
     said: str = ""
     features: tuple[frozenset[str], ...] = ()
+    without: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         design = ", by design" if self.by_design else ""
@@ -54,6 +59,10 @@ def _any(*features: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset({feature}) for feature in features)
 
 
+def _each_with(common: str, *features: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset({common, feature}) for feature in features)
+
+
 _FUZZ: Final = "evidence/2026-11-22-fuzz"
 #: What leaves a unit without a gradient: reentrant checkpoints of an input without one do as well.
 _UNUSED: Final = (
@@ -61,7 +70,10 @@ _UNUSED: Final = (
     frozenset({"root frozen", "letter k"}),
     frozenset({"root frozen", "letter K"}),
 )
-_REENTRANT: Final = _any("letter k", "letter K")
+_FOUND: Final = frozenset({"find_unused_parameters=True"})
+_NO_SHARD: Final = "strategy 0"
+_SHARD_GRAD_OP: Final = "strategy 2"
+_FULL_SHARD: Final = "strategy 3"
 
 KNOWN_FAILURES: Final = (
     KnownFailure(
@@ -114,7 +126,7 @@ KNOWN_FAILURES: Final = (
         "**silently wrong**: a gradient is off by 0.28 of 0.76",
         script=f"{_FUZZ}/fsdp1-two-backward-passes-whole-gradients.py",
         kind="differs",
-        features=_any("pass double ", "pass pair "),
+        features=_each_with(_NO_SHARD, "last double", "last pair"),
     ),
     KnownFailure(
         ("fsdp1",),
@@ -126,12 +138,15 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("fsdp1",),
-        "an evaluation between the backward pass and the optimizer step, `FULL_SHARD`",
+        "an evaluation between the backward pass and the optimizer step, sharded",
         "**silently wrong**: weights after the step are off by 0.0075 of 0.45",
         script=f"{_FUZZ}/fsdp1-evaluation-before-the-step.py",
         kind="differs",
         said="weight after the step",
-        features=_any("pass evaluate ", "pass unused "),
+        features=(
+            *_each_with(_SHARD_GRAD_OP, "pass evaluate ", "pass unused "),
+            *_each_with(_FULL_SHARD, "pass evaluate ", "pass unused "),
+        ),
     ),
     KnownFailure(
         ("fsdp1",),
@@ -140,7 +155,7 @@ KNOWN_FAILURES: Final = (
         "**silently wrong**: a gradient is off by 0.15 of 0.64",
         script=f"{_FUZZ}/fsdp1-unit-under-reentrant-checkpoint.py",
         kind="differs",
-        features=_REENTRANT,
+        features=_each_with("root frozen", "letter k"),
     ),
     KnownFailure(
         ("fsdp1",),
@@ -148,16 +163,19 @@ KNOWN_FAILURES: Final = (
         "**silently wrong**: a gradient is off by 0.22 of 0.68",
         script=f"{_FUZZ}/fsdp1-tied-weight.py",
         kind="differs",
-        features=_any("tie root", "tie unit"),
+        features=_each_with(_NO_SHARD, "tie root", "tie unit"),
     ),
     KnownFailure(
         ("fsdp1",),
-        "a frozen layer beside trained ones, `FULL_SHARD`, then"
-        " `summon_full_params(with_grads=True)`",
+        "a frozen layer beside trained ones, sharded, then `summon_full_params(with_grads=True)`",
         "ranks gather different amounts, and a process is aborted",
         script=f"{_FUZZ}/fsdp1-frozen-layer-and-whole-gradients.py",
         kind="died|raised|hung",
-        features=_any("frozen part", "frozen all", "root frozen"),
+        said="completing the gradients",
+        features=(
+            *_each_with(_SHARD_GRAD_OP, "frozen part", "root frozen"),
+            *_each_with(_FULL_SHARD, "frozen part", "root frozen"),
+        ),
     ),
     KnownFailure(
         ("fsdp1",),
@@ -174,7 +192,7 @@ KNOWN_FAILURES: Final = (
         by_design=True,
         script=f"{_FUZZ}/ddp-two-backward-passes-of-one-graph.py",
         kind="differs",
-        features=_any("pass double ", "pass pair "),
+        features=_any("last double", "last pair"),
     ),
     KnownFailure(
         _DDP,
@@ -184,6 +202,7 @@ KNOWN_FAILURES: Final = (
         script=f"{_FUZZ}/ddp-unit-left-out.py",
         kind="differs",
         features=_UNUSED,
+        without=_FOUND,
     ),
     KnownFailure(
         _DDP,
@@ -193,6 +212,7 @@ KNOWN_FAILURES: Final = (
         kind="raised",
         said="Expected to have finished reduction",
         features=_UNUSED,
+        without=_FOUND,
     ),
     KnownFailure(
         _DDP,
@@ -236,6 +256,7 @@ KNOWN_FAILURES: Final = (
         _DEEPSPEED,
         cases="*/bf16/*",
         check="gradients",
+        most=0.01,
     ),
     KnownFailure(
         ("deepspeed",),
@@ -281,6 +302,7 @@ KNOWN_FAILURES: Final = (
         _DEEPSPEED,
         script=f"{_FUZZ}/deepspeed-exception-in-a-backward-pass.py",
         kind="raised",
+        said="has already been reduced|unknown parameter type",
         features=_any("pass failing forward", "pass failing recompute", "pass failing backward"),
     ),
     KnownFailure(
@@ -316,19 +338,30 @@ def known_failures(engine: str) -> tuple[KnownFailure, ...]:
     return tuple(one for one in KNOWN_FAILURES if engine in one.engines)
 
 
-def of_case(engine: str, case: str, checks: Collection[str]) -> KnownFailure | None:
-    """Why `case` (its whole id) of `engine` fails in `checks`; None for a failure that is new."""
-    short = case.removeprefix(f"{engine}/")
+def is_asked_by(one: KnownFailure, engine: str, case: str) -> bool:
+    """Whether `case` (its whole id) of `engine` does what fails."""
+    return bool(one.cases) and fnmatchcase(case.removeprefix(f"{engine}/"), one.cases)
+
+
+def of_case(engine: str, case: str, failures: Sequence[CheckVerdict]) -> KnownFailure | None:
+    """Why `case` (its whole id) of `engine` fails in `failures`; None for one that is new."""
     for one in known_failures(engine):
-        if one.cases and fnmatchcase(short, one.cases) and one.check in list(checks)[:1]:
+        asked = is_asked_by(one, engine, case)
+        if asked and failures and failures[0].check == one.check and _within(one, failures[0]):
             return one
     return None
+
+
+def _within(one: KnownFailure, failure: CheckVerdict) -> bool:
+    found = re.match(r"relative difference ([^,\s]+)", failure.measured)
+    return not one.most or (found is not None and float(found[1]) <= one.most)
 
 
 def of_program(engine: str, kind: str, text: str, features: Collection[str]) -> KnownFailure | None:
     """Why a random program fails; None for a failure that is new."""
     for one in known_failures(engine):
         has = not one.features or any(some <= set(features) for some in one.features)
+        has = has and one.without.isdisjoint(features)
         if kind in one.kind.split("|") and has and re.search(one.said, text):
             return one
     return None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from bench.known_failures import PAGE, KnownFailure, known_failures, of_case
+from bench.known_failures import PAGE, KnownFailure, is_asked_by, known_failures, of_case
 from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
@@ -107,7 +107,7 @@ def known_lines(record: ValidationRecord, engine: str) -> list[str]:
     failed = [case for case in record.cases if case.engine == engine and case.failures]
     by_cause: dict[KnownFailure | None, list[CaseVerdict]] = {}
     for case in failed:
-        cause = of_case(engine, case.case, [check.check for check in case.failures])
+        cause = of_case(engine, case.case, case.failures)
         by_cause.setdefault(cause, []).append(case)
     new = by_cause.pop(None, [])
     others = [one for one in known_failures(engine) if one not in by_cause]
@@ -117,8 +117,24 @@ def known_lines(record: ValidationRecord, engine: str) -> list[str]:
         f"{engine}: {verdict_of(record, engine)}; what is known: {PAGE}",
         *(f"  new    {case.case}: {case.failures[0].check}" for case in new),
         *(f"  known  {one} (in {len(cases)} cases)" for one, cases in by_cause.items()),
-        *(f"  known  {one} (no case asks it)" for one in others),
+        *(f"  known  {one} ({_not_shown(record, engine, one)})" for one in others),
     ]
+
+
+def _not_shown(record: ValidationRecord, engine: str, one: KnownFailure) -> str:
+    """Why `one` did not show: if its cases passed, it may be mended."""
+    asked = [
+        case
+        for case in record.cases
+        if case.engine == engine
+        and case.state != "not_applicable"
+        and is_asked_by(one, engine, case.case)
+        and all(c.state != "not_applicable" for c in case.checks if c.check == one.check)
+    ]
+    passed = sum(case.state == "passed" for case in asked)
+    if passed:
+        return f"its {passed} cases passed"
+    return f"its {len(asked)} cases fail of others first" if asked else "no case asks it"
 
 
 def verdict_of(record: ValidationRecord, engine: str) -> str:
@@ -126,9 +142,7 @@ def verdict_of(record: ValidationRecord, engine: str) -> str:
     own = record.model_copy(update={"cases": tuple(c for c in record.cases if c.engine == engine)})
     counts = own.counts()
     new = sum(
-        of_case(engine, case.case, [check.check for check in case.failures]) is None
-        for case in own.cases
-        if case.failures
+        of_case(engine, case.case, case.failures) is None for case in own.cases if case.failures
     )
     return (
         f"{counts['passed']} cases passed, {counts['failed']} failed"

@@ -38,17 +38,26 @@ def validation_section(store: ResultsStore) -> Section | None:
 def verdict_lines(
     store: ResultsStore | None, engines: Iterable[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Of each engine, whether it was right: its newest validation. Nothing where there is none."""
+    """Of each engine, whether it was right: its newest validation, and how much of it that was.
+
+    Nothing where there is none.
+    """
     newest = {e: store.validations.newest(with_bugs=False, engine=e) for e in engines if store}
     return tuple(
         (
             engine,
-            f"{verdict_of(record, engine)} in the validation of {record.started_utc[:10]};"
+            f"{verdict_of(record, engine)} in the validation of {record.started_utc[:10]}"
+            f"{_extent(record)};"
             f" {len(known_failures(engine))} failures are known ({PAGE})",
         )
         for engine, record in newest.items()
         if record is not None
     )
+
+
+def _extent(record: ValidationRecord) -> str:
+    parts = [record.wanted] * bool(record.wanted) + ["interrupted"] * record.interrupted
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _checked(record: ValidationRecord) -> list[Block]:

@@ -66,7 +66,7 @@ def test_weights_that_stayed_gathered_after_an_evaluation_are_loaded_into(
 ) -> None:
     case = Case("fsdp2", "optim_grads", policy="fp32", microbatches=3, scenario="reloaded")
     (verdict,) = judged(fork_server, case)
-    known = of_case("fsdp2", case.id, [check.check for check in verdict.failures])
+    known = of_case("fsdp2", case.id, verdict.failures)
     assert known is not None, verdict.failures
     assert known.does == "a state dict that lacks an entry is loaded"
 

@@ -116,6 +116,8 @@ class Program:
             yield from (f"end {cycle.end}", f"wire {cycle.wire}", f"optimizes {cycle.optimizes}")
             yield from (f"clip {cycle.clip > 0}", f"ahead {cycle.ahead}")
             yield from (f"loads {cycle.loads}", f"resumes {cycle.resumes}")
+            if cycle.last >= 0:
+                yield f"last {cycle.passes[cycle.last].kind}"
             for one in cycle.passes:
                 yield f"pass {one.kind} {one.fails[0]}"
                 yield f"differing paths {len(set(one.paths)) > 1}"
