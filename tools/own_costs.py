@@ -14,15 +14,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean, median, stdev
-
-from scipy.stats import t
+from statistics import median
 
 from bench.store import ResultsStore
+from reports.statistics.interval import subset_means, trimmed
 from tools.nccl_log import KINDS, write_log
 
 _REPEATS = 8
-_LEAST = 6
 _LOG_LINES = 2_000_000
 _PLAN = """
 from bench.resolve import Machine
@@ -62,15 +60,14 @@ def meter_shares(results: Path) -> list[float]:
 
 
 def told(what: str, values: Sequence[float], text: Callable[[float], str]) -> str:
-    """Median, and the 95 % interval of the mean by Student's t; no interval from fewer than 6."""
+    """Median and 95 % interval of `reports/statistics/interval.py`; none from fewer than 6."""
     if not values:
         return f"{what}: nothing recorded"
     line = f"{what}: median {text(median(values))}"
-    if len(values) < _LEAST:
+    interval = trimmed(subset_means(values), 0.05)
+    if interval is None:
         return f"{line}, n={len(values)}, too few for an interval"
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    low, high = text(mean(values) - half), text(mean(values) + half)
-    return f"{line}, mean {low} to {high} (95 %, n={len(values)})"
+    return f"{line}, {text(interval[0])} to {text(interval[1])} (95 %, n={len(values)})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

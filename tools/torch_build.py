@@ -108,8 +108,7 @@ class _Pip:
         options = [self._python, "-c", _REQUIRED]
         said = subprocess.run(options, check=True, capture_output=True, text=True)
         required = [one for one in said.stdout.splitlines() if not one.startswith(_UNNEEDED)]
-        packages = (*required, *_of_the_project(), *_TOOLS)
-        self._run(*self._install, "--constraint", str(constraints), *packages)
+        self._run(*self._install, "--constraint", str(constraints), *required, *packages())
         self._run(self._python, "-c", "import torch")
 
     def _run(self, *command: str) -> None:
@@ -131,14 +130,16 @@ def _pinned() -> str:
 
 def _asked() -> str:
     """What an environment is to have beside torch, as its file `ready` keeps it."""
-    return "\n".join((*_of_the_project(), *_TOOLS, _pinned()))
+    return "\n".join((*packages(), _pinned()))
 
 
-def _of_the_project() -> list[str]:
+def packages() -> list[str]:
+    """What such an environment has beside torch and what torch requires."""
     import tomllib
 
     document = tomllib.loads((_ROOT / "pyproject.toml").read_text())
-    return [one for one in document["project"]["dependencies"] if not one.startswith("torch")]
+    required = document["project"]["dependencies"]
+    return [*(one for one in required if not one.startswith("torch")), *_TOOLS]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from tools import cuda_build_check
+from tools import cuda_build_check, torch_build
 
 
 def test_this_torch_has_every_name_and_keyword_that_our_source_uses():
@@ -38,3 +41,18 @@ def test_a_name_or_keyword_that_torch_has_not_is_named(
     found = list(cuda_build_check.missing_names())
     assert bool(found) is bool(said)
     assert all(said in one and one.startswith("ours.py:3 ") for one in found)
+
+
+def test_what_our_source_imports_when_it_is_loaded_is_in_the_environments_of_other_torches():
+    served = {re.split(r"[<>=\[]", one)[0].replace("-", "_") for one in torch_build.packages()}
+    ours = {"mfsdp_core", "bench", "tools", "sweeps", "reports", "torch", "ruamel", "pydantic_core"}
+    absent = set()
+    for file in cuda_build_check.sources():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            else:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            packages = {name.partition(".")[0] for name in names}
+            absent |= {(file.name, one) for one in packages - served - ours}
+    assert {one for one in absent if one[1] not in sys.stdlib_module_names} == set()
