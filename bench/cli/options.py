@@ -94,8 +94,9 @@ class LauncherRequest:
         str,
         typer.Option(
             "--launcher",
-            metavar="[local|slurm|command]",
-            help="Where runs are made: here, in Slurm jobs, or on hosts that a command reaches."
+            metavar="NAME",
+            help="Where runs are made: local, in Slurm jobs (slurm), or on hosts that a command reaches"
+            " (command)."
             " A launcher of your own is package.module:NAME.",
         ),
     ] = LOCAL

@@ -84,9 +84,9 @@ def looks(cells: Sequence[Cell]) -> dict[str, Look]:
     spoken: dict[str, Look] = {}
     for cell in cells:
         engine = cell.resolved.engine
-        dash = DASHES[STRATEGIES.index(engine.strategy) if engine.strategy else 0]
+        index = STRATEGIES.index(engine.strategy) if engine.strategy else 0
         marker = MARKERS[policies.index(cell.dtypes) % len(MARKERS)]
-        spoken[cell.name] = Look(colours[engine.name], dash, marker)
+        spoken[cell.name] = Look(colours[engine.name], DASHES[index % len(DASHES)], marker)
     if len(set(spoken.values())) == len(cells):
         return spoken
     return {

@@ -51,7 +51,7 @@ def what_ran(findings: Findings) -> Section:
     sentences = tuple(("", text) for text in _sentences(findings))
     if sentences:
         blocks.append(Bullets(sentences))
-    return Section("headline", "What ran", tuple(blocks))
+    return Section("what-ran", "What ran", tuple(blocks))
 
 
 def _facts(findings: Findings, records: Sequence[RunRecord]) -> tuple[tuple[str, str], ...]:
