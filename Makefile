@@ -143,11 +143,13 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run gpu_one
 	-@$(BIN)/mfsdp-bench run speed_memory
 	-@$(BIN)/mfsdp-bench run speed --repeat $(BLOCKS)
+	-@$(BIN)/mfsdp-bench run peers_memory
 	-@$(BIN)/mfsdp-bench run peers --repeat $(BLOCKS)
 	-@$(BIN)/mfsdp-bench run peers_zero1 --repeat $(BLOCKS)
 	@$(BIN)/python -m tools.own_costs
 	@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
+	@$(BIN)/mfsdp-bench compare sweeps/peers_memory.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/peers.yaml
 	@$(BIN)/mfsdp-bench compare sweeps/peers_zero1.yaml
 	@$(BIN)/python -m tools.floor speed

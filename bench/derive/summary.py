@@ -58,6 +58,8 @@ def summarise(record: RunRecord) -> RunSummary:
         notes.append(broken)
     notes += device_notes(record)
     ledger = ledger_peak(record.memory)
+    if ledger.untold:
+        notes.append(f"no ledger peak: the engine does not say its {', '.join(ledger.untold)}")
     cpu = _cpu_milliseconds(window)
     bandwidth = _algorithm_bandwidth(record, middle)
     return RunSummary(

@@ -67,12 +67,15 @@ class LedgerPeak:
 
     is_measured: an engine's ledger was followed through a step. Otherwise by_category holds the
     highest bytes of each category, and peak_bytes their sum: an upper bound. It is None where
-    activations are among them, which are gone when the other categories are at their highest.
+    activations are among them, which are gone when the other categories are at their highest, and
+    where a category is held and not told.
+    untold: those.
     """
 
     peak_bytes: int | None
     by_category: dict[str, int]
     is_measured: bool
+    untold: tuple[str, ...] = ()
 
 
 def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
@@ -88,8 +91,9 @@ def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
         found = {name: size for name, size in moment.by_category.items() if size}
         return LedgerPeak(moment.total_bytes, found, is_measured=True)
     found = _bytes_by_category(memory)
-    known = found and "activations" not in found
-    return LedgerPeak(sum(found.values()) if known else None, found, is_measured=False)
+    untold = tuple(sorted(name for name, size in _by_category(memory).items() if size is None))
+    known = found and not untold and "activations" not in found
+    return LedgerPeak(sum(found.values()) if known else None, found, False, untold)
 
 
 def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
@@ -104,7 +108,7 @@ def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
     return attributed(timeline, _bytes_by_category(memory))
 
 
-def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int]) -> MemoryTimeline:
+def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int | None]) -> MemoryTimeline:
     """With main weights apart from compute weights, as the engine counts them.
 
     See [Note: one attribution]. by_category: the engine's own account.
@@ -121,12 +125,9 @@ def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int]) -> Memo
 
 def _bytes_by_category(document: Mapping[str, Any] | None) -> dict[str, int]:
     """`by_category_bytes` as far as it holds numbers."""
-    ledger = (document or {}).get("by_category_bytes", {})
-    if not isinstance(ledger, Mapping):
-        return {}
     return {
         str(name): int(value)
-        for name, value in ledger.items()
+        for name, value in _by_category(document).items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
 
@@ -177,3 +178,8 @@ def _apply(
     if change.in_pool:
         return -change.bytes
     return change.bytes if change.bucket == POOL else 0
+
+
+def _by_category(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    ledger = (document or {}).get("by_category_bytes")
+    return ledger if isinstance(ledger, Mapping) else {}

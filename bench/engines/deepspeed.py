@@ -29,6 +29,7 @@ from bench.engines.optimizer import (
     scale_to_norm,
     set_learning_rate,
 )
+from bench.engines.protocol import UNTOLD
 from bench.spec import DtypeName, ResolvedRun, StrategyName
 
 STAGES: Final[dict[StrategyName, int]] = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -103,11 +104,11 @@ class DeepSpeedEngine:
         """Set it for the next step."""
         set_learning_rate(self.engine.optimizer, lr)
 
-    def memory_by_category(self) -> dict[str, int]:
+    def memory_by_category(self) -> dict[str, int | None]:
         """Main weights and optimizer state of this rank; DeepSpeed does not say the rest."""
         weights = sum(shard.rows.nbytes for shard in self.inspected.weights().values())
         state = optimizer_state_bytes(self.engine.basic_optimizer)
-        return {"main_weights": weights, "optimizer_state": state}
+        return UNTOLD | {"main_weights": weights, "optimizer_state": state}
 
     def pool_plan(self) -> dict[str, Any] | None:
         """DeepSpeed does not say how it allocates."""

@@ -31,6 +31,7 @@ from bench.engines.optimizer import (
     scale_to_norm,
     set_learning_rate,
 )
+from bench.engines.protocol import UNTOLD
 from bench.engines.stock import scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.models.units import unit_classes
@@ -133,9 +134,9 @@ class MegatronFsdpEngine:
         """Set it for the next step."""
         set_learning_rate(self.optimizer, lr)
 
-    def memory_by_category(self) -> dict[str, int]:
+    def memory_by_category(self) -> dict[str, int | None]:
         """Shards that the optimizer sees; its buffers for computing and sending are not told."""
-        return {
+        return UNTOLD | {
             "main_weights": sum(local_tensor(p.data).nbytes for p in self.parameters),
             "optimizer_state": optimizer_state_bytes(self.optimizer),
         }

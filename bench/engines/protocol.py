@@ -9,21 +9,29 @@ engine that is also `bench.engines.inspection.Inspectable` can be validated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bench.spec import ResolvedRun
 
+UNTOLD: Final[dict[str, int | None]] = dict.fromkeys(
+    ("compute_weights", "gradients", "communication_buffers")
+)
+"""What an engine holds beside shards and optimizer state, where its package does not say it."""
+
 
 class Reported(Protocol):
     """What a record says of whatever was measured."""
 
-    def memory_by_category(self) -> dict[str, int]:
-        """Bytes on this rank by category of `bench.meters.memory`; unknown ones are absent."""
+    def memory_by_category(self) -> Mapping[str, int | None]:
+        """The most bytes on this rank by category of `bench.meters.memory`.
+
+        None: held, and nobody says how much, so that no sum is taken for the whole.
+        """
 
     def pool_plan(self) -> dict[str, Any] | None:
         """Buckets that come and go and the pools they sit in; None where there is no such thing.

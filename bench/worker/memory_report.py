@@ -20,7 +20,7 @@ def memory_report(
     profile: MemoryProfile | None,
     timeline: MemoryTimeline | None = None,
 ) -> dict[str, Any]:
-    """Bytes by category (only categories that are known), and the peaks of the allocators.
+    """Bytes by category, null where one is held and not told, and the peaks of the allocators.
 
     `pool_plan`: buckets, padding and pools as the engine planned them, null where it does not say.
     `ledger`: the most that was held at one moment of that step, and by which categories; null
@@ -28,10 +28,10 @@ def memory_report(
     `cpu_allocator_peak_bytes` (with set-up), `cpu_allocator_steps_peak_bytes` (without) and the
     category `activations` exist in memory profiles only.
     """
-    by_category = engine.memory_by_category()
+    by_category = dict(engine.memory_by_category())
     peak = profile.activations_peak_bytes if profile is not None else None
     if peak is not None:
-        by_category = by_category | {"activations": peak}
+        by_category["activations"] = peak
     meter = MemoryMeter(process.device)
     return {
         "rank": process.rank,

@@ -173,6 +173,13 @@ def test_the_ledger_survives_and_what_is_no_number_in_it_does_not():
     assert summarise(record(memory={"by_category_bytes": [1]})).memory_by_category_bytes == {}
 
 
+def test_an_account_that_is_not_whole_has_no_peak_and_says_what_it_lacks():
+    memory = {"by_category_bytes": {"main_weights": 10, "gradients": None}}
+    summary = summarise(record(memory=memory))
+    assert summary.ledger_peak_bytes is None
+    assert "no ledger peak: the engine does not say its gradients" in summary.notes
+
+
 def gpu_record(names, milliseconds=100.0):
     resolved = resolved_run(
         launch=LaunchSpec(ranks=2, device="cuda"),
